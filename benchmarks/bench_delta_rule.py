@@ -11,13 +11,16 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
 # transformers takes fla's kernels whenever fla can be imported, and they cannot run on a CPU.
 sys.modules["fla"] = sys.modules["causal_conv1d"] = None  # type: ignore[assignment]
 
 import torch  # noqa: E402
 from transformers.models.qwen3_next import modeling_qwen3_next as stock  # noqa: E402
 
+from helpers.step_by_step import step_by_step  # noqa: E402
 from statetrim.portable import delta_rule as rules  # noqa: E402
 from statetrim.portable.deferred import DeferredState  # noqa: E402
 
@@ -52,7 +55,7 @@ def training(head_dim: int, rounds: int) -> None:
         },
         rounds,
     )
-    steps = best_times({"steps": lambda: with_backward(rules.recurrent_gated_delta_rule)}, 2)
+    steps = best_times({"steps": lambda: with_backward(step_by_step)}, 2)
     print(
         f"training, {head_dim}x{head_dim}: chunked {1e3 * chunked['ours']:.0f} ms; "
         f"{steps['steps'] / chunked['ours']:.1f}x step by step, "

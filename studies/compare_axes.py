@@ -17,7 +17,7 @@ import json
 import tempfile
 from collections.abc import Iterator
 from fractions import Fraction
-from math import exp
+from math import exp, isqrt
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from torch.nn import functional
 import mqar
 import statetrim as st
 from compare_methods import Evaluator, hidden, log_p
-from statetrim.geometry import Geometry, shapes_for_share
+from statetrim.geometry import Geometry
 from statetrim.maths.paired import Pairs, difference_interval
 
 PARTS = ("1/4", "1/16", "1/2", "3/8")
@@ -91,6 +91,28 @@ def recall_accuracies(live: Any, pairs: int, rows: int, seed: int) -> Tensor:
         mqar.query_logits(live, ids, query_positions).argmax(-1) == ids[:, query_positions + 1]
     )
     return correct.double().mean(1)
+
+
+def shapes_for_share(geometry: Geometry, share: Fraction) -> dict[str, tuple[int, int]]:
+    """(key width, value width) of cuts to at most, and nearly, this share of the state's bytes: of
+    one axis alone, of both to a square, and of both with one axis wider."""
+    keys, values = geometry.head_k_dim, geometry.head_v_dim
+    budget = int(share * keys * values)
+    side = min(isqrt(budget), keys, values)
+    longer = min(2 * side if share <= Fraction(1, 8) else (4 * side + 2) // 3, keys, values)
+    shapes = {
+        "key": (budget // values, values),
+        "value": (keys, budget // keys),
+        "square": (side, side),
+        "more keys": (longer, min(budget // max(longer, 1), values)),
+        "more values": (min(budget // max(longer, 1), keys), longer),
+    }
+    if not 0 < share < 1 or not all(min(shape) for shape in shapes.values()):
+        raise st.StatetrimError(
+            f"{share} of a state of {keys} x {values} leaves an axis with nothing; give a "
+            f"fraction between {Fraction(1, min(keys, values))} and 1"
+        )
+    return shapes
 
 
 def cases(options: argparse.Namespace, geometry: Geometry) -> list[Row]:

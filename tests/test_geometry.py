@@ -13,7 +13,6 @@ from statetrim.geometry import (
     resolve_keep,
     resolve_square,
     row_indices,
-    shapes_for_share,
 )
 
 
@@ -110,26 +109,3 @@ def test_a_shared_norm_only_loses_length() -> None:
     claim = st.ChannelRows("n", "shared_norm", row_indices(1, 4), 4, axis="value")
     kept = {"value": torch.tensor([[2, 3], [0, 1], [1, 3]])}
     assert kept_masks([claim], kept)[0].tolist() == [True, True, False, False]
-
-
-@given(keys=some.integers(8, 256), values=some.integers(8, 256), sixteenths=some.integers(2, 15))
-def test_shapes_at_equal_bytes_use_them_and_no_more(
-    keys: int, values: int, sixteenths: int
-) -> None:
-    share = Fraction(sixteenths, 16)
-    shapes = shapes_for_share(state(keys, values), share)
-    budget = share * keys * values
-    for name, (k, v) in shapes.items():
-        assert 1 <= k <= keys and 1 <= v <= values
-        assert k * v <= budget
-        slack = 2 * k + 2 if name == "square" else max(k, v) + 1
-        clipped = name not in ("key", "value") and (k == keys or v == values)
-        assert clipped or budget - k * v < slack, (name, k, v)
-    assert shapes["key"][1] == values and shapes["value"][0] == keys
-    assert shapes["square"][0] == shapes["square"][1]
-
-
-def test_a_part_that_leaves_nothing_is_refused() -> None:
-    for share in (Fraction(1, 16), Fraction(0), Fraction(1)):
-        with pytest.raises(st.StatetrimError, match="leaves an axis with nothing"):
-            shapes_for_share(state(8, 8), share)

@@ -6,8 +6,7 @@ This is index arithmetic, independent of model families and weights.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
-from math import ceil, isqrt
+from math import ceil
 from typing import Literal
 
 import torch
@@ -282,30 +281,6 @@ def resolve_square(requested: Amount, geometry: Geometry) -> tuple[int | None, i
         None if geometry.head_k_dim == width else width,
         None if geometry.head_v_dim == width else width,
     )
-
-
-def shapes_for_share(geometry: Geometry, share: Fraction) -> dict[str, tuple[int, int]]:
-    """(key width, value width) of cuts to at most, and nearly, this share of the state's bytes: of
-    one axis alone ("key", "value"), of both to a "square", and of both with one axis wider ("more
-    keys", "more values"). Refuses a share that leaves an axis without channels, or is not below
-    1."""
-    keys, values = geometry.head_k_dim, geometry.head_v_dim
-    budget = int(share * keys * values)
-    side = min(isqrt(budget), keys, values)
-    longer = min(2 * side if share <= Fraction(1, 8) else (4 * side + 2) // 3, keys, values)
-    shapes = {
-        "key": (budget // values, values),
-        "value": (keys, budget // keys),
-        "square": (side, side),
-        "more keys": (longer, min(budget // max(longer, 1), values)),
-        "more values": (min(budget // max(longer, 1), keys), longer),
-    }
-    if not 0 < share < 1 or not all(min(shape) for shape in shapes.values()):
-        raise StatetrimError(
-            f"{share} of a state of {keys} x {values} leaves an axis with nothing; give a "
-            f"fraction between {Fraction(1, min(keys, values))} and 1"
-        )
-    return shapes
 
 
 def _keep_from_fraction(text: str, channels: int) -> int:

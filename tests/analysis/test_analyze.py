@@ -20,9 +20,9 @@ from torch import Tensor
 import statetrim as st
 from helpers import reference, tiny
 from helpers.forker import Forker
+from helpers.rank_measures import rank_utilization
 from statetrim.artifacts.analysis import BINS, Analysis, filter_similarity
 from statetrim.families import families
-from statetrim.maths.linalg import rank_utilization
 from statetrim.runtime.kernel_hooks import KernelCall, hook_kernels
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live, load_tokenizer

@@ -6,12 +6,8 @@ import torch
 from numpy.typing import NDArray
 
 from helpers.matrices import with_spectrum
-from statetrim.maths.linalg import (
-    condition_number,
-    effective_rank,
-    rank_utilization,
-    retrieval_error_bounds,
-)
+from helpers.rank_measures import effective_rank, rank_utilization, retrieval_error_bounds
+from statetrim.maths.linalg import condition_number
 
 Matrix = NDArray[np.float64]
 Case = tuple[Matrix, int, float]  # raw matrix [rows, n], keep, tolerance

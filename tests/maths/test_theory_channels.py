@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import silu
 
+from helpers.rank_measures import effective_rank, rank_utilization
 from helpers.reference import kda, linear_attention
 from helpers.theory import (
     assert_equal,
@@ -30,12 +31,7 @@ from helpers.theory import (
     tokens,
     top_directions,
 )
-from statetrim.maths.linalg import (
-    condition_number,
-    effective_rank,
-    rank_utilization,
-    strong_rrqr,
-)
+from statetrim.maths.linalg import condition_number, strong_rrqr
 
 # --- 7: change of basis ---------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import silu
 
+from helpers.rank_measures import effective_rank, rank_utilization, retrieval_error_bounds
 from helpers.reference import kda, linear_attention
 from helpers.theory import (
     normal,
@@ -30,12 +31,7 @@ from helpers.theory import (
     tensor,
     tokens,
 )
-from statetrim.maths.linalg import (
-    condition_number,
-    effective_rank,
-    rank_utilization,
-    retrieval_error_bounds,
-)
+from statetrim.maths.linalg import condition_number
 
 # --- 1: what the state can span -------------------------------------------------------------------
 

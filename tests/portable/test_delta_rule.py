@@ -15,12 +15,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from helpers import tiny
+from helpers.step_by_step import step_by_step
 from statetrim.portable import delta_rule as rules
 from statetrim.portable.deferred import DeferredState
 
-KINDS = ("linear_attention", "delta_rule", "gated_delta_rule", "kda")
+KINDS = ("delta_rule", "gated_delta_rule", "kda")
 DECAYS = ("near one", "moderate", "near zero", "mixed", "overwhelming")
-CASES = [(kind, "none") for kind in KINDS[:2]] + [(kind, x) for kind in KINDS[2:] for x in DECAYS]
+CASES = [("delta_rule", "none"), *((kind, x) for kind in KINDS[1:] for x in DECAYS)]
 EXACT = 1e-9
 
 
@@ -58,22 +59,19 @@ def arguments(
         inputs["g"] = -uniform(*shape) * strength.get(decay, 1.0)
         if decay == "mixed":
             inputs["g"] *= torch.where(uniform(*shape) < 0.3, 200.0, 1e-4)
-    if kind != "linear_attention":
-        inputs["beta"] = 2 * uniform(batch, time, heads)
+    inputs["beta"] = 2 * uniform(batch, time, heads)
     if state:
         inputs["initial_state"] = normal(batch, heads, head_k_dim, head_v_dim)
     return {name: x.to(dtype) for name, x in inputs.items()}
 
 
 def run_stepwise(kind: str, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    function: Callable[..., tuple[Tensor, Tensor]] = getattr(rules, f"recurrent_{kind}")
-    return function(**inputs)
+    return step_by_step(**inputs)
 
 
-def run_chunked(kind: str, inputs: dict[str, Tensor], **options: object) -> tuple[Tensor, Tensor]:
+def run_chunked(kind: str, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     function: Callable[..., tuple[Tensor, Tensor]] = getattr(rules, f"chunk_{kind}")
-    final = {} if kind == "linear_attention" else {"output_final_state": True}
-    return function(**inputs, **final, **options)
+    return function(**inputs, output_final_state=True)
 
 
 def with_gradients(
@@ -152,11 +150,18 @@ def test_chunked_equals_stepped_for_any_shape(
     )
 
 
+@pytest.mark.parametrize("erase", [True, False], ids=["delta rule", "linear attention"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_states_at_chunk_ends_are_final_states_of_prefixes(kind: str) -> None:
+def test_states_at_chunk_ends_are_final_states_of_prefixes(kind: str, erase: bool) -> None:
     inputs = arguments(kind, 40)
-    _, states = run_chunked(kind, inputs, output_chunk_states=True, chunk_size=16)
+    beta = inputs["beta"] if erase else None
+    g = inputs.get("g")
+    if kind == "gated_delta_rule":
+        g = inputs["g"].unsqueeze(-1)
+    k, v, start = inputs["k"], inputs["v"], inputs["initial_state"]
+    states = rules.chunk_states(k, v, g, beta, start, chunk_size=16)
     assert states.shape == (2, 3, 4, 8, 5)
+    inputs = {name: x for name, x in inputs.items() if erase or name != "beta"}
     for i, end in enumerate((16, 32, 40)):
         prefix = {name: x if name == "initial_state" else x[:, :end] for name, x in inputs.items()}
         assert (states[:, i] - run_stepwise(kind, prefix)[1]).abs().max() <= EXACT
@@ -187,7 +192,7 @@ def test_float32_keeps_its_precision_under_any_decay(kind: str, decay: str) -> N
     assert (state - exact_state).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("kind", KINDS[1:])
+@pytest.mark.parametrize("kind", KINDS)
 def test_decoding_equals_stepping(kind: str) -> None:
     inputs = arguments(kind, 9, "mixed")
     expected = run_stepwise(kind, inputs)
@@ -207,7 +212,7 @@ def test_decoding_equals_stepping(kind: str) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(
-    kind=st.sampled_from(KINDS[1:]),
+    kind=st.sampled_from(KINDS),
     decay=st.sampled_from(DECAYS),
     capacity=st.integers(1, 5),
     reads=st.lists(st.booleans(), min_size=1, max_size=14),
@@ -229,7 +234,7 @@ def test_deferred_writes_change_nothing(
     assert (state.flush() - final).abs().max() <= EXACT
 
 
-@pytest.mark.parametrize("kind", KINDS[1:])
+@pytest.mark.parametrize("kind", KINDS)
 def test_normalization_inside_equals_normalization_before(kind: str) -> None:
     inputs = arguments(kind, 70)
     raw = {**inputs, "q": 3 * inputs["q"], "k": 0.2 * inputs["k"]}
@@ -242,7 +247,7 @@ def test_normalization_inside_equals_normalization_before(kind: str) -> None:
             assert (inside_tensor - outside_tensor).abs().max() <= EXACT
 
 
-@pytest.mark.parametrize("kind", KINDS[1:])
+@pytest.mark.parametrize("kind", KINDS)
 def test_half_precision_inputs_keep_a_float32_state(kind: str) -> None:
     inputs = arguments(kind, 20, dtype=torch.bfloat16)
     output, state = run_chunked(kind, inputs)
@@ -250,7 +255,7 @@ def test_half_precision_inputs_keep_a_float32_state(kind: str) -> None:
     assert state.dtype == torch.float32
 
 
-NAIVE_CASES = [(kind, decay) for kind in KINDS[1:] for decay in ("near one", "moderate")]
+NAIVE_CASES = [(kind, decay) for kind in KINDS for decay in ("near one", "moderate")]
 
 
 def naive_inputs(kind: str, decay: str) -> dict[str, Tensor]:

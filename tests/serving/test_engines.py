@@ -15,7 +15,7 @@ from statetrim.families import families
 from statetrim.serving import engines
 from statetrim.serving.deployment import lacks_mtp
 from statetrim.serving.engines import Shape
-from statetrim.serving.shapes import answers_by_engine
+from statetrim.serving.shapes import answers_by_engine, nearest_served_shape
 
 ROWS = engines.matrix().rows
 QWEN = st.Geometry((0, 1, 2), 16, 32, 128, 128, 32, 32, 4)
@@ -120,7 +120,7 @@ def test_the_converter_of_llama_cpp_is_told_of_a_missing_head(
         (None, 32, "64x64"),
         ("vLLM", 64, "80x96"),
         ("vLLM", 96, "96x128"),
-        ("sglang", 64, "64x128"),
+        ("SGLang", 64, "64x128"),
         ("vllm-cpu", 64, "64x64"),
         ("MLX-LM", 64, "64x128"),
         ("llama.cpp", 96, "64x64"),
@@ -129,20 +129,18 @@ def test_the_converter_of_llama_cpp_is_told_of_a_missing_head(
 def test_the_proposed_shape_serves_and_holds_no_more_than_asked(
     engine: str | None, keep: int, expected: str
 ) -> None:
-    shape = engines.nearest_served_shape("qwen3_next", QWEN, keep, engine=engine)
+    shape = nearest_served_shape("qwen3_next", QWEN, keep, engine=engine)
     assert str(shape) == expected
     assert shape.numel <= keep * 128
 
 
 def test_nothing_is_proposed_where_nothing_is_known() -> None:
     with pytest.raises(st.StatetrimError, match="known to serve"):
-        engines.nearest_served_shape("qwen3_next", QWEN, 64, engine="TensorRT-LLM")
+        nearest_served_shape("qwen3_next", QWEN, 64, engine="TensorRT-LLM")
     with pytest.raises(st.StatetrimError, match="known to serve"):
-        engines.nearest_served_shape("gla", QWEN, 64)
+        nearest_served_shape("gla", QWEN, 64)
     wide = st.Geometry((0,), 1, 1, 65536, 65536)
-    assert engines.nearest_served_shape("qwen3_next", wide, 32, engine="vllm-cpu") == Shape(
-        128, 128
-    )
+    assert nearest_served_shape("qwen3_next", wide, 32, engine="vllm-cpu") == Shape(128, 128)
 
 
 def test_an_engine_that_does_not_know_a_type_refuses_it_at_any_shape() -> None:
@@ -150,10 +148,8 @@ def test_an_engine_that_does_not_know_a_type_refuses_it_at_any_shape() -> None:
     for shape in (Shape(128, 128), Shape(64, 64)):
         assert answers_by_engine("qwen3_5", shape)["MLX-LM"] == "yes"
         assert answers_by_engine("qwen3_5_text", shape)["MLX-LM"] == "no"
-    expected = engines.nearest_served_shape("qwen3_5", QWEN, 64)
-    assert engines.nearest_served_shape("qwen3_5_text", QWEN, 64) == expected, (
-        "the other engines decide"
-    )
+    expected = nearest_served_shape("qwen3_5", QWEN, 64)
+    assert nearest_served_shape("qwen3_5_text", QWEN, 64) == expected, "the other engines decide"
 
 
 def test_the_table_in_the_docs_says_what_the_matrix_says() -> None:

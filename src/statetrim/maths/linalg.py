@@ -1,4 +1,4 @@
-"""Linear algebra on one head: strong rank-revealing QR of a Gram matrix, and rank measures.
+"""Linear algebra on one head: strong rank-revealing QR of a Gram matrix, and condition numbers.
 
 Everything is computed in float64. `docs/the-maths.md` explains each quantity and why it holds.
 """
@@ -54,22 +54,6 @@ def strong_rrqr(gram: Tensor, keep: int, tolerance: float = 1.5) -> RRQR:
     return RRQR(_indices(kept), rank, 0, True, 0.0, 0.0, tolerance)
 
 
-def effective_rank(matrix: Tensor) -> Tensor:
-    """`|S|_F^2 / |S|_2^2` of [..., rows, columns], also called stable rank; nan for a zero matrix.
-
-    Between 1 and the rank, and unchanged by transposition, rotation and scale.
-    """
-    scaled = _scaled_to_one(matrix)
-    wide = scaled if scaled.shape[-2] <= scaled.shape[-1] else scaled.mT
-    largest: Tensor = torch.linalg.eigvalsh(wide @ wide.mT)[..., -1]
-    return scaled.square().sum((-2, -1)) / largest
-
-
-def rank_utilization(matrix: Tensor) -> Tensor:
-    """Effective rank of [..., rows, columns] as a fraction of the most it could be."""
-    return effective_rank(matrix) / min(matrix.shape[-2:])
-
-
 def condition_number(matrix: Tensor) -> Tensor:
     """Largest over smallest nonzero singular value of [..., rows, columns]; nan for a zero matrix.
 
@@ -80,58 +64,6 @@ def condition_number(matrix: Tensor) -> Tensor:
     negligible = singular <= max(matrix.shape[-2:]) * torch.finfo(torch.float64).eps * largest
     smallest = singular.masked_fill(negligible, math.inf).amin(-1)
     return torch.where(largest[..., 0] > 0, largest[..., 0] / smallest, math.nan)
-
-
-@dataclass(frozen=True)
-class RetrievalError:
-    """How much a state amplifies query noise, and what bounds that.
-
-    `ratio` is the relative output error over the relative query error. `lower <= ratio <= upper`
-    always; the paper's bounds are these, loosened by the square root of the effective rank.
-    """
-
-    ratio: float
-    noise_alignment: float  # |cosine| of the noise with the top right singular vector (delta)
-    query_alignment: float  # |cosine| of the query with it (gamma)
-    effective_rank: float
-
-    @property
-    def lower(self) -> float:
-        """Lower bound of `ratio`: the noise alignment."""
-        return self.noise_alignment
-
-    @property
-    def upper(self) -> float:
-        """Upper bound of `ratio`: 1 / query alignment, infinity if that is 0."""
-        return 1 / self.query_alignment if self.query_alignment > 0 else math.inf
-
-    @property
-    def paper_lower(self) -> float:
-        """`lower` over the square root of the effective rank."""
-        return self.lower / math.sqrt(self.effective_rank)
-
-    @property
-    def paper_upper(self) -> float:
-        """`upper` times the square root of the effective rank."""
-        return self.upper * math.sqrt(self.effective_rank)
-
-
-def retrieval_error_bounds(state: Tensor, query: Tensor, noise: Tensor) -> RetrievalError:
-    """Amplification of `noise` [d_k] added to `query` [d_k] when reading `state` [d_v, d_k].
-
-    Raises ValueError if the noise, or the output without noise, is zero.
-    """
-    state, query, noise = state.double(), query.double(), noise.double()
-    if not noise.any() or not (state @ query).any():
-        raise ValueError("the error ratio needs a nonzero noise and a nonzero clean output")
-    principal = torch.linalg.svd(state, full_matrices=False).Vh[0]
-    noise, query = noise / noise.norm(), query / query.norm()
-    return RetrievalError(
-        ratio=float((state @ noise).norm() / (state @ query).norm()),
-        noise_alignment=float((noise @ principal).abs()),
-        query_alignment=float((query @ principal).abs()),
-        effective_rank=float(effective_rank(state)),
-    )
 
 
 def _check_gram(gram: Tensor, keep: int) -> None:

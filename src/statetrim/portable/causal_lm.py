@@ -81,6 +81,8 @@ class PortablePreTrainedModel(PreTrainedModel):
             init.normal_(module.weight, mean=0.0, std=std)
         elif isinstance(module, RMSNorm):
             init.ones_(module.weight)
+        elif isinstance(module, Mixer):
+            module.initialize_gates()
 
 
 class PortableModel(PortablePreTrainedModel):

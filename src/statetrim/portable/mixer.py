@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .cache import RecurrentCache, RecurrentLayer
+from .config import PortableConfig
 from .deferred import DeferredState
+from .norm import GatedRMSNorm, RMSNorm
 from .rows import sequence_rows
 from .short_conv import ShortConvolution
 
 State = Tensor | DeferredState
+Kernel = Callable[..., tuple[Tensor, Any]]
+"""A function of `delta_rule`; returns the output and, as every mixer requests it, the state."""
 
 
 @dataclass(frozen=True)
@@ -55,29 +61,41 @@ class Mixer(nn.Module):
     """A linear-attention mixer. Subclasses add gates and call their kernel as a global of their
     module, where calibration and analysis hook it."""
 
+    o_norm: RMSNorm  # of subclasses
+    g_proj: nn.Module  # of subclasses whose `o_norm` is gated
+
     def __init__(
-        self,
-        hidden_size: int,
-        heads: HeadSizes,
-        layer_idx: int,
-        conv_size: int | None,
-        conv_bias: bool,
-        qk_activation: str = "silu",
+        self, config: PortableConfig, heads: HeadSizes, layer_idx: int, qk_activation: str = "silu"
     ) -> None:
         super().__init__()
         self.heads = heads
         self.layer_idx = layer_idx
-        self.use_short_conv = conv_size is not None
+        self.use_short_conv = config.use_short_conv
         self.qk_activation = qk_activation
+        self.beta_scale = 2.0 if config.allow_neg_eigval else 1.0
+        hidden_size = config.hidden_size
         self.q_proj = nn.Linear(hidden_size, heads.key_dim, bias=False)
         self.k_proj = nn.Linear(hidden_size, heads.key_dim, bias=False)
         self.v_proj = nn.Linear(hidden_size, heads.value_dim, bias=False)
         self.o_proj = nn.Linear(heads.value_dim, hidden_size, bias=False)
-        if conv_size is not None:
+        if config.use_short_conv:
+            size, bias = config.conv_size, getattr(config, "conv_bias", False)
             silu = "silu" if qk_activation == "silu" else None
-            self.q_conv1d = ShortConvolution(heads.key_dim, conv_size, conv_bias, silu)
-            self.k_conv1d = ShortConvolution(heads.key_dim, conv_size, conv_bias, silu)
-            self.v_conv1d = ShortConvolution(heads.value_dim, conv_size, conv_bias)
+            self.q_conv1d = ShortConvolution(heads.key_dim, size, bias, silu)
+            self.k_conv1d = ShortConvolution(heads.key_dim, size, bias, silu)
+            self.v_conv1d = ShortConvolution(heads.value_dim, size, bias)
+
+    def add_output_norm(self, config: PortableConfig, gate_activation: str | None) -> None:
+        """Set `o_norm`, and `g_proj` unless `gate_activation` is None."""
+        width = self.heads.head_v_dim
+        if gate_activation is None:
+            self.o_norm = RMSNorm(width, config.norm_eps)
+        else:
+            self.g_proj = nn.Linear(config.hidden_size, self.heads.value_dim, bias=False)
+            self.o_norm = GatedRMSNorm(width, config.norm_eps, gate_activation)
+
+    def initialize_gates(self) -> None:
+        """Initialize the parameters that are in no submodule; by default there are none."""
 
     @abstractmethod
     def run_recurrence(
@@ -97,9 +115,10 @@ class Mixer(nn.Module):
         padding). A `DeferredState` as `past_state` means that one token is being decoded.
         """
 
-    @abstractmethod
     def normalize_output(self, x: Tensor, o: Tensor) -> Tensor:
         """Output norm and gate of `o` [rows, time, value heads, head_v_dim], before `o_proj`."""
+        gates = [self.g_proj(x).view_as(o)] if isinstance(self.o_norm, GatedRMSNorm) else []
+        return self.o_norm(o, *gates)  # type: ignore[no-any-return]
 
     def forward(
         self,

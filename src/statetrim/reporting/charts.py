@@ -60,14 +60,17 @@ class Scale:
         return min(1.0, max(0.0, (position - self.low) / (self.high - self.low)))
 
 
+def _number_text(value: float) -> str:
+    return f"{value:g}"
+
+
 def line_chart(
     series: Sequence[Series],
     title: str,
     *,
     x: str,
     y: str,
-    format_x: Formatter = lambda value: f"{value:g}",
-    format_y: Formatter = lambda value: f"{value:g}",
+    format_y: Formatter = _number_text,
     log: bool = False,
     log_x: bool = False,
     from_zero: bool = False,
@@ -96,7 +99,7 @@ def line_chart(
         return None
     if reference is not None:
         y_values.append(reference)
-    x_scale = _x_scale(x, x_values, log_x, marks, format_x)
+    x_scale = _x_scale(x, x_values, log_x, marks)
     y_scale = _y_scale(y, y_values, log, from_zero, format_y)
     styles = _assign_styles(drawable)
     legend = drawable if len(drawable) > 1 else []
@@ -272,20 +275,16 @@ def _stroke_colour(style: str) -> str:
     return "ink" if style == "original" else style
 
 
-def _x_scale(
-    name: str, values: Sequence[float], log: bool, marks: bool, formatter: Formatter
-) -> Scale:
-    """An axis that ends at the outermost values, with some space if `marks`, or at powers of ten if
-    `log`."""
+def _x_scale(name: str, values: Sequence[float], log: bool, marks: bool) -> Scale:
     low, high = min(values), max(values)
     if log:
         decades = _decades(low, high, max_ticks=5)
-        return Scale(name, decades, _log(decades[0]), _log(decades[-1]), True, formatter)
+        return Scale(name, decades, _log(decades[0]), _log(decades[-1]), True, _number_text)
     if marks or low == high:  # space around the outermost marks
         padding = 0.04 * (high - low) or _padding(low)
         low, high = low - padding, high + padding
     ticks = [tick for tick in _ticks(low, high, max_ticks=5) if low <= tick <= high]
-    return Scale(name, ticks, low, high, False, formatter)
+    return Scale(name, ticks, low, high, False, _number_text)
 
 
 def _y_scale(

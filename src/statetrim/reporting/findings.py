@@ -1,9 +1,9 @@
 """The artifacts that a report is made from; untrusted, each recognised by its header."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 
@@ -42,7 +42,6 @@ PLURALS = {
     "sensitivity": "sensitivities",
     "decision": "decisions",
 }
-Value = TypeVar("Value")
 
 
 @dataclass
@@ -214,9 +213,9 @@ def _assign_checkpoints(findings: Findings, checkpoints: Mapping[Path, Checkpoin
     for path, checkpoint in checkpoints.items():
         is_source = any(other != path and _is_cut_from(other, checkpoint) for other in pruned_paths)
         if path in pruned_paths and not is_source:
-            findings.cut = _register(findings, "cut", checkpoint, path)
+            _register(findings, "cut", checkpoint, path)
         else:
-            findings.original = _register(findings, "original", checkpoint, path)
+            _register(findings, "original", checkpoint, path)
 
 
 def _is_cut_from(cut_path: Path, model: Checkpoint) -> bool:
@@ -234,7 +233,7 @@ def _read_cut_records(findings: Findings, path: Path) -> None:
     """
     carried_plan = Plan.load(path_inside(path, PLAN_FILE))
     if findings.plan is None:
-        findings.plan = _register(findings, "plan", carried_plan, path / PLAN_FILE)
+        _register(findings, "plan", carried_plan, path / PLAN_FILE)
     elif not _keep_same_channels(carried_plan, findings.plan):
         raise StatetrimError(f"{findings.sources['plan']} is not the plan that {path} was cut by")
     for kind in CARRIED_KINDS:
@@ -258,39 +257,37 @@ def _read_artifact(findings: Findings, path: Path) -> None:
     verifications are collected.
     """
     kind = kind_of(read_json(path, MAX_BYTES)) or ""
-    name = _field_name(kind)
-    match kind:
-        case "plan":
-            findings.plan = _register(findings, name, Plan.load(path), path)
-        case "analysis":
-            findings.analysis = _register(findings, name, Analysis.load(path), path)
-        case "scores":
-            findings.scores = _register(findings, name, Scores.load(path), path)
-        case "timings":
-            findings.timings = _register(findings, name, Timings.load(path), path)
-        case "sensitivity":
-            findings.sensitivity = _register(findings, name, Sensitivity.load(path), path)
-        case "sweep":
-            findings.sweep = _register(findings, name, Sweep.load(path), path)
-        case "decision":
-            findings.decision = _register(findings, name, Decision.load(path), path)
-        case "prune":
-            findings.prune = _register(findings, name, read_json(path, MAX_RECORD_BYTES), path)
-        case "refit":
-            findings.refit = _register(findings, name, read_json(path, MAX_RECORD_BYTES), path)
-        case "recover":
-            findings.recovery = _register(findings, name, read_json(path, MAX_RECORD_BYTES), path)
-        case "trim":
-            findings.trim = _register(findings, name, read_json(path, MAX_RECORD_BYTES), path)
-        case "verification":
-            verification = Verification.load(path)
-            findings.verifications.append(verification)
-            findings.sources[f"verification in {verification.engine}"] = str(path)
-        case _:
-            raise StatetrimError(
-                f"{path} is not an artifact that a report knows; give a checkpoint, or what "
-                f"select, evaluate, analyze, verify, benchmark, recover or trim --sweep wrote"
-            )
+    if kind == "verification":
+        verification = Verification.load(path)
+        findings.verifications.append(verification)
+        findings.sources[f"verification in {verification.engine}"] = str(path)
+    elif kind in _LOADERS:
+        _register(findings, _field_name(kind), _LOADERS[kind](path), path)
+    else:
+        raise StatetrimError(
+            f"{path} is not an artifact that a report knows; give a checkpoint, or what "
+            f"select, evaluate, analyze, verify, benchmark, recover or trim --sweep wrote"
+        )
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    return read_json(path, MAX_RECORD_BYTES)
+
+
+_LOADERS: dict[str, Callable[[Path], Any]] = {
+    "plan": Plan.load,
+    "analysis": Analysis.load,
+    "scores": Scores.load,
+    "timings": Timings.load,
+    "sensitivity": Sensitivity.load,
+    "sweep": Sweep.load,
+    "decision": Decision.load,
+    "prune": _read_record,
+    "refit": _read_record,
+    "recover": _read_record,
+    "trim": _read_record,
+}
+"""Kind of file -> function that reads it."""
 
 
 def _field_name(kind: str) -> str:
@@ -298,8 +295,8 @@ def _field_name(kind: str) -> str:
     return "recovery" if kind == "recover" else kind
 
 
-def _register(findings: Findings, name: str, value: Value, path: Path) -> Value:
-    """Note that `name` was read from `path` and return `value`.
+def _register(findings: Findings, name: str, value: object, path: Path) -> None:
+    """Set the field `name`, which was read from `path`.
 
     Raises StatetrimError if there is one already: a report is about one cut.
     """
@@ -309,7 +306,7 @@ def _register(findings: Findings, name: str, value: Value, path: Path) -> Value:
             f"of one"
         )
     findings.sources[name] = str(path)
-    return value
+    setattr(findings, name, value)
 
 
 def _keep_same_channels(first: Plan, second: Plan) -> bool:

@@ -117,14 +117,6 @@ class StoredWeights:
     def _is_loaded(self, submodule: nn.Module) -> bool:
         return self._unloaded.isdisjoint(self._names_in(submodule))
 
-    def checkpoint_names(self, *submodules: nn.Module) -> set[str]:
-        """Names in the checkpoint of the tensors that these modules are loaded from."""
-        sources = set[str]()
-        for submodule in submodules:
-            for name in self._names_in(submodule):
-                sources.update(self._sources.get(self._stored_name(name) or "", ()))
-        return sources
-
     def _prefix(self, submodule: nn.Module) -> str:
         name = self._module_names[id(submodule)]
         return f"{name}." if name else ""

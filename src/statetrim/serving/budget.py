@@ -1,6 +1,6 @@
 """From the memory that a sequence may take to the channels that each head keeps."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import floor
 
 from ..errors import StatetrimError
@@ -9,23 +9,23 @@ from ..maths.units import GIB, MIB
 
 
 def widest_that_fits(
-    geometry: Geometry, max_bytes: float, count_bytes: Callable[[Geometry], int], *, square: bool
+    geometry: Geometry, max_bytes: float, count_bytes: Callable[[Geometry], int]
 ) -> Geometry:
     """The geometry with the most key channels of which a sequence takes at most `max_bytes`.
 
-    `count_bytes` returns the bytes of one sequence. Heads of 64 or more channels keep multiples of
-    16, to which kernels pad them. Values keep their width, or with `square` get that of the keys.
-    Raises StatetrimError if the model fits already (unless `square` has a rectangular state to
-    change), or if even the narrowest such width is too much.
+    `count_bytes` returns the bytes of one sequence. Wide heads keep multiples of 16 channels, to
+    which kernels pad them. Raises StatetrimError if the model fits already or one channel per head
+    is too much.
     """
-    if count_bytes(geometry) <= max_bytes and not (square and _is_rectangular(geometry)):
+    if count_bytes(geometry) <= max_bytes:
         raise StatetrimError(
             f"a sequence takes {count_bytes(geometry) / MIB:.1f} MiB now, which is within the "
             f"{max_bytes / MIB:.1f} MiB asked for; nothing needs to be cut"
         )
+    step = KERNEL_TILE if geometry.head_k_dim >= 4 * KERNEL_TILE else 1
     candidate = geometry
-    for width in _widths(geometry, square):
-        candidate = geometry.resized(width, width if square else None)
+    for width in range((geometry.head_k_dim - 1) // step * step, 0, -step):
+        candidate = geometry.resized(width)
         if count_bytes(candidate) <= max_bytes:
             return candidate
     raise StatetrimError(
@@ -40,16 +40,3 @@ def bytes_per_sequence(memory_gib: float, sequences: int) -> float:
     if not 0 < memory_gib <= 2**20 or sequences < 1:
         raise StatetrimError("--memory-gib and --sequences must both be positive")
     return floor(memory_gib * GIB) / sequences
-
-
-def _is_rectangular(geometry: Geometry) -> bool:
-    return geometry.head_k_dim != geometry.head_v_dim
-
-
-def _widths(geometry: Geometry, square: bool) -> Iterator[int]:
-    """Widths to try, the widest first: all below the current one, or from that of the narrower axis
-    on if a rectangular state becomes square; only multiples of 16 if that is 64 or more."""
-    width = min(geometry.head_k_dim, geometry.head_v_dim) if square else geometry.head_k_dim
-    step = KERNEL_TILE if width >= 4 * KERNEL_TILE else 1
-    first = width if square and _is_rectangular(geometry) else width - 1
-    yield from range(first // step * step, 0, -step)

@@ -16,9 +16,9 @@ from .engines import (
     compatibility_of_geometry,
     known_engines,
     known_lines,
-    nearest_served_shape,
     serve_command,
 )
+from .shapes import nearest_served_shape
 
 GIB = 2**30
 DEFAULT_CONTEXT = 4096

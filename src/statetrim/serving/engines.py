@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from ..errors import StatetrimError
-from ..geometry import KERNEL_TILE, Geometry
+from ..geometry import Geometry
 
 Support = Literal["fast", "fallback", "unknown", "refused", "wrong"]
 """fast: the engine's usual kernels accept the shape (not a measured speed); fallback: a slower path
@@ -24,9 +23,7 @@ Basis = Literal["run", "kernel", "compiled", "source", "report"]
 compiled but did not run; source: read in the engine's code; report: a public report."""
 
 SERVING = ("fast", "fallback")
-_SEVERITY = {verdict: rank for rank, verdict in enumerate(get_args(Support))}
 _TABLES = ("engines_compiled.json", "engines.json")
-_MAX_PROPOSED = 512  # channels; no engine of the matrix serves wider heads
 _EXACT = re.compile(r"(\d{1,5})x(\d{1,5})")
 
 
@@ -195,57 +192,6 @@ def known_lines(lines: Sequence[Compatibility], engine: str | None = None) -> li
     return known if engine is None else [line for line in known if line.engine == engine]
 
 
-def nearest_served_shape(
-    model_type: str,
-    geometry: Geometry,
-    keep: int,
-    keep_values: int | None = None,
-    *,
-    engine: str | None = None,
-) -> Shape:
-    """The shape nearest to keep x keep_values that `engine` serves, with no more state than that.
-
-    Candidates are this shape and all multiples of 16 channels. Without `engine`, one that supports
-    the model type must be known to serve it and none known not to. Among shapes with the best
-    support it is the one with the most state, then the most value channels. Raises StatetrimError
-    if there is none.
-    """
-    requested = Shape(keep, keep_values or geometry.head_v_dim)
-    engines = {name.lower() for name in ([engine] if engine else engines_supporting(model_type))}
-    best: tuple[tuple[int, int, int], Shape] | None = None
-    for shape in _tile_aligned_shapes(geometry, requested):
-        severity = _worst_severity(model_type, shape, engines)
-        if severity is None:
-            continue
-        rank = (-severity, shape.numel, shape.head_v_dim)
-        if best is None or rank > best[0]:
-            best = rank, shape
-    if best is not None:
-        return best[1]
-    hint = "`statetrim inspect` lists what is known of each engine"
-    original = Shape.from_geometry(geometry)
-    for shape in sorted(_tile_aligned_shapes(geometry, original), key=lambda shape: shape.numel):
-        if shape != original and _worst_severity(model_type, shape, engines) is not None:
-            hint = f"the smallest cut that does is {shape}"
-            break
-    raise StatetrimError(
-        f"no shape of at most {requested} is known to serve {model_type} on "
-        f"{engine or 'every engine'}; {hint}"
-    )
-
-
-def _worst_severity(model_type: str, shape: Shape, engines: set[str]) -> int | None:
-    """Rank of the worst known support by `engines` (in lower case); None if one does not serve the
-    shape on some hardware, or if nothing is known of any."""
-    worst: int | None = None
-    for line in known_lines(compatibility_of_shape(model_type, shape)):
-        if line.engine.lower() in engines:
-            if not line.serves:
-                return None
-            worst = max(worst or 0, _SEVERITY[line.verdict])
-    return worst
-
-
 def serve_command(line: Compatibility, model: str, *, without_mtp: bool = False) -> str:
     """The command line that serves the path `model` on the engine, with the flag of the shape.
 
@@ -300,16 +246,6 @@ def _line_of_row(row: Row, hardware: str) -> Compatibility:
         evidence=row.evidence,
         current=row.current,
     )
-
-
-def _tile_aligned_shapes(geometry: Geometry, requested: Shape) -> list[Shape]:
-    """The requested shape, and every shape of whole kernel tiles with no more state."""
-    shapes = [requested]
-    for keys in range(KERNEL_TILE, min(geometry.head_k_dim, _MAX_PROPOSED) + 1, KERNEL_TILE):
-        for values in range(KERNEL_TILE, min(geometry.head_v_dim, _MAX_PROPOSED) + 1, KERNEL_TILE):
-            if keys * values <= requested.numel:
-                shapes.append(Shape(keys, values))
-    return shapes
 
 
 def _rule_holds(rule: str, shape: Shape) -> bool:

@@ -1,19 +1,28 @@
-"""Shapes within a share of the state's bytes, and the engines that serve or refuse each."""
+"""Shapes with less state than a model has, and the engines that serve or refuse each."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import permutations, product
-from typing import Literal
+from typing import Literal, get_args
 
 from ..errors import StatetrimError
-from ..geometry import Geometry
-from .engines import Shape, compatibility_of_shape, engines_supporting, known_engines, known_lines
+from ..geometry import KERNEL_TILE, Geometry
+from .engines import (
+    Shape,
+    Support,
+    compatibility_of_shape,
+    engines_supporting,
+    known_engines,
+    known_lines,
+)
 
 Answer = Literal["yes", "flag", "no", "wrong", "unknown"]
 """Whether an engine serves a shape; flag: yes, some hardware needs a flag; wrong: wrong output."""
 
 COMMON_EIGHTHS = ((6, 8), (4, 8), (6, 6), (5, 6), (4, 4), (2, 2))  # of keys and of values
 _STEPS = 8  # widths along an axis are eighths of it: multiples of 16 for heads of 128
+_MAX_PROPOSED = 512  # channels; no engine of the matrix serves wider heads
+_SEVERITY = {verdict: rank for rank, verdict in enumerate(get_args(Support))}
 
 
 @dataclass(frozen=True)
@@ -48,13 +57,11 @@ def candidate_shapes(
         check_engine(engine, model_type)
     supporting = engines_supporting(model_type)
     head_numel = geometry.head_k_dim * geometry.head_v_dim
+    engines = None if engine is None else {engine}
     refused: dict[Shape, tuple[str, ...]] = {}
-    for shape in _all_shapes(geometry):
-        if shape.numel > share * head_numel:
-            continue
-        if engine is None or engine_serves(engine, model_type, shape):
-            names = refusing_engines(model_type, shape)
-            refused[shape] = tuple(name for name in names if name in supporting)
+    for shape in _served_shapes(model_type, _all_shapes(geometry), share * head_numel, engines):
+        names = refusing_engines(model_type, shape)
+        refused[shape] = tuple(name for name in names if name in supporting)
     if not refused:
         where = engine or "any engine"
         raise StatetrimError(
@@ -71,6 +78,66 @@ def candidate_shapes(
     return sorted(
         result, key=lambda candidate: (not candidate.is_served_everywhere, -candidate.shape.numel)
     )
+
+
+def nearest_served_shape(
+    model_type: str,
+    geometry: Geometry,
+    keep: int,
+    keep_values: int | None = None,
+    *,
+    engine: str | None = None,
+) -> Shape:
+    """The shape nearest to keep x keep_values that `engine` serves, with no more state than that.
+
+    Without `engine`, every engine that supports the model type must serve it. Among shapes with the
+    best support it is the one with the most state, then the most value channels. Raises
+    StatetrimError if there is none.
+    """
+    requested = Shape(keep, keep_values or geometry.head_v_dim)
+    engines = {engine} if engine else engines_supporting(model_type)
+    tile_aligned = list(_tile_aligned_shapes(geometry))
+    served = _served_shapes(model_type, [requested, *tile_aligned], requested.numel, engines)
+    if served:
+        return max(served, key=lambda shape: (-served[shape], shape.numel, shape.head_v_dim))
+    hint = "`statetrim inspect` lists what is known of each engine"
+    less_than_all = Shape.from_geometry(geometry).numel - 1
+    cuts = _served_shapes(model_type, tile_aligned, less_than_all, engines)
+    if cuts:
+        hint = f"the smallest cut that does is {min(cuts, key=lambda shape: shape.numel)}"
+    raise StatetrimError(
+        f"no shape of at most {requested} is known to serve {model_type} on "
+        f"{engine or 'every engine'}; {hint}"
+    )
+
+
+def _served_shapes(
+    model_type: str,
+    shapes: Iterable[Shape],
+    max_numel: float,
+    engines: Collection[str] | None,
+) -> dict[Shape, int]:
+    """The `shapes` of at most `max_numel` elements that all `engines` serve -> rank of the worst
+    support; with `engines=None` no engine needs to serve them."""
+    ranks: dict[Shape, int] = {}
+    for shape in shapes:
+        if shape.numel <= max_numel:
+            rank = 0 if engines is None else _worst_rank(model_type, shape, engines)
+            if rank is not None:
+                ranks[shape] = rank
+    return ranks
+
+
+def _worst_rank(model_type: str, shape: Shape, engines: Collection[str]) -> int | None:
+    """Rank of the worst known support by `engines`; None if one does not serve the shape, or if
+    nothing is known."""
+    worst: int | None = None
+    for line in known_lines(compatibility_of_shape(model_type, shape)):
+        if line.engine in engines:
+            if not line.serves:
+                return None
+            worst = max(worst or 0, _SEVERITY[line.verdict])
+    return worst
 
 
 def check_engine(engine: str, model_type: str) -> None:
@@ -98,6 +165,14 @@ def _all_shapes(geometry: Geometry) -> Iterator[Shape]:
         side *= 2
 
 
+def _tile_aligned_shapes(geometry: Geometry) -> Iterator[Shape]:
+    """Every shape of whole kernel tiles."""
+    key_widths = range(KERNEL_TILE, min(geometry.head_k_dim, _MAX_PROPOSED) + 1, KERNEL_TILE)
+    value_widths = range(KERNEL_TILE, min(geometry.head_v_dim, _MAX_PROPOSED) + 1, KERNEL_TILE)
+    for keys, values in product(key_widths, value_widths):
+        yield Shape(keys, values)
+
+
 def _eighths(width: int) -> list[int]:
     """Ascending widths of 1/8 to 8/8 of `width`, rounded down, at least 1, without repeats."""
     return sorted({max(1, n * width // _STEPS) for n in range(1, _STEPS + 1)})
@@ -120,8 +195,7 @@ def refusing_engines(model_type: str, shape: Shape) -> tuple[str, ...]:
 
 def engine_serves(engine: str, model_type: str, shape: Shape) -> bool:
     """Whether the engine is known to serve the shape, and on no hardware known not to."""
-    lines = known_lines(compatibility_of_shape(model_type, shape), engine)
-    return bool(lines) and all(line.serves for line in lines)
+    return _worst_rank(model_type, shape, {engine}) is not None
 
 
 def common_shapes(geometry: Geometry) -> list[Shape]:

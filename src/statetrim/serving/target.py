@@ -9,8 +9,14 @@ from ..maths.units import MIB, Amount
 from ..storage.checkpoint import Checkpoint, check_heads_removable, check_values_prunable
 from .budget import bytes_per_sequence, widest_that_fits
 from .engine_names import engine_name
-from .engines import Shape, known_engines, nearest_served_shape
-from .shapes import Candidate, candidate_shapes, check_engine, engine_serves
+from .engines import Shape, known_engines
+from .shapes import (
+    Candidate,
+    candidate_shapes,
+    check_engine,
+    engine_serves,
+    nearest_served_shape,
+)
 from .state_size import StateSize, stored_dtype
 from .widths import Widths, parse_widths, widths_text
 
@@ -186,7 +192,6 @@ def _target_within_bytes(model: Checkpoint, max_bytes: float) -> Target:
         model.geometry,
         max_bytes,
         lambda geometry: StateSize.from_geometry(geometry, dtype).total,
-        square=False,
     )
     return target_from_amounts(model, widest.head_k_dim)
 

@@ -6,7 +6,7 @@ training is ever evaluated.
 """
 
 import hashlib
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from ..storage.text import Sequences, read_sequences
 from .recall import associations
 
 Kind = Literal["recall", "random", "echo"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 PAIRS = 63  # per recall sequence, unless the vocabulary has fewer keys
 FIRST_SEED = 2**31  # evaluated sequences have smaller seeds
 MAX_ROWS_AT_ONCE = 1024  # drawing a row takes memory for a quarter of the vocabulary

@@ -42,11 +42,9 @@ def _has_all_parts(text: str, parts: Sequence[str]) -> bool:
     return bool(parts) and all(part and part.lower() in text for part in parts)
 
 
-def build_prompt(
-    question: Question, spans: Spans, max_tokens: int = CONTEXT_TOKENS - ANSWER_TOKENS
-) -> str:
-    """Document and question in at most `max_tokens` tokens; only the document is cut, if need be to
-    nothing."""
+def build_prompt(question: Question, spans: Spans) -> str:
+    """Document and question, which leave room for the answer; only the document is cut."""
+    max_tokens = CONTEXT_TOKENS - ANSWER_TOKENS
     room = max_tokens - len(spans(question.question))
     document = cut_window(question.document, question.anchors, spans, max(room, 0))
     # Two texts joined may have more tokens than the sum.

@@ -1,5 +1,4 @@
-"""Delta-rule recurrences in plain PyTorch, in three forms: one token at a time (reference), in
-chunks (prefill and training), and for decoding.
+"""Delta-rule recurrences in plain PyTorch: in chunks (prefill and training) and for decoding.
 
 Shapes: `q`, `k` [batch, time, key heads, head_k_dim]; `v` [batch, time, value heads, head_v_dim];
 `beta` [batch, time, value heads]; `g`, the log of the decay, [batch, time, value heads] or, for a
@@ -17,11 +16,9 @@ returned in that dtype and outputs in the dtype of `v`.
 """
 
 from .chunked import (
-    CHUNK,
     chunk_delta_rule,
     chunk_gated_delta_rule,
     chunk_kda,
-    chunk_linear_attention,
     chunk_states,
 )
 from .decoding import (
@@ -29,27 +26,15 @@ from .decoding import (
     fused_recurrent_gated_delta_rule,
     fused_recurrent_kda,
 )
-from .step_by_step import (
-    recurrent_delta_rule,
-    recurrent_gated_delta_rule,
-    recurrent_kda,
-    recurrent_linear_attention,
-)
 from .terms import l2_normalized
 
 __all__ = [
-    "CHUNK",
     "chunk_delta_rule",
     "chunk_gated_delta_rule",
     "chunk_kda",
-    "chunk_linear_attention",
     "chunk_states",
     "fused_recurrent_delta_rule",
     "fused_recurrent_gated_delta_rule",
     "fused_recurrent_kda",
     "l2_normalized",
-    "recurrent_delta_rule",
-    "recurrent_gated_delta_rule",
-    "recurrent_kda",
-    "recurrent_linear_attention",
 ]

@@ -11,21 +11,6 @@ CHUNK = 64
 LOWEST_LOG_DECAY = -800.0
 
 
-def chunk_linear_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_chunk_states: bool = False,
-    chunk_size: int = CHUNK,
-) -> tuple[Tensor, Tensor]:
-    """Linear attention without decay, in chunks; returns the output and the final state, or with
-    `output_chunk_states` the states at chunk ends (shapes as in `chunk_delta_rule`)."""
-    out, states = _run_chunked(q, k, v, None, None, scale, initial_state, chunk_size)
-    return out, torch.stack(states, 1) if output_chunk_states else states[-1]
-
-
 def chunk_delta_rule(
     q: Tensor,
     k: Tensor,
@@ -35,19 +20,16 @@ def chunk_delta_rule(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
-    output_chunk_states: bool = False,
-    chunk_size: int = CHUNK,
 ) -> tuple[Tensor, Tensor | None]:
     """The delta rule in chunks, differentiable.
 
     Returns the output [batch, time, value heads, head_v_dim] and, with `output_final_state`, the
-    final state (else None). With `output_chunk_states` the second item is the state at the end of
-    every chunk, [batch, chunks, value heads, head_k_dim, head_v_dim].
+    final state (else None).
     """
     if use_qk_l2norm_in_kernel:
         q, k = l2_normalized_pair(q, k)
-    out, states = _run_chunked(q, k, v, None, beta, scale, initial_state, chunk_size)
-    return out, _requested_states(states, output_final_state, output_chunk_states)
+    out, states = _run_chunked(q, k, v, None, beta, scale, initial_state, CHUNK)
+    return out, states[-1] if output_final_state else None
 
 
 def chunk_gated_delta_rule(
@@ -60,15 +42,13 @@ def chunk_gated_delta_rule(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
-    output_chunk_states: bool = False,
-    chunk_size: int = CHUNK,
 ) -> tuple[Tensor, Tensor | None]:
     """The gated delta rule in chunks, with log decay `g` [batch, time, value heads]; returns the
     output and the final state, all chunks' states or None, as `chunk_delta_rule` does."""
     if use_qk_l2norm_in_kernel:
         q, k = l2_normalized_pair(q, k)
-    out, states = _run_chunked(q, k, v, g.unsqueeze(-1), beta, scale, initial_state, chunk_size)
-    return out, _requested_states(states, output_final_state, output_chunk_states)
+    out, states = _run_chunked(q, k, v, g.unsqueeze(-1), beta, scale, initial_state, CHUNK)
+    return out, states[-1] if output_final_state else None
 
 
 def chunk_kda(
@@ -81,16 +61,14 @@ def chunk_kda(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
-    output_chunk_states: bool = False,
-    chunk_size: int = CHUNK,
 ) -> tuple[Tensor, Tensor | None]:
     """Kimi delta attention in chunks, with log decay `g` [batch, time, value heads, head_k_dim];
     returns the output and the final state, all chunks' states or None, as `chunk_delta_rule`
     does."""
     if use_qk_l2norm_in_kernel:
         q, k = l2_normalized_pair(q, k)
-    out, states = _run_chunked(q, k, v, g, beta, scale, initial_state, chunk_size)
-    return out, _requested_states(states, output_final_state, output_chunk_states)
+    out, states = _run_chunked(q, k, v, g, beta, scale, initial_state, CHUNK)
+    return out, states[-1] if output_final_state else None
 
 
 def chunk_states(
@@ -225,11 +203,3 @@ def _split_into_chunks(x: Tensor, size: int) -> Tensor:
     if padding:
         x = torch.nn.functional.pad(x, (0, 0, 0, padding))
     return x.reshape(*x.shape[:2], -1, size, x.shape[-1])
-
-
-def _requested_states(states: list[Tensor], final: bool, every_chunk: bool) -> Tensor | None:
-    """The states of all chunks [batch, chunks, value heads, head_k_dim, head_v_dim] if
-    `every_chunk`; else the last one if `final`, or None."""
-    if every_chunk:
-        return torch.stack(states, 1)
-    return states[-1] if final else None

@@ -7,11 +7,10 @@ import errno
 import logging
 import re
 import shutil
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ...errors import StatetrimError
 from ...maths.formatting import bytes_text
@@ -28,7 +27,6 @@ _OTHER_FILES = re.compile(
     r"[\w.-]+\.(json|jinja|tiktoken|model)|(merges|vocab)\.txt|README\.md|LICENSE[\w.-]*"
     r"|additional_chat_templates/[\w.-]+\.jinja"
 )
-_POLL_SECONDS = 0.2  # between two reports of a download's progress
 
 logger = logging.getLogger("statetrim")
 
@@ -125,12 +123,13 @@ class HubModel:
             _check_space(nbytes, self)
             amount = f"{bytes_text(nbytes)} in " if nbytes else ""  # a mirror may not report sizes
             logger.info("downloading %s: %s%d files", self, amount, len(missing))
-            repository = _cache_directory() / f"models--{self.repo.replace('/', '--')}"
-            with (
-                progress_reporter(progress, f"downloading {self.repo}") as report,
-                _report_bytes_below(repository, nbytes, report),
-            ):
-                snapshot_download(self.repo, revision=self.revision, allow_patterns=names)
+            with progress_reporter(progress, f"downloading {self.repo}") as report:
+                snapshot_download(
+                    self.repo,
+                    revision=self.revision,
+                    allow_patterns=names,
+                    tqdm_class=_bar_class(report, nbytes),
+                )
         config = self._cached(CONFIG, commit)
         assert config is not None, "open_checkpoint downloads it first"
         return config.parent
@@ -201,39 +200,23 @@ def _indexed_files(index: Path) -> set[str] | None:
     return {str(name) for name in weight_map.values()} if isinstance(weight_map, dict) else None
 
 
-@contextmanager
-def _report_bytes_below(directory: Path, total: int, report: OnProgress) -> Iterator[None]:
-    """Within, report a few times per second how many bytes were added to `directory`/blobs.
+def _bar_class(report: OnProgress, total: int) -> type:
+    """A class for the bars of huggingface_hub that draws nothing and reports the bytes."""
+    from huggingface_hub.utils.tqdm import tqdm
 
-    At the end, unless an error is raised, `total` is reported as done.
-    huggingface_hub has several ways to download; all of them write to its cache.
-    """
-    stopped, bytes_before = threading.Event(), _bytes_below(directory)
+    class Bar(tqdm):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self.counts_bytes = options.get("name") == "huggingface_hub.snapshot_download"
+            self.arrived = 0
+            super().__init__(*args, **options | {"disable": True})  # type: ignore[no-untyped-call]
 
-    def poll() -> None:
-        while not stopped.wait(_POLL_SECONDS):
-            arrived = _bytes_below(directory) - bytes_before
-            report(Progress(max(0, min(arrived, total)), total, "bytes"))
+        def update(self, n: float | None = 1) -> None:
+            if self.counts_bytes:
+                with self.get_lock():  # files are downloaded in several threads
+                    self.arrived += int(n or 0)
+                    report(Progress(min(self.arrived, total), total, "bytes"))
 
-    poller = threading.Thread(target=poll, daemon=True)
-    poller.start()
-    try:
-        yield
-    finally:
-        stopped.set()
-        poller.join()
-    report(Progress(total, total, "bytes"))
-
-
-def _bytes_below(directory: Path) -> int:
-    """Bytes of the files in `directory`/blobs."""
-    total = 0
-    for path in directory.glob("blobs/*"):
-        try:
-            total += path.stat().st_size
-        except OSError:  # renamed since it was listed
-            continue
-    return total
+    return Bar
 
 
 def _check_space(nbytes: int, model: HubModel) -> None:
