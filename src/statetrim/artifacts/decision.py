@@ -1,16 +1,13 @@
 """Which shape a state was cut to, and why: predicted errors and measured losses by shape."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from math import exp, isfinite, log
+from dataclasses import dataclass
+from math import exp, log
 from pathlib import Path
-from typing import Any
 
-from ..errors import StatetrimError
 from ..maths.paired import Interval
 from ..maths.units import MIB
-from ..storage.json_file import read_json, write_json
-from .header import check_header, header
+from .record import read_artifact, write_artifact
 
 _MAX_BYTES = 64 * MIB
 _SMALLEST_ERROR = 1e-9
@@ -42,35 +39,20 @@ class Prediction:
         return sorted(self.errors, key=self.cost)
 
     def save(self, path: Path) -> None:
-        write_json(path, {**header("prediction"), "errors": self.errors})
+        write_artifact(path, "prediction", self)
 
     @staticmethod
     def load(path: Path) -> "Prediction":
-        stored = read_json(path, _MAX_BYTES)
-        check_header(stored, "prediction", path)
-        try:
-            errors = {name: _parse_errors(fields) for name, fields in stored["errors"].items()}
-            if not errors:
-                raise ValueError
-        except (KeyError, AttributeError, TypeError, ValueError):
-            raise StatetrimError(f"{path} holds errors that cannot be read; remove it") from None
-        return Prediction(errors)
+        """Read an untrusted file; raises StatetrimError if it is damaged."""
+        return read_artifact(path, "prediction", Prediction, _MAX_BYTES)
 
-
-def _parse_errors(stored: Any) -> Errors:
-    """The errors of one shape; raises ValueError if a source or a layer is missing."""
-    errors: dict[str, dict[int, float]] = {}
-    for source, by_layer in stored.items():
-        errors[source] = {int(layer): _parse_number(error) for layer, error in by_layer.items()}
-    if not errors or not all(errors.values()):
-        raise ValueError
-    return errors
-
-
-def _parse_number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        raise ValueError
-    return float(value)
+    def check(self) -> None:
+        """Raise ValueError if an untrusted file lacks the errors of a shape, source or layer."""
+        if not self.errors:
+            raise ValueError("errors is empty")
+        for name, sources in self.errors.items():
+            if not sources or not all(sources.values()):
+                raise ValueError(f"errors of {name} are missing")
 
 
 LOSS_TIE_NATS = 1e-3
@@ -98,46 +80,19 @@ class Decision:
     measured: Sequence[Candidate]
 
     def save(self, path: Path) -> None:
-        write_json(path, {**header("decision"), **asdict(self)})
+        write_artifact(path, "decision", self)
 
     @staticmethod
     def load(path: Path) -> "Decision":
-        stored = read_json(path, _MAX_BYTES)
-        check_header(stored, "decision", path)
-        try:
-            chosen, sentence = _parse_text(stored["chosen"]), _parse_text(stored["sentence"])
-            predicted, refused = {}, {}
-            for name, cost in stored["predicted"].items():
-                predicted[_parse_text(name)] = _parse_number(cost)
-            for name, engines in stored["refused"].items():
-                refused[name] = [_parse_text(engine) for engine in engines]
-            measured = [_parse_candidate(candidate) for candidate in stored["measured"]]
-            if chosen not in predicted:
-                raise ValueError
-        except (KeyError, AttributeError, TypeError, ValueError):
-            raise StatetrimError(f"{path} holds a decision that cannot be read") from None
-        return Decision(chosen, sentence, predicted, refused, measured)
+        """Read an untrusted file; raises StatetrimError if it is damaged."""
+        return read_artifact(path, "decision", Decision, _MAX_BYTES)
 
-
-def _parse_text(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > _MAX_TEXT_LENGTH:
-        raise ValueError
-    return value
-
-
-def _parse_candidate(stored: Mapping[str, Any]) -> Candidate:
-    recall = stored["recall"]
-    return Candidate(
-        _parse_text(stored["name"]),
-        _parse_number(stored["share"]),
-        _parse_interval(stored["loss"]),
-        None if recall is None else _parse_interval(recall),
-    )
-
-
-def _parse_interval(stored: Mapping[str, Any]) -> Interval:
-    low, high = _parse_number(stored["low"]), _parse_number(stored["high"])
-    return Interval(_parse_number(stored["estimate"]), low, high)
+    def check(self) -> None:
+        """Raise ValueError if an untrusted file chose an unknown shape, or says too much."""
+        if self.chosen not in self.predicted:
+            raise ValueError("chosen is none of the predicted shapes")
+        if len(self.sentence) > _MAX_TEXT_LENGTH:
+            raise ValueError(f"sentence is longer than {_MAX_TEXT_LENGTH} characters")
 
 
 def decide(

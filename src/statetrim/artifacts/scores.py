@@ -1,10 +1,10 @@
 """Scores: metrics of models on tasks with their samples, so that any two can be compared later."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import exp
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,9 +13,9 @@ from ..errors import StatetrimError
 from ..maths.formatting import list_text, score_text, shorten
 from ..maths.paired import Pairs
 from ..maths.table import Table
-from ..maths.units import MIB, is_number_list, is_text_list
-from ..storage.json_file import read_json, write_json
-from .header import check_header, header
+from ..maths.units import MIB
+from .header import header
+from .record import as_fields, read_artifact, write_artifact
 
 MAX_BYTES = 1024 * MIB
 
@@ -50,6 +50,17 @@ class Score:
         if self.unit == "perplexity":
             return _bounded_exp(-total / sum(self.weights or [len(self.samples)]))
         return total / len(self.samples)
+
+    def check(self) -> None:
+        """Raise ValueError unless the samples of an untrusted file give a value."""
+        if not self.samples:
+            raise ValueError("samples is empty")
+        if self.weights is None:
+            return
+        if len(self.weights) != len(self.samples):
+            raise ValueError("weights and samples differ in number")
+        if min(self.weights) < 0 or sum(self.weights) <= 0:
+            raise ValueError("weights must be positive")
 
 
 @dataclass(frozen=True)
@@ -110,7 +121,7 @@ class Scores:
         """The content of the JSON file; without `samples` a summary that cannot be loaded."""
         records = []
         for score in self.scores:
-            record = {"value": score.value, "count": len(score.samples), **asdict(score)}
+            record = {"value": score.value, "count": len(score.samples), **as_fields(score)}
             if not samples:
                 del record["samples"], record["weights"]
             records.append(record)
@@ -118,22 +129,17 @@ class Scores:
         return header("scores") | content
 
     def save(self, path: str | Path) -> None:
-        write_json(Path(path), self.as_json(), indent=None)
+        write_artifact(path, "scores", self.as_json(), indent=None)
 
     @classmethod
     def load(cls, path: str | Path) -> "Scores":
         """Read an untrusted file; raises StatetrimError if it is damaged."""
-        stored = read_json(Path(path), MAX_BYTES)
-        check_header(stored, "scores", path)
-        try:
-            models, lineage = stored["models"], stored["lineage"]
-            scores = [parse_score(score) for score in stored["scores"]]
-        except (KeyError, TypeError):
-            raise StatetrimError(f"{path} is not what statetrim evaluate writes") from None
-        valid = is_text_list(models) and bool(models) and isinstance(lineage, dict)
-        if not valid or not all(_is_valid(score) for score in scores):
-            raise StatetrimError(f"{path} is not what statetrim evaluate writes")
-        return cls(models, scores, lineage)
+        return read_artifact(path, "scores", cls, MAX_BYTES)
+
+    def check(self) -> None:
+        """Raise ValueError if an untrusted file names no model."""
+        if not self.models:
+            raise ValueError("models is empty")
 
 
 def pair_samples(before: Score, after: Score) -> Pairs:
@@ -147,27 +153,6 @@ def pair_samples(before: Score, after: Score) -> Pairs:
     sign = -1.0 if before.unit == "perplexity" else 1.0
     weights = _tensor(before.weights) if before.weights else None
     return Pairs(sign * _tensor(before.samples), sign * _tensor(after.samples), weights)
-
-
-def parse_score(stored: dict[str, Any]) -> Score:
-    """A score from untrusted JSON, whose types are not checked; raises KeyError or TypeError."""
-    return Score(**{name: stored[name] for name in Score.__dataclass_fields__})
-
-
-def _is_valid(score: Score) -> bool:
-    """Whether an untrusted score has fields of the right types, and samples that give a value."""
-    weights = score.weights
-    if weights is not None:
-        if not is_number_list(weights) or not is_number_list(score.samples):
-            return False
-        if len(weights) != len(score.samples) or min(weights) < 0 or sum(weights) <= 0:
-            return False
-    return (
-        is_text_list([score.model, score.task, score.metric])
-        and score.unit in get_args(Unit)
-        and isinstance(score.higher_is_better, bool)
-        and is_number_list(score.samples)
-    )
 
 
 def _tensor(values: list[float]) -> Tensor:
