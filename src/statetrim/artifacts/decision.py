@@ -55,10 +55,6 @@ class Prediction:
                 raise ValueError(f"errors of {name} are missing")
 
 
-LOSS_TIE_NATS = 1e-3
-"""Nats per token; losses that differ by less are a tie, which the larger state wins."""
-
-
 @dataclass(frozen=True)
 class Candidate:
     """A shape that was measured: its changes of loss and recall, paired with the original."""
@@ -93,49 +89,3 @@ class Decision:
             raise ValueError("chosen is none of the predicted shapes")
         if len(self.sentence) > _MAX_TEXT_LENGTH:
             raise ValueError(f"sentence is longer than {_MAX_TEXT_LENGTH} characters")
-
-
-def decide(
-    measured: Sequence[Candidate], prediction: Prediction, refused: Mapping[str, Sequence[str]]
-) -> Decision:
-    """Choose the lowest loss among the candidates whose recall is no worse than the best.
-
-    Recall is no worse if its interval reaches the best candidate's recall. Of losses within
-    LOSS_TIE_NATS the largest state wins.
-    """
-    best_recall = max((x.recall.estimate for x in measured if x.recall), default=0.0)
-    eligible = [x for x in measured if x.recall is None or x.recall.high >= best_recall]
-    lowest_loss = min(x.loss.estimate for x in eligible)
-    tied = [x for x in eligible if x.loss.estimate < lowest_loss + LOSS_TIE_NATS]
-    chosen = max(tied, key=lambda x: (x.share, -x.loss.estimate))
-    return Decision(
-        chosen.name,
-        _decision_text(chosen, measured, eligible, tied),
-        {name: prediction.cost(name) for name in prediction.ranked},
-        dict(refused),
-        list(measured),
-    )
-
-
-def _decision_text(
-    chosen: Candidate,
-    measured: Sequence[Candidate],
-    eligible: Sequence[Candidate],
-    tied: Sequence[Candidate],
-) -> str:
-    recall = ""
-    if chosen.recall is not None:
-        recall = f" and recall loss {-chosen.recall.estimate:+.1f} points"
-    reason = "its loss is the lowest"
-    if len(measured) == 1:
-        reason = "no other shape fits"
-    elif len(eligible) < len(measured):
-        worse = [x.name for x in measured if x not in eligible]
-        verb = "recall less" if len(worse) > 1 else "recalls less"
-        reason += f" of those that recall no worse ({' and '.join(worse)} {verb})"
-    if len(tied) > 1:
-        reason = f"of {len(tied)} shapes with the same loss it has the largest state"
-    return (
-        f"{chosen.name} ({chosen.share:.0%} of the state): loss {chosen.loss.estimate:+.4f} nats"
-        f"{recall}; {reason}"
-    )

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from statetrim.artifacts.decision import LOSS_TIE_NATS, Candidate, Decision, Prediction, decide
+from statetrim.artifacts.decision import Candidate, Decision, Prediction
 from statetrim.errors import StatetrimError
+from statetrim.judging.decision import LOSS_TIE_NATS, decide
 from statetrim.maths.paired import Interval
 
 PREDICTION = Prediction({name: {"text": {0: 0.1}} for name in ("64x32", "48x40", "32x64")})
