@@ -22,7 +22,7 @@ matplotlib.use("agg")
 from matplotlib import pyplot
 
 from statetrim import Scores
-from statetrim.artifacts.losses import metric_loss, recall_change
+from statetrim.judging.losses import metric_loss, recall_change
 from statetrim.maths.paired import difference_interval
 from statetrim.tasks import TASKS
 

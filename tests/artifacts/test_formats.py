@@ -60,7 +60,9 @@ def test_every_kind_that_is_written_lies_there() -> None:
     written = {
         kind
         for path in SOURCE.rglob("*.py")
-        for kind in re.findall(r"\bheader\(\"([a-z ]+)\"\)", path.read_text())
+        for kind in re.findall(
+            r"\b(?:header\(|write_artifact\(path, )\"([a-z ]+)\"", path.read_text()
+        )
     }
     assert len(written) > 10
     assert kinds_stored() == written, "add one of each new kind to tests/data/formats-1"

@@ -11,14 +11,10 @@ import pytest
 import yaml
 
 import statetrim as st
-from statetrim.artifacts.card.model_card import (
-    model_card,
-    recovered_card,
-    refitted_card,
-    with_measurements,
-)
+from statetrim.artifacts.card.model_card import model_card, recovered_card, refitted_card
 from statetrim.artifacts.scores import Score
-from statetrim.artifacts.verdict import judge_cut
+from statetrim.judging.measured_card import with_measurements
+from statetrim.judging.verdict import judge_cut
 
 NASTY = "x\n---\nlicense: gpl\n---\n# Heading\n| a | b |\n<script>alert(1)</script> `code` [a](b)"
 LICENSED = "---\nlicense: apache-2.0\nlanguage: [en, de]\nlibrary_name: {a: b}\n---\nbody\n"

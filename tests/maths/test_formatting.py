@@ -2,8 +2,6 @@
 
 from math import inf, nan
 
-import pytest
-
 from statetrim.maths.formatting import (
     bytes_text,
     duration_text,
@@ -11,7 +9,6 @@ from statetrim.maths.formatting import (
     percent_text,
     quantity_text,
     relative_change_text,
-    score_text,
 )
 from statetrim.maths.units import is_integer_list, is_number
 
@@ -45,19 +42,6 @@ def test_shares_and_quantities() -> None:
         "99.9",
         "12,346",
     )
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "text"),
-    [
-        (1234.567, "perplexity", "1,234.57"),
-        (2e7, "perplexity", "2.00e+07"),
-        (0.4567, "share", "45.7%"),
-        (0.4567, "nats", "0.4567"),
-    ],
-)
-def test_scores_read_in_their_unit(value: float, unit: str, text: str) -> None:
-    assert score_text(value, unit) == text
 
 
 def test_durations_grow_from_seconds_to_hours() -> None:

@@ -8,9 +8,9 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from statetrim.artifacts.gate import find_violation
-from statetrim.artifacts.losses import metric_loss, recall_change
 from statetrim.artifacts.scores import Score, Scores
+from statetrim.judging.gate import find_violation
+from statetrim.judging.losses import metric_loss, recall_change
 from statetrim.maths.paired import Interval, Pairs, difference_interval, mcnemar, zero_event_bound
 from statetrim.tasks.rule import check_rule
 

@@ -19,8 +19,8 @@ from helpers import tiny
 from helpers.forker import Forker
 from helpers.refusal import check_refusal, fingerprint, run
 from statetrim.artifacts.scores import Score
-from statetrim.artifacts.verdict import cut_warnings
 from statetrim.geometry import Geometry
+from statetrim.judging.verdict import cut_warnings
 from statetrim.pipelines.job import Job
 from statetrim.pipelines.observer import Observer
 from statetrim.serving.budget import MIB, widest_that_fits

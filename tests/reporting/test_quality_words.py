@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 import statetrim as st
-from statetrim.artifacts.decision import Candidate, Prediction, decide
+from statetrim.artifacts.decision import Candidate, Prediction
 from statetrim.artifacts.scores import Score
 from statetrim.artifacts.verification.agreement import Agreement
+from statetrim.judging.decision import decide
 from statetrim.maths.paired import Interval
 from statetrim.pipelines.sweep import _measured_score
 from statetrim.reporting.document import Text

@@ -107,11 +107,11 @@ def write_records(folder: Path, text: str, step: Any = 10) -> list[Path]:
     timing = {"model": text, "metric": text, "batch": 1, "length": None, "value": 2.5, "unit": text}
     timing |= {"spread": None, "ratio": 0.7, "ratio_spread": None}
     original_timing = timing | {"model": "whole", "value": 5.0, "ratio": None}
-    infinite = timing | {"value": "inf", "ratio": "nan"}
+    largest = timing | {"value": 9e299, "ratio": -9e299}
     records = {
         "timings": {
             "models": ["whole", text],
-            "records": [original_timing, timing, infinite],
+            "records": [original_timing, timing, largest],
             "lineage": {"x": text},
         },
         "recover": {
@@ -305,10 +305,10 @@ def test_nothing_in_an_artifact_acts(artifacts: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"models": []}, "not what statetrim evaluate writes"),
-        ({"models": "ab"}, "not what statetrim evaluate writes"),
-        ({"scores": [{}]}, "not what statetrim evaluate writes"),
-        ({"scores": 3}, "not what statetrim evaluate writes"),
+        ({"models": []}, "scores.json is not valid: models"),
+        ({"models": "ab"}, "scores.json is not valid: models"),
+        ({"scores": [{}]}, r"scores.json is not valid: scores\[0\]: .* model"),
+        ({"scores": 3}, "scores.json is not valid: scores"),
         ({"format": "statetrim plam"}, "not an artifact that a report knows"),
         ({"format": True}, "not an artifact that a report knows"),
         ({"format": ["x"]}, "not an artifact that a report knows"),
@@ -331,7 +331,7 @@ def test_spoiled_samples_end_in_a_sentence(samples: Any, tmp_path: Path) -> None
     content = json.loads((tmp_path / "scores.json").read_text())
     content["scores"][1]["samples"] = samples
     (tmp_path / "scores.json").write_text(json.dumps(content))
-    with pytest.raises(st.StatetrimError, match="not what statetrim evaluate writes"):
+    with pytest.raises(st.StatetrimError, match=r"not valid: scores.*1.*samples"):
         read_findings([tmp_path / "scores.json"])
 
 

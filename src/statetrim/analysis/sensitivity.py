@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from ..artifacts.plan import Plan
-from ..artifacts.sensitivity import LayerCut, Samples, Sensitivity, parse_cut, parse_samples
+from ..artifacts.record import as_fields, parse_record
+from ..artifacts.sensitivity import LayerCut, Samples, Sensitivity
 from ..errors import StatetrimError
 from ..geometry import Axis
 from ..maths.units import MIB
@@ -98,7 +99,7 @@ def sensitivity(
     def measure(directory: Path | None) -> Sensitivity:
         live = load_live(model, placement)
         experiment = _Experiment(live, data, rows, batch_size)
-        result = _measure(experiment, variants, _PartialResult(directory), lineage, progress)
+        result = _measure(experiment, variants, directory, lineage, progress)
         if draw is not None and directory is not None:
             draw(result, directory)
         return result
@@ -116,20 +117,23 @@ def sensitivity(
 def _measure(
     experiment: "_Experiment",
     variants: Sequence[_Variant],
-    partial: "_PartialResult",
+    directory: Path | None,
     lineage: Mapping[str, Any],
     progress: OnProgress,
 ) -> Sensitivity:
-    """Measure what `partial` does not hold yet, storing each result in it; return all."""
+    """Measure what `directory` does not hold yet, saving each result there."""
+    partial = _PartialResult.load(directory)
     advance = counter(progress, len(variants) + 2, "settings")
-    original = partial.original or partial.store_original(experiment.samples(None))
+    original = partial.original = partial.original or experiment.samples(None)
     advance(1)
-    errors = partial.errors or partial.store_errors(experiment.errors(variants))
+    partial.errors = partial.errors or experiment.errors(variants)
+    partial.save(directory)
     advance(1)
     for number, variant in enumerate(variants):
         if number == len(partial.cuts):
             samples = experiment.samples(variant)
-            partial.store_cut(LayerCut(*variant.identity, samples, errors[number]))
+            partial.cuts.append(LayerCut(*variant.identity, samples, partial.errors[number]))
+            partial.save(directory)
         advance(1)
     geometry = experiment.live.checkpoint.geometry
     widths: dict[Axis, int] = {"key": geometry.width("key"), "value": geometry.width("value")}
@@ -270,44 +274,21 @@ def _variants_digest(variants: Sequence[_Variant]) -> str:
     return hashlib.sha256(json.dumps(tables).encode()).hexdigest()
 
 
+@dataclass
 class _PartialResult:
-    """Results so far, saved in `directory` so that a killed run resumes; None: not saved."""
+    """Results so far, saved in a directory so that a killed run resumes; None: not saved."""
 
-    def __init__(self, directory: Path | None) -> None:
-        self.path = directory / _PARTIAL_FILE if directory is not None else None
-        self.original: Samples | None = None
-        self.errors: list[dict[str, float]] = []
-        self.cuts: list[LayerCut] = []
-        if self.path is not None and self.path.exists():
-            stored = read_json(self.path, _MAX_BYTES)
-            self.original = parse_samples(stored["original"])
-            self.errors = stored["errors"]
-            self.cuts = [parse_cut(cut) for cut in stored["cuts"]]
+    original: Samples | None = None
+    errors: list[dict[str, float]] = field(default_factory=list)
+    cuts: list[LayerCut] = field(default_factory=list)
 
-    def store_original(self, samples: Samples) -> Samples:
-        """Keep the original's samples and save all results so far; return `samples`."""
-        self.original = samples
-        self._save()
-        return samples
+    @classmethod
+    def load(cls, directory: Path | None) -> "_PartialResult":
+        if directory is None or not (directory / _PARTIAL_FILE).exists():
+            return cls()
+        path = directory / _PARTIAL_FILE
+        return parse_record(read_json(path, _MAX_BYTES), cls, path)
 
-    def store_errors(self, errors: list[dict[str, float]]) -> list[dict[str, float]]:
-        """Keep the errors of all variants and save all results so far; return `errors`."""
-        self.errors = errors
-        self._save()
-        return errors
-
-    def store_cut(self, cut: LayerCut) -> None:
-        """Append the result of one variant and save all results so far."""
-        self.cuts.append(cut)
-        self._save()
-
-    def _save(self) -> None:
-        """Replace the file; without a directory or the original's samples, do nothing."""
-        if self.path is None or self.original is None:
-            return
-        content = {
-            "original": asdict(self.original),
-            "errors": self.errors,
-            "cuts": [asdict(cut) for cut in self.cuts],
-        }
-        write_json(self.path, content, indent=None)
+    def save(self, directory: Path | None) -> None:
+        if directory is not None:
+            write_json(directory / _PARTIAL_FILE, as_fields(self), indent=None)

@@ -1,7 +1,7 @@
 """The result of `analyze`, by layer and head: `analysis.json` and `analysis.safetensors`."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -16,10 +16,9 @@ from ..errors import StatetrimError
 from ..families.contract import MAX_CHANNELS, MAX_HEADS, MAX_LAYERS
 from ..geometry import Geometry
 from ..maths.table import Table
-from ..maths.units import MIB, is_integer_list
+from ..maths.units import MIB
 from ..storage.atomic import atomic_write
-from ..storage.json_file import read_json, write_json
-from .header import check_header, header
+from .record import read_artifact, write_artifact
 
 MAX_JSON_BYTES = 24 * MIB
 MAX_ARRAY_BYTES = 2048 * MIB
@@ -146,7 +145,7 @@ class Analysis:
         with atomic_write(path.with_suffix(".safetensors")) as temporary_path:
             temporary_path.write_bytes(arrays)
         digest = hashlib.sha256(arrays).hexdigest()
-        write_json(path, {**header("analysis"), "arrays_sha256": digest, **summaries})
+        write_artifact(path, "analysis", {"arrays_sha256": digest, **summaries})
 
     def summary(self) -> dict[str, Any]:
         """The content of the JSON file for one model: its settings, and figures by head."""
@@ -191,16 +190,42 @@ class Analysis:
         Raises StatetrimError if they do not belong together or do not fit the geometry.
         """
         path = Path(path)
-        content = read_json(path, MAX_JSON_BYTES)
-        check_header(content, "analysis", path)
-        arrays = _read_arrays(path.with_suffix(".safetensors"), content.get("arrays_sha256"))
-        model = _pop_model(content.get("model"), "model", arrays, path)
-        if "baseline" in content:
-            baseline = _pop_model(content["baseline"], "baseline", arrays, path)
+        stored = read_artifact(path, "analysis", _StoredAnalysis, MAX_JSON_BYTES)
+        arrays = _read_arrays(path.with_suffix(".safetensors"), stored.arrays_sha256)
+        model = _pop_model(stored.model, "model", arrays, path)
+        if stored.baseline is not None:
+            baseline = _pop_model(stored.baseline, "baseline", arrays, path)
             model = replace(model, baseline=baseline)
         if arrays:
             raise StatetrimError(f"the arrays of {path} hold {next(iter(arrays))[:80]!r} besides")
         return model
+
+
+@dataclass(frozen=True)
+class _StoredModel:
+    """What the JSON file states of one model besides its figures, which the arrays give."""
+
+    geometry: Geometry
+    positions: list[int]
+    burn_in: int
+    lineage: dict[str, Any]
+
+    def check(self) -> None:
+        """Raise ValueError if a field is out of range."""
+        if not _is_increasing(self.positions):
+            raise ValueError("positions must increase from 1")
+        if self.burn_in < 0:
+            raise ValueError("burn_in must not be negative")
+        _check_geometry(self.geometry)
+
+
+@dataclass(frozen=True)
+class _StoredAnalysis:
+    """What is read of the JSON file."""
+
+    arrays_sha256: str
+    model: _StoredModel
+    baseline: _StoredModel | None = None
 
 
 def filter_similarity(filters: Tensor) -> Tensor:
@@ -249,7 +274,7 @@ def _similarity_text(query: Tensor | None, key: Tensor | None) -> str:
     return f"{float(query.mean()):.2f}, {float(key.mean()):.2f}"
 
 
-def _read_arrays(path: Path, digest: Any) -> dict[str, Tensor]:
+def _read_arrays(path: Path, digest: str) -> dict[str, Tensor]:
     """The tensors of a safetensors file; raises StatetrimError unless its SHA-256 is `digest`."""
     try:
         if path.stat().st_size > MAX_ARRAY_BYTES:
@@ -268,27 +293,14 @@ def _read_arrays(path: Path, digest: Any) -> dict[str, Tensor]:
         raise StatetrimError(f"{path} cannot be read as arrays: {reason}") from None
 
 
-def _pop_model(fields: Any, name: str, arrays: dict[str, Tensor], path: Path) -> Analysis:
-    """One model of the file, whose arrays it removes from `arrays`; raises StatetrimError if
-    invalid."""
-    if not isinstance(fields, dict):
-        raise StatetrimError(f"{path} has no valid {name!r}")
-    geometry = _parse_geometry(fields.get("geometry"), path)
-    positions, burn_in = fields.get("positions"), fields.get("burn_in")
-    if (
-        not isinstance(positions, list)
-        or not _is_increasing(positions)
-        or type(burn_in) is not int
-        or burn_in < 0
-    ):
-        raise StatetrimError(f"{path} has no valid 'positions' and 'burn_in'")
-    if not isinstance(fields.get("lineage"), dict):
-        raise StatetrimError(f"{path} has no valid 'lineage'")
-    layers, samples = {}, len(positions)
+def _pop_model(stored: _StoredModel, name: str, arrays: dict[str, Tensor], path: Path) -> Analysis:
+    """One model of the file; removes its arrays from `arrays`."""
+    geometry, positions = stored.geometry, torch.tensor(stored.positions)
+    layers = {}
     for layer in geometry.layers:
         prefix = f"{name}.{layer}."
-        layers[layer] = _pop_layer(geometry.for_layer(layer), samples, prefix, arrays, path)
-    return Analysis(layers, geometry, torch.tensor(positions), burn_in, fields["lineage"])
+        layers[layer] = _pop_layer(geometry.for_layer(layer), len(positions), prefix, arrays, path)
+    return Analysis(layers, geometry, positions, stored.burn_in, stored.lineage)
 
 
 def _geometry_fields(geometry: Geometry) -> dict[str, Any]:
@@ -300,43 +312,24 @@ def _geometry_fields(geometry: Geometry) -> dict[str, Any]:
     return fields
 
 
-def _parse_geometry(fields: Any, path: Path) -> Geometry:
-    """A geometry from untrusted JSON; raises StatetrimError if a field is missing or too large."""
+def _check_geometry(geometry: Geometry) -> None:
+    """Raise ValueError if a field of an untrusted geometry is too small or too large."""
     largest_allowed = {"num_k_heads": MAX_HEADS, "num_v_heads": MAX_HEADS}
     largest_allowed |= {"head_k_dim": MAX_CHANNELS, "head_v_dim": MAX_CHANNELS, "conv_width": 1024}
     largest_allowed |= {"conv_key_heads": MAX_TOKENS, "conv_value_heads": MAX_TOKENS}
     largest_allowed |= {"shared_values": MAX_HEADS, "copies": MAX_HEADS}
-    if isinstance(fields, dict):
-        # fields that older versions did not write
-        fields = {"shared_values": 1, "copies": 1, "widths": []} | fields
-    if not isinstance(fields, dict) or set(fields) != {*largest_allowed, "layers", "widths"}:
-        raise StatetrimError(f"{path} has no valid 'geometry'")
     for name, largest in largest_allowed.items():
         smallest = 0 if name.startswith("conv") else 1
-        if type(fields[name]) is not int or not smallest <= fields[name] <= largest:
-            raise StatetrimError(f"{path} has no valid {name!r}")
-    layers = fields["layers"]
-    if not _is_increasing(layers, smallest=0) or len(layers) > MAX_LAYERS:
-        raise StatetrimError(f"{path} has no valid list of layers")
-    geometry = Geometry(**fields | {"layers": tuple(layers), "widths": ()})
-    if fields["widths"]:
-        return _with_widths_by_layer(geometry, fields["widths"], path)
-    return geometry
-
-
-def _with_widths_by_layer(geometry: Geometry, widths: Any, path: Path) -> Geometry:
-    """`geometry` with a [key width, value width] per layer from untrusted JSON."""
-    if not isinstance(widths, list) or len(widths) != len(geometry.layers):
-        raise StatetrimError(f"{path} has no valid 'widths'")
-    shapes = {}
-    for layer, shape in zip(geometry.layers, widths, strict=True):
-        if not is_integer_list(shape) or len(shape) != 2 or min(shape) < 1:
-            raise StatetrimError(f"{path} has no valid 'widths'")
-        shapes[layer] = (shape[0], shape[1])
-    resized = geometry.with_shapes(shapes)
-    if resized.resized() != geometry:
-        raise StatetrimError(f"{path} has 'widths' other than its 'head_k_dim' and 'head_v_dim'")
-    return resized
+        if not smallest <= getattr(geometry, name) <= largest:
+            raise ValueError(f"geometry.{name} is out of range")
+    if not _is_increasing(geometry.layers, smallest=0) or len(geometry.layers) > MAX_LAYERS:
+        raise ValueError("geometry.layers must increase from 0")
+    if not geometry.widths:
+        return
+    if len(geometry.widths) != len(geometry.layers) or min(map(min, geometry.widths)) < 1:
+        raise ValueError("geometry.widths must be positive, and of every layer")
+    if geometry.with_shapes(geometry.shapes) != geometry:
+        raise ValueError("geometry.widths are other than its head_k_dim and head_v_dim")
 
 
 def _pop_layer(
@@ -377,9 +370,9 @@ def _is_valid_filter(filters: Tensor | None, geometry: Geometry) -> bool:
     return (heads, channels, width) == expected
 
 
-def _is_increasing(value: Any, smallest: int = 1) -> bool:
-    """Whether `value` is a strictly increasing list of int from `smallest` to MAX_TOKENS."""
-    if not is_integer_list(value) or not value:
+def _is_increasing(value: Sequence[int], smallest: int = 1) -> bool:
+    """Whether `value` increases strictly, from `smallest` at least to MAX_TOKENS at most."""
+    if not value:
         return False
     in_range = smallest <= value[0] and value[-1] <= MAX_TOKENS
     return in_range and all(a < b for a, b in pairwise(value))

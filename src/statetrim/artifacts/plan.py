@@ -5,16 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..errors import StatetrimError
 from ..geometry import Axis, ChannelRows, Geometry, Kept, kept_head_masks, kept_masks
 from ..maths.formatting import list_text, shorten
 from ..maths.table import Table
-from ..maths.units import MIB, is_integer_list
-from ..storage.json_file import read_json, write_json
-from .header import check_header, header
+from ..maths.units import MIB
+from .record import parse_record, read_fields, write_artifact
 
 MAX_PLAN_BYTES = 24 * MIB
 
@@ -215,26 +213,23 @@ class Plan:
                 raise StatetrimError(f"{label} are not in ascending order without repeats")
 
     def save(self, path: str | Path) -> None:
-        """Write a JSON file atomically, replacing an existing one."""
-        values = None if self.kept_values is None else _channels_to_lists(self.kept_values)
         fields = {
-            **header("plan"),
             "requested": self.requested,
             "keep": self.keep,
             "requested_values": self.requested_values,
             "keep_values": self.keep_values,
             "method": self.method,
-            "options": dict(self.options),
+            "options": self.options,
             "value_method": self.value_method,
-            "value_options": dict(self.value_options),
+            "value_options": self.value_options,
             **self._head_fields(),
             "seed": self.seed,
-            "lineage": dict(self.lineage),
-            "notes": dict(self.notes),
-            "kept": _channels_to_lists(self.kept),
-            "kept_values": values,
+            "lineage": self.lineage,
+            "notes": self.notes,
+            "kept": self.kept,
+            "kept_values": self.kept_values,
         }
-        write_json(Path(path), fields, indent=None)
+        write_artifact(path, "plan", fields, indent=None)
 
     def _head_fields(self) -> dict[str, Any]:
         """The fields that only plans that remove heads have."""
@@ -244,31 +239,14 @@ class Plan:
             "requested_heads": self.requested_heads,
             "keep_heads": self.keep_heads,
             "head_method": self.head_method,
-            "kept_heads": _channels_to_lists(self.kept_heads),
+            "kept_heads": self.kept_heads,
         }
 
     @staticmethod
     def load(path: str | Path) -> "Plan":
         """Read an untrusted file; raises StatetrimError if it is damaged or contradicts itself."""
-        fields = read_json(Path(path), MAX_PLAN_BYTES)
-        check_header(fields, "plan", path)
-        values, heads = fields.get("kept_values"), fields.get("kept_heads")
-        plan = Plan(
-            kept=_parse_channels(fields.get("kept"), path),
-            requested=str(fields.get("requested")),
-            method=str(fields.get("method")),
-            seed=_typed_field(fields, "seed", int, path),
-            options=_typed_field(fields, "options", dict, path),
-            kept_values=None if values is None else _parse_channels(values, path),
-            requested_values=_optional_text(fields, "requested_values"),
-            value_method=_optional_text(fields, "value_method"),
-            value_options=_typed_field({"value_options": {}} | fields, "value_options", dict, path),
-            kept_heads=None if heads is None else _parse_channels(heads, path),
-            requested_heads=_optional_text(fields, "requested_heads"),
-            head_method=_optional_text(fields, "head_method"),
-            lineage=_typed_field(fields, "lineage", dict, path),
-            notes=_typed_field({"notes": {}} | fields, "notes", dict, path),
-        )
+        fields = read_fields(path, "plan", MAX_PLAN_BYTES)
+        plan = parse_record(fields, Plan, path)
         for name in ("keep", "keep_values", "keep_heads"):
             computed = getattr(plan, name)
             stated = fields.get(name)
@@ -277,6 +255,15 @@ class Plan:
                     f"{path} says {name} = {str(stated)[:20]}, but lists {computed}"
                 )
         return plan
+
+    def check(self) -> None:
+        """Raise ValueError unless an untrusted file lists the channels of layers from 0."""
+        for name in ("kept", "kept_values", "kept_heads"):
+            channels: Channels | None = getattr(self, name)
+            if channels is None:
+                continue
+            if not channels or min(channels) < 0 or max(channels) >= 10**6:
+                raise ValueError(f"{name} must list the channels of layers, which count from 0")
 
 
 def _check_layers(geometry: Geometry, kept: Channels) -> None:
@@ -307,52 +294,3 @@ def _width_range(channels: Channels) -> str:
 def _layers_by_heads_text(channels: Channels) -> str:
     """Such as "24 x 16", the number of layers and of heads in each."""
     return f"{len(channels)} x {len(next(iter(channels.values())))}"
-
-
-def _channels_to_lists(channels: Channels) -> dict[str, list[list[int]]]:
-    return {str(layer): table.tolist() for layer, table in channels.items()}
-
-
-def _parse_channels(layers: Any, path: str | Path) -> dict[int, Tensor]:
-    """Layer -> [heads, keep] from untrusted JSON; raises StatetrimError if empty or not valid."""
-    if not isinstance(layers, dict) or not layers:
-        raise StatetrimError(f"{path} lists no kept channels")
-    channels = {}
-    for name, table in layers.items():
-        channels[_parse_layer(name, path)] = _parse_table(table, name, path)
-    return channels
-
-
-def _parse_layer(name: str, path: str | Path) -> int:
-    """A layer number from its decimal digits; raises StatetrimError for other text."""
-    if not name.isdecimal() or len(name) > 6 or str(int(name)) != name:
-        raise StatetrimError(f"{path} names a layer {name[:40]!r}; layers are whole numbers")
-    return int(name)
-
-
-def _parse_table(table: Any, layer: str, path: str | Path) -> Tensor:
-    """The kept channels of one layer [heads, keep] from a list with a list per head; raises
-    StatetrimError if their lengths differ or an entry is no channel."""
-    heads = table if isinstance(table, list) else []
-    widths = {len(head) if isinstance(head, list) else 0 for head in heads}
-    if len(widths) != 1 or 0 in widths:
-        raise StatetrimError(
-            f"{path}, layer {layer}: every head must list the same number of channels"
-        )
-    for head in heads:
-        if not is_integer_list(head) or min(head) < 0 or max(head) >= 2**31:
-            raise StatetrimError(f"{path}, layer {layer}: channels must be whole numbers from 0")
-    return torch.tensor(table, dtype=torch.int64)
-
-
-def _optional_text(fields: dict[str, Any], name: str) -> str | None:
-    value = fields.get(name)
-    return None if value is None else str(value)
-
-
-def _typed_field(fields: dict[str, Any], name: str, kind: type, path: str | Path) -> Any:
-    """A field of exactly this type; raises StatetrimError if it is missing or of another."""
-    value = fields.get(name)
-    if type(value) is not kind:
-        raise StatetrimError(f"{path} has no valid {name!r}")
-    return value

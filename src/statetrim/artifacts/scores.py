@@ -1,25 +1,24 @@
 """Scores: metrics of models on tasks with their samples, so that any two can be compared later."""
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
-from math import exp
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import StatetrimError
-from ..maths.formatting import list_text, score_text, shorten
+from ..maths.formatting import list_text, shorten
 from ..maths.paired import Pairs
 from ..maths.table import Table
-from ..maths.units import MIB, is_number_list, is_text_list
-from ..storage.json_file import read_json, write_json
-from .header import check_header, header
+from ..maths.units import MIB
+from ..tasks.unit import UNITS
+from .header import header
+from .record import as_fields, read_artifact, write_artifact
 
 MAX_BYTES = 1024 * MIB
-
-Unit = Literal["perplexity", "share", "nats"]
 
 
 @dataclass(frozen=True)
@@ -33,23 +32,33 @@ class Score:
     model: str
     task: str
     metric: str
-    unit: Unit
+    unit: str  # the name of one of UNITS
     higher_is_better: bool
     samples: list[float]
     weights: list[float] | None = None
 
     def __repr__(self) -> str:
         subject = f"{shorten(self.model)} on {shorten(self.task)}, {shorten(self.metric)}"
-        value = score_text(self.value, self.unit) if self.samples else "none"
+        value = UNITS[self.unit].text(self.value) if self.samples else "none"
         return f"<Score of {subject}: {value}, {len(self.samples)} samples>"
 
     @property
     def value(self) -> float:
         """The metric over all samples."""
-        total = sum(self.samples)
-        if self.unit == "perplexity":
-            return _bounded_exp(-total / sum(self.weights or [len(self.samples)]))
-        return total / len(self.samples)
+        return UNITS[self.unit].value(self.samples, self.weights)
+
+    def check(self) -> None:
+        """Raise ValueError unless the samples of an untrusted file give a value."""
+        if self.unit not in UNITS:
+            raise ValueError(f"unit must be one of {', '.join(UNITS)}")
+        if not self.samples:
+            raise ValueError("samples is empty")
+        if self.weights is None:
+            return
+        if len(self.weights) != len(self.samples):
+            raise ValueError("weights and samples differ in number")
+        if min(self.weights) < 0 or sum(self.weights) <= 0:
+            raise ValueError("weights must be positive")
 
 
 @dataclass(frozen=True)
@@ -71,11 +80,21 @@ class Scores:
     def _repr_html_(self) -> str:
         return self.table().html()
 
-    def table(self) -> Table:
-        """A row per metric, a column per model, with the scores by which tasks are judged."""
-        from .losses import scores_table  # losses imports this module
+    def table(self, find: "Callable[[str, str, str], Score] | None" = None) -> Table:
+        """A row per metric, a column per model; empty cells where a model has no such score.
 
-        return scores_table(self)
+        `find` gives the score of a model, task and metric; by default the stored one.
+        """
+        rows = []
+        for task in self.tasks:
+            for number, metric in enumerate(self.metrics(task)):
+                values, counts = [], []
+                for model in self.models:
+                    value, count = _cell_texts(find or self.find, model, task, metric)
+                    values.append(value)
+                    counts.append(count)
+                rows.append(("" if number else task, metric, counts[0], *values))
+        return Table("Scores", ("task", "metric", "samples", *self.models), rows)
 
     @property
     def baseline(self) -> str:
@@ -111,7 +130,7 @@ class Scores:
         """The content of the JSON file; without `samples` a summary that cannot be loaded."""
         records = []
         for score in self.scores:
-            record = {"value": score.value, "count": len(score.samples), **asdict(score)}
+            record = {"value": score.value, "count": len(score.samples), **as_fields(score)}
             if not samples:
                 del record["samples"], record["weights"]
             records.append(record)
@@ -119,23 +138,17 @@ class Scores:
         return header("scores") | content
 
     def save(self, path: str | Path) -> None:
-        """Write a JSON file atomically, replacing an existing one."""
-        write_json(Path(path), self.as_json(), indent=None)
+        write_artifact(path, "scores", self.as_json(), indent=None)
 
     @classmethod
     def load(cls, path: str | Path) -> "Scores":
         """Read an untrusted file; raises StatetrimError if it is damaged."""
-        stored = read_json(Path(path), MAX_BYTES)
-        check_header(stored, "scores", path)
-        try:
-            models, lineage = stored["models"], stored["lineage"]
-            scores = [parse_score(score) for score in stored["scores"]]
-        except (KeyError, TypeError):
-            raise StatetrimError(f"{path} is not what statetrim evaluate writes") from None
-        valid = is_text_list(models) and bool(models) and isinstance(lineage, dict)
-        if not valid or not all(_is_valid(score) for score in scores):
-            raise StatetrimError(f"{path} is not what statetrim evaluate writes")
-        return cls(models, scores, lineage)
+        return read_artifact(path, "scores", cls, MAX_BYTES)
+
+    def check(self) -> None:
+        """Raise ValueError if an untrusted file names no model."""
+        if not self.models:
+            raise ValueError("models is empty")
 
 
 def pair_samples(before: Score, after: Score) -> Pairs:
@@ -146,36 +159,21 @@ def pair_samples(before: Score, after: Score) -> Pairs:
     first = (len(before.samples), before.unit, before.weights, before.higher_is_better)
     if first != (len(after.samples), after.unit, after.weights, after.higher_is_better):
         raise StatetrimError(f"{after.model} and {before.model} saw other samples of {after.task}")
-    sign = -1.0 if before.unit == "perplexity" else 1.0
+    sign = UNITS[before.unit].sample_sign
     weights = _tensor(before.weights) if before.weights else None
     return Pairs(sign * _tensor(before.samples), sign * _tensor(after.samples), weights)
-
-
-def parse_score(stored: dict[str, Any]) -> Score:
-    """A score from untrusted JSON, whose types are not checked; raises KeyError or TypeError."""
-    return Score(**{name: stored[name] for name in Score.__dataclass_fields__})
-
-
-def _is_valid(score: Score) -> bool:
-    """Whether an untrusted score has fields of the right types, and samples that give a value."""
-    weights = score.weights
-    if weights is not None:
-        if not is_number_list(weights) or not is_number_list(score.samples):
-            return False
-        if len(weights) != len(score.samples) or min(weights) < 0 or sum(weights) <= 0:
-            return False
-    return (
-        is_text_list([score.model, score.task, score.metric])
-        and score.unit in get_args(Unit)
-        and isinstance(score.higher_is_better, bool)
-        and is_number_list(score.samples)
-    )
 
 
 def _tensor(values: list[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def _bounded_exp(value: float) -> float:
-    """e to the power of `value`, but 1e304 from 700 on."""
-    return exp(value) if value < 700 else float("1e304")  # JSON has no infinity
+def _cell_texts(
+    find: Callable[[str, str, str], Score], model: str, task: str, metric: str
+) -> tuple[str, str]:
+    """The value of a score and its number of samples; empty if there is none."""
+    try:
+        score = find(model, task, metric)
+    except StatetrimError:
+        return "", ""
+    return UNITS[score.unit].text(score.value), str(len(score.samples))

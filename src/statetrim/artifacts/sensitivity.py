@@ -1,7 +1,7 @@
 """Sensitivity: the loss when one layer alone is cut, and which layers carry recall."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,8 @@ from ..errors import StatetrimError
 from ..geometry import Axis
 from ..maths.formatting import list_text
 from ..maths.paired import Interval, Pairs, difference_interval
-from ..maths.units import MIB, is_integer_list, is_number_list
-from ..storage.json_file import read_json, write_json
-from .header import check_header, header
+from ..maths.units import MIB
+from .record import as_fields, read_artifact, write_artifact
 
 SOURCES = ("text", "random", "recall")
 _MAX_BYTES = 256 * MIB
@@ -140,60 +139,30 @@ class Sensitivity:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write a JSON file atomically, replacing an existing one."""
-        fields = {**header("sensitivity"), "finding": self.sentence, **asdict(self)}
-        write_json(Path(path), fields, indent=None)
+        fields = {"finding": self.sentence, **as_fields(self)}
+        write_artifact(path, "sensitivity", fields, indent=None)
 
     @staticmethod
     def load(path: str | Path) -> "Sensitivity":
         """Read an untrusted file; raises StatetrimError if it is damaged."""
-        stored = read_json(Path(path), _MAX_BYTES)
-        check_header(stored, "sensitivity", path)
-        try:
-            sensitivity = Sensitivity(
-                parse_samples(stored["original"]),
-                [parse_cut(cut) for cut in stored["cuts"]],
-                {axis: int(stored["widths"][axis]) for axis in stored["widths"]},
-                dict(stored["lineage"]),
-            )
-        except (KeyError, TypeError, AttributeError, ValueError):
-            raise StatetrimError(f"{path} is not what statetrim analyze writes") from None
-        if not _is_valid(sensitivity):
-            raise StatetrimError(f"{path} is not what statetrim analyze writes")
-        return sensitivity
+        return read_artifact(path, "sensitivity", Sensitivity, _MAX_BYTES)
 
-
-def parse_samples(stored: Any) -> Samples:
-    """The samples of one model from untrusted JSON, whose numbers are not checked."""
-    recall = {int(pairs): list(right) for pairs, right in stored["recall"].items()}
-    return Samples(list(stored["nll"]), list(stored["kl"]), recall)
-
-
-def parse_cut(stored: Any) -> LayerCut:
-    """One cut from untrusted JSON, whose numbers are not checked."""
-    fields = {name: stored[name] for name in LayerCut.__dataclass_fields__}
-    return LayerCut(**fields | {"samples": parse_samples(stored["samples"])})
-
-
-def _is_valid(sensitivity: Sensitivity) -> bool:
-    """Whether an untrusted file has each layer at each width once, paired with the original."""
-    seen = set()
-    for cut in sensitivity.cuts:
-        if cut.axis not in ("key", "value") or cut.axis not in sensitivity.widths:
-            return False
-        if not is_integer_list([cut.layer, cut.keep]) or min(cut.layer, cut.keep) < 0:
-            return False
-        if not _are_paired(sensitivity.original, cut.samples):
-            return False
-        if set(cut.error) != set(SOURCES) or not is_number_list(list(cut.error.values())):
-            return False
-        seen.add((cut.layer, cut.axis, cut.keep))
-    expected_count = len(sensitivity.layers) * len(sensitivity.variants)
-    return (
-        bool(seen)
-        and len(seen) == len(sensitivity.cuts) == expected_count
-        and min(sensitivity.original.recall, default=1) > 0
-    )
+    def check(self) -> None:
+        """Raise ValueError unless an untrusted file has each layer at each width once, with samples
+        paired with those of the original."""
+        if min(self.original.recall, default=1) < 1:
+            raise ValueError("original.recall must be of positive numbers of pairs")
+        seen = set()
+        for number, cut in enumerate(self.cuts):
+            if cut.axis not in self.widths or min(cut.layer, cut.keep) < 0:
+                raise ValueError(f"cuts.{number} is of an unknown axis, layer or width")
+            if not _are_paired(self.original, cut.samples):
+                raise ValueError(f"cuts.{number}.samples are not those of the original")
+            if set(cut.error) != set(SOURCES):
+                raise ValueError(f"cuts.{number}.error must be of {', '.join(SOURCES)}")
+            seen.add((cut.layer, cut.axis, cut.keep))
+        if not seen or not len(seen) == len(self.cuts) == len(self.layers) * len(self.variants):
+            raise ValueError("cuts must hold each layer at each width once")
 
 
 def _are_paired(before: Samples, after: Samples) -> bool:
@@ -201,7 +170,7 @@ def _are_paired(before: Samples, after: Samples) -> bool:
     lists = [(before.nll, after.nll), (before.kl, after.kl)]
     for pairs, right in before.recall.items():
         lists.append((right, after.recall.get(pairs, [])))
-    return all(is_number_list(a) and is_number_list(b) and len(a) == len(b) for a, b in lists)
+    return all(a and len(a) == len(b) for a, b in lists)
 
 
 def _pairs(before: list[float], after: list[float]) -> Pairs:

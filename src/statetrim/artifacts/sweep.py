@@ -1,15 +1,13 @@
 """Sweep: scores and state bytes, a point per shape that was measured."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import StatetrimError
 from ..maths.formatting import list_text, shorten
-from ..maths.units import MIB, is_integer_list, is_number
-from ..storage.json_file import read_json, write_json
-from .header import check_header, header
+from ..maths.units import MIB
+from .record import read_artifact, write_artifact
 
 _MAX_BYTES = 16 * MIB
 
@@ -37,6 +35,12 @@ class Point:
     state_bytes: int  # per sequence, float32
     scores: Mapping[str, SweepScore]  # by "task metric"
 
+    def check(self) -> None:
+        """Raise ValueError if an untrusted file states a size that no shape has."""
+        for name in ("keep", "keep_values", "state_bytes"):
+            if not 0 < getattr(self, name) < 2**63:
+                raise ValueError(f"{name} must be positive and below 2^63")
+
 
 @dataclass(frozen=True)
 class Sweep:
@@ -51,42 +55,14 @@ class Sweep:
         return f"<Sweep of {shorten(self.model)}: {list_text(shapes, 8)}>"
 
     def save(self, path: str | Path) -> None:
-        """Write a JSON file atomically, replacing an existing one."""
-        write_json(Path(path), {**header("sweep"), **asdict(self)})
+        write_artifact(path, "sweep", self)
 
     @staticmethod
     def load(path: str | Path) -> "Sweep":
         """Read an untrusted file; raises StatetrimError if it is damaged."""
-        stored = read_json(Path(path), _MAX_BYTES)
-        check_header(stored, "sweep", path)
-        try:
-            points = [_parse_point(fields) for fields in stored["points"]]
-            if not points:
-                raise ValueError
-            return Sweep(str(stored["model"]), points, dict(stored["lineage"]))
-        except (KeyError, TypeError, AttributeError, ValueError):
-            raise StatetrimError(f"{path} is not what a sweep writes") from None
+        return read_artifact(path, "sweep", Sweep, _MAX_BYTES)
 
-
-def _parse_point(fields: Any) -> Point:
-    """One point from untrusted JSON; raises ValueError or TypeError if a field is not valid."""
-    scores = {name: _parse_score(stored) for name, stored in fields["scores"].items()}
-    point = Point(**fields | {"scores": scores})
-    sizes = [point.keep, point.keep_values, point.state_bytes]
-    if not is_integer_list(sizes) or min(sizes) <= 0 or max(sizes) >= 2**63:
-        raise ValueError
-    if not isinstance(point.method, str):
-        raise ValueError
-    return point
-
-
-def _parse_score(stored: Any) -> SweepScore:
-    """From untrusted JSON; raises ValueError or TypeError if a field is not valid."""
-    score = SweepScore(**stored)
-    for bound in (score.low, score.high):
-        if bound is not None and not is_number(bound):
-            raise ValueError
-    flags_valid = isinstance(score.higher_is_better, bool) and isinstance(score.floor, bool)
-    if not flags_valid or not is_number(score.value) or not isinstance(score.unit, str):
-        raise ValueError
-    return score
+    def check(self) -> None:
+        """Raise ValueError if an untrusted file lists no point."""
+        if not self.points:
+            raise ValueError("points is empty")

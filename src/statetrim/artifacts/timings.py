@@ -1,16 +1,16 @@
 """Timings: speed, memory and throughput of models, as records that can be compared."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import StatetrimError
 from ..maths.formatting import list_text, quantity_text
 from ..maths.table import Table
-from ..maths.units import MIB, is_number, is_text_list
-from ..storage.json_file import read_json, write_json
-from .header import check_header, header
+from ..maths.units import MIB
+from .header import header
+from .record import as_fields, read_artifact, write_artifact
 
 MAX_BYTES = 64 * MIB
 
@@ -82,30 +82,21 @@ class Timings:
         raise StatetrimError(f"the timings hold no {metric} of {model}")
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            **header("timings"),
-            "models": self.models,
-            "records": [asdict(record) for record in self.records],
-            "lineage": self.lineage,
-        }
+        """The content of the JSON file."""
+        return {**header("timings"), **as_fields(self)}
 
     def save(self, path: str | Path) -> None:
-        """Write a JSON file atomically, replacing an existing one."""
-        write_json(Path(path), self.as_json())
+        write_artifact(path, "timings", self)
 
     @classmethod
     def load(cls, path: str | Path) -> "Timings":
         """Read an untrusted file; raises StatetrimError if it is damaged."""
-        stored = read_json(Path(path), MAX_BYTES)
-        check_header(stored, "timings", path)
-        try:
-            models, lineage = stored["models"], stored["lineage"]
-            records = [_parse_timing(record) for record in stored["records"]]
-        except (KeyError, TypeError, ValueError, OverflowError):
-            raise StatetrimError(f"{path} is not what statetrim benchmark writes") from None
-        if not is_text_list(models) or not models or not isinstance(lineage, dict):
-            raise StatetrimError(f"{path} is not what statetrim benchmark writes")
-        return cls(models, records, lineage)
+        return read_artifact(path, "timings", cls, MAX_BYTES)
+
+    def check(self) -> None:
+        """Raise ValueError if an untrusted file names no model."""
+        if not self.models:
+            raise ValueError("models is empty")
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
@@ -123,41 +114,11 @@ def timing_text(record: Timing | None, baseline: Timing | None) -> str:
 
     The ratio is within noise if the quartiles of the ratios by round include 1.
     """
-    if record is None or not is_number(record.value):
+    if record is None:
         return ""
     text = quantity_text(record.value)
-    if baseline is None or baseline is record:
-        return text
-    if not is_number(baseline.value) or not baseline.value:
+    if baseline is None or baseline is record or not baseline.value:
         return text
     low, high = record.ratio_spread or (0.0, 0.0)
     noise = ", within noise" if low <= 1.0 <= high else ""
     return f"{text} ({record.value / baseline.value:.2f}x{noise})"
-
-
-def _parse_timing(stored: dict[str, Any]) -> Timing:
-    """From untrusted JSON; raises KeyError, TypeError, ValueError or OverflowError if a field is
-    not valid."""
-
-    def parse_pair(value: Any) -> tuple[float, float] | None:
-        if value is None:
-            return None
-        low, high = value
-        return float(low), float(high)
-
-    def parse_count(value: Any) -> int | None:
-        if value is not None and type(value) is not int:
-            raise ValueError
-        return value
-
-    return Timing(
-        model=str(stored["model"]),
-        metric=str(stored["metric"]),
-        batch=parse_count(stored["batch"]),
-        length=parse_count(stored["length"]),
-        value=float(stored["value"]),
-        unit=str(stored["unit"]),
-        spread=parse_pair(stored["spread"]),
-        ratio=None if stored["ratio"] is None else float(stored["ratio"]),
-        ratio_spread=parse_pair(stored["ratio_spread"]),
-    )

@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
-from ..artifacts.scores import MAX_BYTES, Score, parse_score
+from ..artifacts.record import as_fields, parse_record
+from ..artifacts.scores import MAX_BYTES, Score
 from ..storage.json_file import read_json, write_json
 from ..tasks import Task
 
@@ -20,13 +20,13 @@ class FinishedTasks:
         """The saved scores; None if the task is not finished, or without a directory."""
         if self.directory is None or not (self.directory / self.file_name(model, task)).exists():
             return None
-        stored = read_json(self.directory / self.file_name(model, task), MAX_BYTES)
-        return [parse_score(score) for score in stored["scores"]]
+        path = self.directory / self.file_name(model, task)
+        return parse_record(read_json(path, MAX_BYTES).get("scores"), list[Score], path)
 
     def save(self, model: str, task: str, scores: list[Score]) -> None:
         """Write the scores of a finished task; without a directory, do nothing."""
         if self.directory is not None:
-            content = {"scores": [asdict(score) for score in scores]}
+            content = {"scores": [as_fields(score) for score in scores]}
             write_json(self.directory / self.file_name(model, task), content, indent=None)
 
     def file_names(self, tasks: Sequence[Task]) -> list[str]:

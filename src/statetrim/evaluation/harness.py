@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..artifacts.scores import Score, Unit
+from ..artifacts.scores import Score
 from ..errors import StatetrimError, is_out_of_memory
 from ..storage.text import import_datasets
 from ..tasks import Task
+from ..tasks.unit import PERPLEXITY, SHARE
 
 ProgressCallback = Callable[[int, int], None]
 """Called with the number of requests answered so far, and of all requests."""
@@ -224,9 +225,8 @@ class _RequestCounter:
 def _to_score(
     model: str, task: Task, metric: str, samples: list[dict[str, Any]], higher_is_better: bool
 ) -> Score:
-    """A score from lm-eval's samples, each a value or a pair of value and weight; its unit is
-    "perplexity" or "share". Raises StatetrimError if a value is not finite."""
-    unit: Unit = "perplexity" if "perplexity" in metric else "share"
+    """A score from lm-eval's samples, each a value or a pair of value and weight."""
+    unit = PERPLEXITY if "perplexity" in metric else SHARE
     is_weighted = isinstance(samples[0][metric], tuple | list)
     values, weights = list[float](), list[float]()
     for sample in samples:
@@ -237,8 +237,15 @@ def _to_score(
             values.append(float(sample[metric]))
         if not isfinite(values[-1]):
             raise StatetrimError(f"{model} gives likelihoods that are not numbers on {task.name}")
-    better = higher_is_better and unit == "share"
-    return Score(model, task.name, metric, unit, better, values, weights if is_weighted else None)
+    return Score(
+        model=model,
+        task=task.name,
+        metric=metric,
+        unit=unit.name,
+        higher_is_better=higher_is_better and unit is not PERPLEXITY,
+        samples=values,
+        weights=weights if is_weighted else None,
+    )
 
 
 def silence_libraries() -> None:

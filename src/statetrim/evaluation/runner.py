@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..artifacts.scores import Score, Unit
+from ..artifacts.scores import Score
 from ..errors import StatetrimError
 from ..progress import OnProgress, Progress
 from ..runtime.final_hidden import FinalHiddenStates
@@ -20,6 +20,7 @@ from ..runtime.placement import Placement
 from ..runtime.states.stored import StateStorage, StoredStateReader, stored_states
 from ..storage.checkpoint import Checkpoint
 from ..tasks import WITHOUT_HARNESS, Task, recall
+from ..tasks.unit import NATS, PERPLEXITY, SHARE
 from . import harness
 from .samples import MQAR_ROWS, Samples
 
@@ -245,13 +246,14 @@ class ModelRunner:
             log_likelihood += comparison.log_likelihood.tolist()
             on_compared(number + 1)
         scores = [
-            Score(self.name, task.name, "kl", "nats", False, kl),
+            Score(self.name, task.name, "kl", NATS.name, False, kl),
             self._share_score(task.name, "top1", top1),
         ]
         if task.kind == "text":
-            metric: Unit = "perplexity"
             tokens = [float(ids.shape[1] - 1)] * len(ids)  # predicted tokens per sequence
-            score = Score(self.name, "text", metric, metric, False, log_likelihood, tokens)
+            score = Score(
+                self.name, "text", "perplexity", PERPLEXITY.name, False, log_likelihood, tokens
+            )
             scores.insert(0, score)
         return scores
 
@@ -268,8 +270,7 @@ class ModelRunner:
         return lambda number: reader.forward(batches[number])
 
     def _share_score(self, task: str, metric: str, samples: list[float]) -> Score:
-        """A score of fractions, of which higher ones are better."""
-        return Score(self.name, task, metric, "share", True, samples)
+        return Score(self.name, task, metric, SHARE.name, True, samples)
 
 
 def _progress_callbacks(

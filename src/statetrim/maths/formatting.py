@@ -27,13 +27,6 @@ def quantity_text(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def score_text(value: float, unit: str) -> str:
-    """A score as text: `unit` is "perplexity", "share" (shown in percent), or else nats."""
-    if unit == "perplexity":
-        return f"{value:,.2f}" if value < 1e7 else f"{value:.2e}"
-    return f"{100 * value:.1f}%" if unit == "share" else f"{value:.4f}"
-
-
 def shorten(text: object, max_length: int = 60) -> str:
     """One printable line of at most `max_length` characters; the text may be untrusted."""
     line = "".join(c if c.isprintable() else " " for c in str(text)[: max_length + 1])

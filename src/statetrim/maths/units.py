@@ -6,6 +6,7 @@ from typing import Any
 from ..errors import StatetrimError
 
 MIB, GIB = 2**20, 2**30
+MAX_NUMBER = 1e300  # of untrusted files; sums and plots of larger ones overflow
 _SUFFIXES = {"k": 2**10, "m": 2**20, "g": 2**30}
 
 Amount = int | float | str
@@ -53,15 +54,5 @@ def is_integer_list(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is an int or float, not bool or nan, below 1e300 in magnitude (for plots)."""
-    return type(value) in (int, float) and abs(value) < 1e300
-
-
-def is_number_list(value: Any) -> bool:
-    """Whether `value` is a non-empty list of numbers as in `is_number`."""
-    return isinstance(value, list) and bool(value) and all(is_number(item) for item in value)
-
-
-def is_text_list(value: Any) -> bool:
-    """Whether `value` is a list of str."""
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    """Whether `value` is an int or float below MAX_NUMBER in magnitude."""
+    return type(value) in (int, float) and abs(value) < MAX_NUMBER

@@ -10,9 +10,10 @@ from math import log1p
 from pathlib import Path
 
 from ..analysis.predict import predict
-from ..artifacts.decision import Candidate, Decision, Prediction, decide
-from ..artifacts.losses import metric_loss, recall_change
+from ..artifacts.decision import Candidate, Decision, Prediction
 from ..artifacts.plan import Plan
+from ..judging.decision import decide
+from ..judging.losses import metric_loss, recall_change
 from ..maths.paired import Interval
 from ..runtime.loading import load_tokenizer
 from ..storage.checkpoint import Checkpoint

@@ -6,7 +6,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ..artifacts.card.model_card import with_measurements
 from ..artifacts.plan import Plan
 from ..artifacts.scores import Scores
 from ..artifacts.statistics import Statistics
@@ -14,6 +13,7 @@ from ..benchmarking.benchmark import benchmark
 from ..calibration.calibrate import calibrate
 from ..defaults import HEAD_METHOD
 from ..evaluation.evaluate import evaluate
+from ..judging.measured_card import with_measurements
 from ..maths.units import MIB
 from ..recovery.recover import recover
 from ..selection.select import select_for_target

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from ..artifacts.losses import headline_score, metric_loss, uninformative_flags
 from ..artifacts.scores import Score, Scores
 from ..artifacts.sweep import Point, Sweep, SweepScore
 from ..errors import StatetrimError
+from ..judging.losses import headline_score, metric_loss, uninformative_flags
 from ..progress import ShowProgress
 from ..reporting.report import report
 from ..storage.checkpoint import Checkpoint
@@ -25,6 +25,7 @@ from ..storage.output import (
     remove_empty_partial,
 )
 from ..storage.space import check_writable
+from ..tasks.unit import UNITS
 from .job import Job, is_comparable, recipe_record
 from .job import job_record as trim_record
 from .measuring import measure_cut
@@ -184,22 +185,13 @@ def _point(job: Job, scores: Scores, model_index: int) -> Point:
 
 
 def _measured_score(scores: Scores, score: Score) -> SweepScore:
-    """A score with an interval: the original's score worsened by each end of the loss interval. The
-    original itself has no interval."""
+    """A score with an interval: the original's score changed by each end of the loss interval."""
     low = high = None
     if score.model != scores.baseline:
         original = headline_score(scores, scores.baseline, score.task, score.metric).value
         loss = metric_loss(scores, score.model, score.task, score.metric).loss
-        first = _value_after_loss(original, score.unit, loss.low)
-        second = _value_after_loss(original, score.unit, loss.high)
-        low, high = min(first, second), max(first, second)
+        change, unit = -loss if score.higher_is_better else loss, UNITS[score.unit]
+        low, high = unit.value_after(original, change.low), unit.value_after(original, change.high)
     value = headline_score(scores, score.model, score.task, score.metric).value
     is_uninformative, _ = uninformative_flags(scores, score.task, score.metric)
     return SweepScore(value, low, high, score.unit, score.higher_is_better, is_uninformative)
-
-
-def _value_after_loss(before: float, unit: str, loss: float) -> float:
-    """`before` worsened by `loss`: percent of perplexity, points of a share, or the unit itself."""
-    if unit == "perplexity":
-        return before * (1 + loss / 100)
-    return before - loss / 100 if unit == "share" else before + loss

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..artifacts.recommendation import JudgedCut, Recommendation, recommend
-from ..artifacts.verdict import Outcome, Verdict, metric_label
 from ..geometry import Geometry
+from ..judging.recommendation import JudgedCut, Recommendation, recommend
+from ..judging.verdict import Outcome, Verdict, metric_label
 from ..maths.formatting import bytes_text, relative_change_text
 from ..serving.alternatives import CONTEXT, MEMORY_GIB, alternatives
 from ..serving.deployment import ship_verdict

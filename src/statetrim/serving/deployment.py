@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..artifacts.scores import Scores
-from ..artifacts.verdict import Verdict, cut_models, judge_cut
 from ..errors import StatetrimError
 from ..geometry import Geometry
+from ..judging.verdict import Verdict, cut_models, judge_cut
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, as_checkpoint
 from .capacity import Capacity, capacity

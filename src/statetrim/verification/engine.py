@@ -3,13 +3,13 @@
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.resources import as_file, files
-from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, cast, get_args
 
+from ..artifacts.record import as_fields, parse_record
 from ..errors import StatetrimError
 from ..maths.units import MIB
 from ..runtime.child_process import last_error, python_process
@@ -68,7 +68,7 @@ def run_engine(engine: Engine, python: Path, request: Request, seconds: float) -
     driver = files(__package__) / "drivers" / f"ask_{engine}.py"
     with TemporaryDirectory(prefix="statetrim-") as folder, as_file(driver) as program:
         request_path, answer_path = Path(folder, "request.json"), Path(folder, "answer.json")
-        write_json(request_path, asdict(request), indent=None)
+        write_json(request_path, as_fields(request), indent=None)
         arguments = [str(program), str(request_path), str(answer_path)]
         with python_process(python, arguments, {"PYTHONDONTWRITEBYTECODE": "1"}) as (process, log):
             try:
@@ -90,12 +90,12 @@ def _failure_reason(log: Path) -> str:
 def _parse_answer(stored: dict[str, Any], request: Request) -> Answer:
     """The answer; raises EngineError if it does not cover every sequence, prompt and text."""
     try:
-        answer = Answer(**stored)
-        if _is_complete(answer, request):
-            return answer
-    except TypeError:  # other fields, or values of other types
-        pass
-    raise EngineError("an answer that does not fit the request")
+        answer = parse_record(stored, Answer, "answer.json")
+    except StatetrimError as error:
+        raise EngineError(f"an answer that does not fit the request: {error}") from None
+    if not _is_complete(answer, request):
+        raise EngineError("an answer that does not fit the request")
+    return answer
 
 
 def _is_complete(answer: Answer, request: Request) -> bool:
@@ -104,11 +104,9 @@ def _is_complete(answer: Answer, request: Request) -> bool:
     `encoded` may be None; the length of its rows, and log-probabilities, are not checked.
     """
     choice_counts = [len(ids) - 1 for ids in request.sequences]
-    token_rows = [*answer.choices, *answer.continuations, *(answer.encoded or [])]
     return (
         list(map(len, answer.choices)) == choice_counts
         and list(map(len, answer.log_probabilities)) == choice_counts
         and list(map(len, answer.continuations)) == [request.generate] * len(request.prompts)
         and (answer.encoded is None or len(answer.encoded) == len(request.texts))
-        and all(type(token) is int for token in chain.from_iterable(token_rows))
     )

@@ -1,20 +1,17 @@
-"""The model card (README.md) of a cut: the original, the method, the sizes and the scores."""
+"""The model card (README.md) of a cut: the original, the method and the sizes."""
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...families.contract import LAYER_WIDTHS_FIELD
 from ...geometry import Geometry
-from ...maths.formatting import bytes_text, relative_change_text, score_text
+from ...maths.formatting import bytes_text, relative_change_text
 from ...storage.checkpoint import Checkpoint
 from ...storage.hub.cache import model_name, repository_in_cache
-from ..losses import averaged_settings_text, headline_score, task_losses
 from ..plan import Plan
-from ..scores import Scores
-from ..verdict import Verdict
 from .markdown import escape, inline_code, one_line
 
 _MEASURED_BEGIN = "<!-- measured by statetrim -->"
@@ -82,46 +79,11 @@ def model_card(
     return "\n".join(lines) + "\n"
 
 
-def with_measurements(card: str, scores: Scores, verdict: Verdict) -> str:
-    """The card with the verdict, its warnings and the scores above how the cut was made, or at the
-    end of a card without a place for them; replaces earlier measurements.
-
-    Raises StatetrimError if a model lacks a score that another has.
-    """
-    warnings = [f"- Warning: {escape(text)}." for text in verdict.warnings]
-    lines = [
-        _MEASURED_BEGIN,
-        "## Measured",
-        "",
-        f"**{str(verdict.outcome).capitalize()}**: {escape(verdict.reason)}.",
-        "",
-        *warnings,
-        *([""] if warnings else []),
-        f"| task | metric | samples | {' | '.join(map(escape, scores.models))} |",
-        "|---|---|---:|" + "---:|" * len(scores.models),
-    ]
-    for task in scores.tasks:
-        for metric in scores.metrics(task):
-            cells, counts = [], []
-            for model in scores.models:
-                score = headline_score(scores, model, task, metric)
-                cells.append(score_text(score.value, score.unit))
-                counts.append(str(len(score.samples)))
-            mean = averaged_settings_text(scores, task, metric)
-            name = f"{metric} ({mean})" if mean else metric
-            row = [escape(task), escape(name), counts[0], *cells]
-            lines.append(f"| {' | '.join(row)} |")
-    lines += [
-        "",
-        "Against the original, on the same samples (95% intervals, paired; losses are positive):",
-        "",
-    ]
-    for model in scores.models[1:]:
-        for x in task_losses(scores, model):
-            lines.append(f"- {escape(x.task)}, {escape(x.metric)}, {escape(model)}: {x.sentence}")
-    lines.append(_MEASURED_END)
+def with_measured_section(card: str, lines: Sequence[str]) -> str:
+    """The card with `lines` above how the cut was made; they replace earlier measurements."""
     before, after = _around_measurements(card)
-    return f"{before.rstrip()}\n\n" + "\n".join(lines) + f"\n\n{after.lstrip()}"
+    section = "\n".join([_MEASURED_BEGIN, *lines, _MEASURED_END])
+    return f"{before.rstrip()}\n\n{section}\n\n{after.lstrip()}"
 
 
 def _around_measurements(card: str) -> tuple[str, str]:

@@ -1,15 +1,15 @@
 """Verification: how often an engine predicts the same tokens as transformers, for each model."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...errors import StatetrimError
 from ...maths.paired import Interval, Pairs, difference_interval, zero_event_bound
-from ...maths.units import MIB, is_text_list
-from ...storage.json_file import read_json, write_json
-from ..header import check_header, header
-from .agreement import Agreement, Kind, is_valid
+from ...maths.units import MIB
+from ...storage.json_file import write_json
+from ..header import header
+from ..record import as_fields, parse_record, read_fields
+from .agreement import Agreement, Kind
 
 MAX_BYTES = 16 * MIB
 CONFIDENCE_LEVEL = 0.95
@@ -77,7 +77,7 @@ class Verification:
 
     def as_json(self) -> dict[str, Any]:
         """The content of the JSON file."""
-        return {**asdict(self), **header("verification"), "engine_version": self.version}
+        return {**as_fields(self), **header("verification"), "engine_version": self.version}
 
     def save(self, path: str | Path) -> None:
         """Write a JSON file atomically, replacing an existing one."""
@@ -86,31 +86,13 @@ class Verification:
     @classmethod
     def load(cls, path: str | Path) -> "Verification":
         """Read an untrusted file; raises StatetrimError if it is damaged."""
-        stored = read_json(Path(path), MAX_BYTES)
-        check_header(stored, "verification", path)
-        del stored["format"]
-        try:
-            agreements = [Agreement(**fields) for fields in stored.pop("agreements")]
-            stored["version"] = stored.pop("engine_version")
-            verification = cls(**stored, agreements=agreements)
-        except (KeyError, TypeError):
-            raise StatetrimError(f"{path} is not what statetrim verify writes") from None
-        if not _is_valid(verification):
-            raise StatetrimError(f"{path} is not what statetrim verify writes")
-        return verification
+        stored = read_fields(path, "verification", MAX_BYTES)
+        stored["version"] = stored.get("engine_version")  # "version" is that of the format
+        return parse_record(stored, cls, path)
 
-
-def _is_valid(stored: Verification) -> bool:
-    """Whether the fields of an untrusted file have the right types."""
-    mappings: list[Any] = [stored.faults, stored.notes, stored.refusals, stored.lineage]
-    if not all(isinstance(mapping, dict) for mapping in mappings):
-        return False
-    if not isinstance(stored.lineage.get("models", []), list):
-        return False
-    texts = [stored.engine, stored.version, stored.dtype, *stored.refusals.values()]
-    lists = [texts, stored.models, *stored.faults.values(), *stored.notes.values()]
-    return (
-        all(is_text_list(value) for value in lists)
-        and len(stored.models) > 1
-        and all(is_valid(agreement) for agreement in stored.agreements)
-    )
+    def check(self) -> None:
+        """Raise ValueError if an untrusted file compares nothing, or lists no fingerprints."""
+        if len(self.models) < 2:
+            raise ValueError("models must name the original and a cut")
+        if not isinstance(self.lineage.get("models", []), list):
+            raise ValueError("lineage.models must be a list")

@@ -1,12 +1,10 @@
 """At how many positions an engine predicts the same token as transformers."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
-
-from ...maths.units import is_integer_list
 
 Kind = Literal["texts", "continuations"]
 """Given texts, or continuations that the engine generated and transformers then scored."""
@@ -41,21 +39,11 @@ class Agreement:
         """The share of agreed positions, float64 [sequences]."""
         return torch.tensor(self.agreed, dtype=torch.float64) / torch.tensor(self.places)
 
-
-def is_valid(agreement: Agreement) -> bool:
-    """Whether the fields of an untrusted file have the right types, and counts per sequence."""
-    places = agreement.places
-    for counts in (places, agreement.agreed, agreement.agreed_float32, agreement.own):
-        if not is_integer_list(counts) or not counts or min(counts) < 0:
-            return False
-        if len(counts) != len(places):
-            return False
-    for number in (agreement.largest_gap, agreement.largest_difference or 0.0):
-        if type(number) not in (int, float):
-            return False
-    return (
-        isinstance(agreement.model, str)
-        and agreement.kind in get_args(Kind)
-        and min(places) > 0
-        and type(agreement.different_tokens) in (int, float)
-    )
+    def check(self) -> None:
+        """Raise ValueError unless an untrusted file has counts of every sequence."""
+        if not self.places or min(self.places) < 1:
+            raise ValueError("places must list the positions of every sequence")
+        for name in ("agreed", "agreed_float32", "own"):
+            counts: list[int] = getattr(self, name)
+            if len(counts) != len(self.places) or min(counts) < 0:
+                raise ValueError(f"{name} must list a count for every sequence")

@@ -98,10 +98,10 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Score models and their original on the same samples, and report what was lost."""
-    from ...artifacts.gate import find_violation
     from ...console.measures.evaluate import show_scores
     from ...console.progress import show_progress
     from ...evaluation.evaluate import evaluate as run
+    from ...judging.gate import find_violation
     from ...progress import is_rank_zero
     from ...runtime.states.stored import StateStorage
     from ...serving.deployment import ship_verdicts

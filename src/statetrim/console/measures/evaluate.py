@@ -3,9 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ...artifacts.losses import Loss, averaged_settings_text, mean_recall_text, task_losses
 from ...artifacts.scores import Scores
-from ...artifacts.verdict import Verdict
+from ...judging.losses import (
+    Loss,
+    averaged_settings_text,
+    mean_recall_text,
+    scores_table,
+    task_losses,
+)
+from ...judging.verdict import Verdict
 from .. import terminal
 
 
@@ -24,7 +30,7 @@ def show_scores(
         }
         terminal.print_json(scores.as_json(samples=False) | extra)
         return
-    terminal.print_artifact_table(scores.table(), left_columns=2)
+    terminal.print_artifact_table(scores_table(scores), left_columns=2)
     for loss in losses:
         p = "" if loss.p is None else f" (McNemar p = {loss.p:.3g})"
         terminal.print_text(f"{loss.task}, {loss.metric}, {loss.model}: {loss.sentence}{p}")
@@ -46,7 +52,7 @@ def _loss_json(row: Loss) -> dict[str, Any]:
         "task": row.task,
         "metric": row.metric,
         "loss": [row.loss.estimate, row.loss.low, row.loss.high],
-        "unit": {"perplexity": "%", "share": "points", "nats": "nats"}[row.unit],
+        "unit": row.unit.suffix.strip(),
         "mcnemar_p": row.p,
         "verdict": row.sentence,
     }

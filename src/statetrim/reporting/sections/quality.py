@@ -3,18 +3,18 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...artifacts.losses import (
+from ...artifacts.scores import Scores
+from ...errors import StatetrimError
+from ...judging.losses import (
     Loss,
     averaged_settings_text,
     headline_score,
     mean_recall_text,
     task_losses,
 )
-from ...artifacts.scores import Scores
-from ...artifacts.verdict import compare_with_limit, random_controls, ship_limit
-from ...errors import StatetrimError
-from ...maths.formatting import score_text
+from ...judging.verdict import compare_with_limit, random_controls, ship_limit
 from ...maths.units import is_number
+from ...tasks.unit import UNITS
 from ..charts import interval_chart
 from ..commands import command_arguments
 from ..document import Block, Missing, Picture, Table, Text
@@ -29,11 +29,6 @@ CHECK_TEXTS = {
     "prefill_against_decode": "decoding token by token against prefill",
     "prefill_against_decode_before": "the same, in the original",
 }
-UNIT_TEXTS = (
-    ("share", "percentage points lost"),
-    ("perplexity", "rise of perplexity, % of the original's"),
-    ("nats", "KL from the original, nats per token"),
-)
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
@@ -82,17 +77,17 @@ def _score_blocks(scores: Scores, own_name: str | None) -> Iterator[Block]:
         )
     header = ("task", "model", "samples", "original", "now", "loss", "limit")
     yield Table(header, list(_loss_rows(scores, all_losses)))
-    for unit, unit_text in UNIT_TEXTS:
-        rows = []
+    for unit in UNITS.values():
+        rows, title = [], unit.loss_title
         for x in all_losses:
-            if x.unit == unit and not x.uninformative:
+            if x.unit is unit and not x.uninformative:
                 rows.append((_loss_label(scores, x), x.loss.estimate, x.loss.low, x.loss.high))
-        chart = interval_chart(rows, f"Loss by task with 95% intervals: {unit_text}", unit_text)
+        chart = interval_chart(rows, f"Loss by task with 95% intervals: {title}", title)
         if chart:
             yield Picture(
                 chart,
                 f"How to read it: a dot is the measured loss, its bar the 95% interval "
-                f"({unit_text}); a bar that touches the dashed zero line is no proven loss. "
+                f"({title}); a bar that touches the dashed zero line is no proven loss. "
                 f"Left is better.",
             )
     for model in scores.models[1:]:
@@ -154,8 +149,8 @@ def _loss_rows(scores: Scores, all_losses: list[Loss]) -> Iterator[tuple[str, ..
             f"{x.task}, {x.metric}{f' ({settings_text})' if settings_text else ''}",
             x.model,
             str(x.samples),
-            score_text(x.before, x.unit),
-            score_text(x.after, x.unit),
+            x.unit.text(x.before),
+            x.unit.text(x.after),
             x.sentence,
             limit_text,
         )
@@ -163,7 +158,7 @@ def _loss_rows(scores: Scores, all_losses: list[Loss]) -> Iterator[tuple[str, ..
 
 def _score_cells(scores: Scores, task: str, metric: str) -> tuple[str, ...]:
     headlines = [headline_score(scores, model, task, metric) for model in scores.models]
-    values = [score_text(score.value, score.unit) for score in headlines]
+    values = [UNITS[score.unit].text(score.value) for score in headlines]
     return (task, metric, str(len(headlines[0].samples)), *values)
 
 

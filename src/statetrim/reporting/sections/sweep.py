@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from ...artifacts.recommendation import JudgedCut, Recommendation, recommend
 from ...artifacts.sweep import Sweep
-from ...artifacts.verdict import metric_label
+from ...judging.recommendation import JudgedCut, Recommendation, recommend
+from ...judging.verdict import metric_label
 from ...maths.formatting import bytes_text, relative_change_text
 from ...maths.units import is_number
 from ...serving.engines import Shape, compatibility_of_shape

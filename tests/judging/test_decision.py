@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from statetrim.artifacts.decision import LOSS_TIE_NATS, Candidate, Decision, Prediction, decide
+from statetrim.artifacts.decision import Candidate, Decision, Prediction
 from statetrim.errors import StatetrimError
+from statetrim.judging.decision import LOSS_TIE_NATS, decide
 from statetrim.maths.paired import Interval
 
 PREDICTION = Prediction({name: {"text": {0: 0.1}} for name in ("64x32", "48x40", "32x64")})
@@ -81,5 +82,7 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
         {"measured": [stored["measured"][0] | {"loss": {"estimate": "a"}}]},
     ):
         path.write_text(json.dumps(stored | invalid))
-        with pytest.raises(StatetrimError, match="decision that cannot be read"):
+        with pytest.raises(
+            StatetrimError, match=f"decision.json is not valid: .*{next(iter(invalid))}"
+        ):
             Decision.load(path)

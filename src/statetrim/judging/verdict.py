@@ -10,13 +10,12 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from ..artifacts.scores import Scores, pair_samples
 from ..errors import StatetrimError
-from ..maths.formatting import score_text
 from ..maths.paired import Interval, difference_interval
 from ..tasks import TASKS
+from ..tasks.unit import CONFIDENCE_LEVEL
 from .losses import (
-    CONFIDENCE_LEVEL,
-    UNIT_SUFFIX,
     Loss,
     headline_score,
     informative_losses,
@@ -24,7 +23,6 @@ from .losses import (
     setting_losses,
     task_losses,
 )
-from .scores import Scores, pair_samples
 
 RANDOM_METHOD = "rand"  # the method of a random cut, the control
 
@@ -256,7 +254,7 @@ def _missing_evidence_text(scores: Scores, model: str, group: str) -> str:
     uninformative = next((x for x in task_losses(scores, model) if group in x.groups), None)
     if uninformative is None:
         return f"its {group} was not measured: add `{DEFAULT_TASKS[group]}` to --tasks"
-    if uninformative.unit == "perplexity":
+    if uninformative.unit.guess == "vocabulary":
         advice = "choose a text that the original can predict"
     else:
         more = "raise --limit, or " if uninformative.too_few_samples else ""
@@ -318,35 +316,28 @@ def _advantage_over_control(scores: Scores, model: str, control: str, task: str)
 
 def _fact_text(scores: Scores, x: Loss) -> str:
     """The scores before and after the cut, the loss, and the loss of the first random cut."""
-    shown = f"{score_text(x.before, x.unit)} → {score_text(x.after, x.unit)}"
+    shown = f"{x.unit.text(x.before)} → {x.unit.text(x.after)}"
     text = f"{x.task} {x.metric} {shown} ({_interval_text(x)})"
     control = next(iter(random_controls(scores)), x.model)
     if control == x.model:
         return text
     control_losses = {(y.task, y.metric): y.loss for y in task_losses(scores, control)}
     control_loss = control_losses[x.task, x.metric]
-    return f"{text}; a random cut loses {_loss_size_text(control_loss.estimate, x.unit)}"
+    return f"{text}; a random cut loses {x.unit.loss_text(control_loss.estimate)}"
 
 
 def _interval_text(x: Loss) -> str:
     low, high = round(x.loss.low, 1) + 0.0, round(x.loss.high, 1) + 0.0  # + 0.0 avoids -0.0
-    return f"loss {_loss_size_text(x.loss.estimate, x.unit)}, 95%: {low:.1f} to {high:.1f}"
-
-
-def _loss_size_text(loss: float, unit: str) -> str:
-    """A loss with its unit, negative for a gain."""
-    digits = 4 if unit == "nats" else 1
-    return f"{round(loss, digits) + 0.0:,.{digits}f}{UNIT_SUFFIX[unit]}"
+    return f"loss {x.unit.loss_text(x.loss.estimate)}, 95%: {low:.1f} to {high:.1f}"
 
 
 def loss_text(x: Loss) -> str:
     """A loss and its limit, for people; the loss must have one."""
     limit = ship_limit(x)
     assert limit is not None
-    name = "perplexity" if x.unit == "perplexity" else x.groups[0]
-    verb = "rises" if x.unit == "perplexity" else "falls"
-    size = f"{x.loss.estimate:.1f}{UNIT_SUFFIX[x.unit]}"
-    return f"{name} {verb} by {size} on {metric_label(x)} (limit {limit:g}{UNIT_SUFFIX[x.unit]})"
+    verb, suffix = "falls" if x.higher_is_better else "rises", x.unit.suffix
+    size = f"{x.loss.estimate:.1f}{suffix}"
+    return f"{x.groups[0]} {verb} by {size} on {metric_label(x)} (limit {limit:g}{suffix})"
 
 
 def metric_label(x: Loss) -> str:
@@ -359,7 +350,7 @@ def _too_few_text(x: Loss) -> str:
     """That the interval of a loss is too wide for its limit, with the number of samples."""
     return (
         f"with {x.samples} samples of {x.task} the loss is between {x.loss.low:.1f} and "
-        f"{x.loss.high:.1f}{UNIT_SUFFIX[x.unit]} (limit {ship_limit(x):g}), which is too wide to "
+        f"{x.loss.high:.1f}{x.unit.suffix} (limit {ship_limit(x):g}), which is too wide to "
         f"tell"
     )
 
@@ -369,6 +360,6 @@ def _within_limits_text(informative: Sequence[Loss]) -> str:
     parts = []
     for group in REQUIRED_GROUPS:
         worst = max((x for x in informative if group in x.groups), key=lambda x: x.loss.estimate)
-        size = _loss_size_text(worst.loss.estimate, worst.unit)
+        size = worst.unit.loss_text(worst.loss.estimate)
         parts.append(f"{size} of {group} on {worst.task}")
     return f"it loses {' and '.join(parts)}, both within their limits and better than a random cut"

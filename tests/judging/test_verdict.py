@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 import statetrim as st
-from statetrim.artifacts.gate import find_violation
-from statetrim.artifacts.losses import (
+from statetrim.artifacts.scores import Score
+from statetrim.judging.gate import find_violation
+from statetrim.judging.losses import (
     averaged_settings_text,
     mean_recall_text,
     metric_loss,
     recall_change,
     task_losses,
 )
-from statetrim.artifacts.scores import Score
-from statetrim.artifacts.verdict import LIMITS, Limit, Outcome, Verdict, cut_warnings, judge_cut
+from statetrim.judging.verdict import LIMITS, Limit, Outcome, Verdict, cut_warnings, judge_cut
 
 ROWS = 64
 LOADS = (4, 8, 16, 32, 63)

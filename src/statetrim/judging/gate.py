@@ -3,11 +3,11 @@ cannot show that it holds."""
 
 from collections.abc import Iterator, Sequence
 
+from ..artifacts.scores import Scores
 from ..errors import StatetrimError
 from ..maths.paired import Interval
 from ..tasks.rule import NOT_SHIP, Rule, parse_rule
 from .losses import Loss, informative_losses, setting_losses, task_losses
-from .scores import Scores
 from .verdict import Outcome, Verdict, judge_cuts, source_mismatches
 
 MAX_MARGIN = 10.0
@@ -94,15 +94,12 @@ def _iter_violations(
 
 
 def _change_in_direction(x: Loss, rule: Rule) -> Interval:
-    """The change in the rule's direction, in percent of the original or in points, which are
-    hundredths of a share, of a nat or of a perplexity; negative if it changes the other way."""
-    harmful = (x.unit == "share") == (rule.direction == "drop")
-    change = x.loss if harmful else -x.loss
-    factor = {"perplexity": x.before, "share": 1.0, "nats": 100.0}[x.unit]
-    if rule.relative and x.unit != "perplexity":
+    """The change in the rule's direction, in percent of the original or in points."""
+    is_harmful = x.higher_is_better == (rule.direction == "drop")
+    change = x.loss if is_harmful else -x.loss
+    factor = 100 * x.unit.step(x.before)
+    if rule.relative:
         if not x.before:
             return change.transformed(lambda bound: float("inf") if bound > 0 else 0.0)
         factor /= x.before
-    elif rule.relative:
-        factor = 1.0
     return change.transformed(lambda bound: factor * bound)

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ..artifacts.sweep import Point, Sweep, SweepScore
 from ..maths.paired import UNBOUNDED_MARGIN, Interval
 from ..maths.units import is_number
 from ..tasks import TASKS
+from ..tasks.unit import UNITS
 from .losses import Loss, informative_losses
-from .sweep import Point, Sweep, SweepScore
 from .verdict import (
     REQUIRED_GROUPS,
     LimitStatus,
@@ -94,16 +95,17 @@ def point_losses(original: Point, point: Point) -> list[Loss]:
             continue
         definition = TASKS.get(task)
         counted = definition is None or metric == definition.metric or _is_setting(task, metric)
-        if counted and after.unit in ("share", "perplexity", "nats"):
+        if counted and after.unit in UNITS:
             loss = Loss(
                 model=f"{point.keep}x{point.keep_values}",
                 task=task,
                 metric=metric,
-                unit=after.unit,  # type: ignore[arg-type]
+                unit=UNITS[after.unit],
                 before=before.value,
                 after=after.value,
                 samples=0,  # a sweep does not store them
                 loss=_loss_interval(before, after),
+                higher_is_better=after.higher_is_better,
                 p=None,
                 uninformative=bool(before.floor),
             )
@@ -155,22 +157,13 @@ def _is_on_frontier(cut: JudgedCut, cuts: Sequence[JudgedCut]) -> bool:
 
 
 def _loss_interval(before: SweepScore, after: SweepScore) -> Interval:
-    """The loss in the unit of `Loss.loss`, positive if worse; unbounded if the sweep stores no
-    bounds."""
-    estimate = _loss_in_report_unit(before.value, after.value, after.unit)
-    low, high = after.low, after.high
-    if low is None or high is None or not is_number(low) or not is_number(high):
+    """The loss against the original, in the unit of losses, from values and their bounds."""
+    unit, sign = UNITS[after.unit], -1.0 if after.higher_is_better else 1.0
+    estimate = sign * unit.change_between(before.value, after.value)
+    if after.low is None or after.high is None:
         return Interval(estimate, estimate - UNBOUNDED_MARGIN, estimate + UNBOUNDED_MARGIN)
-    bounds = [_loss_in_report_unit(before.value, bound, after.unit) for bound in (low, high)]
+    bounds = [sign * unit.change_between(before.value, x) for x in (after.low, after.high)]
     return Interval(estimate, min(bounds), max(bounds))
-
-
-def _loss_in_report_unit(before: float, after: float, unit: str) -> float:
-    """The loss, positive if worse, in the unit of `Loss.loss`: percent, percentage points or
-    nats."""
-    if unit == "perplexity":
-        return 100 * (after / before - 1) if before else 0.0
-    return 100 * (before - after) if unit == "share" else after - before
 
 
 def _is_setting(task: str, metric: str) -> bool:

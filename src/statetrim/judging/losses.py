@@ -6,41 +6,23 @@ chance is uninformative: a cut has nothing to lose there. It enters no mean, rul
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from math import expm1, isfinite
+from functools import partial
+from math import isfinite
 
+from ..artifacts.scores import Score, Scores, pair_samples
 from ..errors import StatetrimError
-from ..maths.formatting import score_text
-from ..maths.paired import (
-    Interval,
-    Pairs,
-    difference_interval,
-    is_above_chance,
-    mcnemar,
-    zero_event_bound,
-)
+from ..maths.paired import Interval, is_above_chance, mcnemar
 from ..maths.table import Table
 from ..tasks import TASKS
-from .scores import Score, Scores, Unit, pair_samples
+from ..tasks.unit import CONFIDENCE_LEVEL, SHARE, UNITS, Unit
 
-CONFIDENCE_LEVEL = 0.95
 MIN_ABOVE_CHANCE = 0.05
 """How far above chance the original's share must significantly be for a task to be informative."""
-UNIT_SUFFIX = {"perplexity": "%", "share": " points", "nats": " nats"}
-_GROUPS_BY_UNIT: dict[str, tuple[str, ...]] = {
-    "perplexity": ("perplexity",),
-    "share": ("recall", "accuracy"),
-    "nats": ("agreement",),
-}
-"""Groups of tasks by unit. An unknown task belongs to all groups of its unit, so that renaming a
-task does not hide its loss."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """How much worse a model is than the original on one metric; a gain is a negative loss.
-
-    In percent of the original for perplexities, in percentage points for shares, in nats for KL.
-    """
+    """How much worse a model is than the original on one metric; a gain is a negative loss."""
 
     model: str
     task: str
@@ -49,7 +31,8 @@ class Loss:
     before: float
     after: float
     samples: int
-    loss: Interval
+    loss: Interval  # in the unit of losses
+    higher_is_better: bool
     p: float | None  # McNemar's mid-p, for right and wrong answers
     uninformative: bool = False  # the original is not significantly above chance
     too_few_samples: bool = False  # uninformative, but more samples could change that
@@ -57,7 +40,7 @@ class Loss:
     @property
     def groups(self) -> tuple[str, ...]:
         """The groups whose rules and limits apply to this metric."""
-        definition, possible = TASKS.get(self.task), _GROUPS_BY_UNIT[self.unit]
+        definition, possible = TASKS.get(self.task), self.unit.groups
         return (definition.group,) if definition and definition.group in possible else possible
 
     @property
@@ -73,7 +56,7 @@ class Loss:
         samples = f"{self.samples} samples of {self.task}"
         if self.too_few_samples:
             return f"{samples} are too few to tell the original from chance"
-        if self.unit == "perplexity":
+        if self.unit.guess == "vocabulary":
             return f"the original predicts {samples} no better than chance"
         return (
             f"the original is less than {100 * MIN_ABOVE_CHANCE:g} points above chance on {samples}"
@@ -81,9 +64,7 @@ class Loss:
 
 
 def _loss_sentence(loss: Interval, unit: Unit) -> str:
-    """The loss or gain with its margin and unit, or "no loss within" the upper bound if the
-    interval includes 0."""
-    suffix, digits = UNIT_SUFFIX[unit], 4 if unit == "nats" else 2
+    suffix, digits = unit.suffix, unit.digits
     if loss.low <= 0.0 <= loss.high:
         return f"no loss within {abs(loss.high):.{digits}f}{suffix}"
     kind = "loss" if loss.low > 0 else "gain"
@@ -168,37 +149,20 @@ def _informative_settings(scores: Scores, task: str, metric: str) -> list[str]:
 
 
 def scores_table(scores: Scores) -> Table:
-    """A row per metric, a column per model; empty cells where a model has no such score."""
-    rows = []
-    for task in scores.tasks:
-        for number, metric in enumerate(scores.metrics(task)):
-            values, counts = [], []
-            for model in scores.models:
-                value, count = _score_cell_texts(scores, model, task, metric)
-                values.append(value)
-                counts.append(count)
-            rows.append(("" if number else task, metric, counts[0], *values))
-    return Table("Scores", ("task", "metric", "samples", *scores.models), rows)
-
-
-def _score_cell_texts(scores: Scores, model: str, task: str, metric: str) -> tuple[str, str]:
-    """The value of a score and its number of samples; both empty if there is no such score."""
-    try:
-        score = headline_score(scores, model, task, metric)
-    except StatetrimError:
-        return "", ""
-    return score_text(score.value, score.unit), str(len(score.samples))
+    """`Scores.table` with the scores by which tasks are judged."""
+    return scores.table(partial(headline_score, scores))
 
 
 def is_at_chance(scores: Scores, task: str, metric: str) -> bool:
     """Whether the original's share is not significantly more than MIN_ABOVE_CHANCE above guessing,
     or its perplexity per token is at least the vocabulary size. False for other metrics."""
     score, definition = scores.find(scores.baseline, task, metric), TASKS.get(task)
-    if score.unit == "perplexity":
+    guess = UNITS[score.unit].guess
+    if guess == "vocabulary":
         vocabulary = scores.lineage.get("vocabulary")
         is_per_token = definition is not None and definition.kind == "text"  # others are by word
         return is_per_token and type(vocabulary) is int and score.value >= vocabulary
-    if score.unit != "share" or not score.higher_is_better:
+    if guess != "share" or not score.higher_is_better:
         return False
     needed = _min_informative_share(task, metric)
     return not is_above_chance(score.samples, needed, CONFIDENCE_LEVEL)
@@ -229,7 +193,8 @@ def _needs_more_samples(scores: Scores, task: str, metric: str) -> bool:
     score = scores.find(scores.baseline, task, metric)
     wrong_shares = [1.0 - share for share in score.samples]
     needed = 1 - _min_informative_share(task, metric)
-    return score.unit == "share" and not is_above_chance(wrong_shares, needed, CONFIDENCE_LEVEL)
+    is_share = UNITS[score.unit].guess == "share"
+    return is_share and not is_above_chance(wrong_shares, needed, CONFIDENCE_LEVEL)
 
 
 def metric_loss(scores: Scores, model: str, task: str, metric: str) -> Loss:
@@ -243,13 +208,24 @@ def metric_loss(scores: Scores, model: str, task: str, metric: str) -> Loss:
         raise StatetrimError(f"{task} {metric} of {model} or {scores.baseline} is not a number")
     pairs = pair_samples(before, after)
     values = {*pairs.before.tolist(), *pairs.after.tolist()}
-    binary = after.unit == "share" and values <= {0.0, 1.0}
-    change = _change_in_report_unit(pairs, after.unit)
-    loss = -change if after.higher_is_better else change
-    flags = uninformative_flags(scores, task, metric)
-    p = mcnemar(pairs.before, pairs.after) if binary else None
-    count = len(after.samples)
-    return Loss(model, task, metric, after.unit, before.value, after.value, count, loss, p, *flags)
+    unit, higher_is_better = UNITS[after.unit], after.higher_is_better
+    binary = unit.guess == "share" and values <= {0.0, 1.0}
+    change = unit.change([pairs])
+    uninformative, too_few_samples = uninformative_flags(scores, task, metric)
+    return Loss(
+        model=model,
+        task=task,
+        metric=metric,
+        unit=unit,
+        before=before.value,
+        after=after.value,
+        samples=len(after.samples),
+        loss=-change if higher_is_better else change,
+        higher_is_better=higher_is_better,
+        p=mcnemar(pairs.before, pairs.after) if binary else None,
+        uninformative=uninformative,
+        too_few_samples=too_few_samples,
+    )
 
 
 def mean_recall_text(scores: Scores, model: str) -> str | None:
@@ -258,7 +234,7 @@ def mean_recall_text(scores: Scores, model: str) -> str | None:
     change = recall_change(scores, model)
     if change is None or len(tasks) < 2:
         return None
-    return f"{_loss_sentence(-change, 'share')} over {len(tasks)} tasks"
+    return f"{_loss_sentence(-change, SHARE)} over {len(tasks)} tasks"
 
 
 def recall_change(scores: Scores, model: str) -> Interval | None:
@@ -270,31 +246,10 @@ def recall_change(scores: Scores, model: str) -> Interval | None:
         pairs.append(pair_samples(before, headline_score(scores, model, x.task, x.metric)))
     if not pairs:
         return None
-    return _share_change(pairs).transformed(lambda x: 100 * x)
+    return SHARE.change(pairs)
 
 
 def _informative_recall_losses(scores: Scores, model: str) -> Iterator[Loss]:
     for x in informative_losses(task_losses(scores, model)):
         if "recall" in x.groups:
             yield x
-
-
-def _change_in_report_unit(pairs: Pairs, unit: Unit) -> Interval:
-    """The change, after minus before, in the unit of `Loss.loss`: percent of the perplexity,
-    percentage points (at most 100) or nats."""
-    if unit == "share":
-        return _share_change([pairs]).transformed(lambda x: 100 * min(1.0, max(-1.0, x)))
-    change = difference_interval([pairs], level=CONFIDENCE_LEVEL)
-    if unit == "nats":
-        return change
-    return change.transformed(lambda x: 100 * expm1(min(x, 700.0)))
-
-
-def _share_change(groups: list[Pairs]) -> Interval:
-    """The mean change of shares, after minus before; if no sample changed, bounded by the number of
-    samples, because a bootstrap of equal values would have no width."""
-    changed = any(bool((pairs.before != pairs.after).any()) for pairs in groups)
-    if changed:
-        return difference_interval(groups, level=CONFIDENCE_LEVEL)
-    bound = zero_event_bound(sum(len(pairs.before) for pairs in groups), CONFIDENCE_LEVEL)
-    return Interval(0.0, -bound, bound)

@@ -1,0 +1,44 @@
+"""The section of a model card on what was measured: the verdict, the scores and the losses."""
+
+from ..artifacts.card.markdown import escape
+from ..artifacts.card.model_card import with_measured_section
+from ..artifacts.scores import Scores
+from ..tasks.unit import UNITS
+from .losses import averaged_settings_text, headline_score, task_losses
+from .verdict import Verdict
+
+
+def with_measurements(card: str, scores: Scores, verdict: Verdict) -> str:
+    """The card with the verdict, its warnings and the scores above how the cut was made; replaces
+    earlier measurements."""
+    warnings = [f"- Warning: {escape(text)}." for text in verdict.warnings]
+    lines = [
+        "## Measured",
+        "",
+        f"**{str(verdict.outcome).capitalize()}**: {escape(verdict.reason)}.",
+        "",
+        *warnings,
+        *([""] if warnings else []),
+        f"| task | metric | samples | {' | '.join(map(escape, scores.models))} |",
+        "|---|---|---:|" + "---:|" * len(scores.models),
+    ]
+    for task in scores.tasks:
+        for metric in scores.metrics(task):
+            cells, counts = [], []
+            for model in scores.models:
+                score = headline_score(scores, model, task, metric)
+                cells.append(UNITS[score.unit].text(score.value))
+                counts.append(str(len(score.samples)))
+            mean = averaged_settings_text(scores, task, metric)
+            name = f"{metric} ({mean})" if mean else metric
+            row = [escape(task), escape(name), counts[0], *cells]
+            lines.append(f"| {' | '.join(row)} |")
+    lines += [
+        "",
+        "Against the original, on the same samples (95% intervals, paired; losses are positive):",
+        "",
+    ]
+    for model in scores.models[1:]:
+        for x in task_losses(scores, model):
+            lines.append(f"- {escape(x.task)}, {escape(x.metric)}, {escape(model)}: {x.sentence}")
+    return with_measured_section(card, lines)

@@ -1,0 +1,99 @@
+"""Units of metrics: their text, a unit that the test adds, and shares of which less is better."""
+
+import pytest
+
+import statetrim as st
+from statetrim.artifacts.sweep import Point
+from statetrim.judging.gate import find_violation
+from statetrim.judging.losses import metric_loss, scores_table
+from statetrim.judging.recommendation import point_losses
+from statetrim.judging.verdict import ship_limit
+from statetrim.pipelines.sweep import _measured_score
+from statetrim.tasks.unit import UNITS, Unit
+
+BITS = Unit("bits", " bits", digits=3, groups=("perplexity",), loss_title="bits per byte")
+
+
+def scores(unit: str, before: list[float], after: list[float], better: bool = False) -> st.Scores:
+    """An original and a cut with one metric of a task that is not in TASKS."""
+    return st.Scores(
+        ["original", "cut"],
+        [
+            st.Score("original", "bytes", "mean", unit, better, before),
+            st.Score("cut", "bytes", "mean", unit, better, after),
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (12.3456, "perplexity", "12.35"),
+        (1e9, "perplexity", "1.00e+09"),
+        (0.1234, "share", "12.3%"),
+        (0.12345, "nats", "0.1235"),
+    ],
+)
+def test_a_value_as_text(value: float, unit: str, text: str) -> None:
+    assert UNITS[unit].text(value) == text
+
+
+@pytest.mark.parametrize("unit", UNITS.values(), ids=UNITS)
+def test_a_value_follows_from_the_change_that_leads_to_it(unit: Unit) -> None:
+    change = unit.change_between(0.4, 0.5)
+    assert unit.value_after(0.4, change) == pytest.approx(0.5)
+    assert unit.change_between(0.4, 0.4) == 0.0
+
+
+def test_a_perplexity_beyond_all_numbers_is_one_that_artifacts_hold() -> None:
+    value = UNITS["perplexity"].value([-1e6])
+    assert 1e299 < value < 1e300
+
+
+def test_a_unit_is_added_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(UNITS, BITS.name, BITS)
+    measured = scores("bits", [1.0, 1.1, 0.9] * 8, [1.5, 1.6, 1.3] * 8)
+    x = metric_loss(measured, "cut", "bytes", "mean")
+    assert x.loss.estimate == pytest.approx(0.4667, abs=1e-3)
+    assert x.sentence.startswith("loss of 0.467 ± 0.0") and x.sentence.endswith(" bits")
+    assert ship_limit(x) == 3.0  # that of the group
+    for table in (measured.table(), scores_table(measured)):
+        assert table.rows == [("bytes", "mean", "24", "1.0000", "1.4667")]
+    assert "1.4667" in measured._repr_html_()
+    violation = find_violation("perplexity rise > 40%", measured)
+    assert violation is not None and "a rise of 46.67%" in violation
+    assert find_violation("perplexity rise > 50%", measured) is None
+    assert find_violation("perplexity drop > 1%", measured) is None
+
+
+def test_an_unknown_unit_is_refused() -> None:
+    measured = scores("share", [1.0], [1.0])
+    with pytest.raises(ValueError, match="unit must be one of share, perplexity, nats"):
+        st.Score("a", "b", "c", "bits", True, [1.0]).check()
+    for score in measured.scores:
+        score.check()
+
+
+ERRORS = scores("share", [1.0] * 50 + [0.0] * 50, [1.0] * 90 + [0.0] * 10)
+"""A cut that fails 90 of 100 times, the original 50 times; lower is better."""
+
+
+def test_a_rise_of_errors_is_a_loss_in_every_place() -> None:
+    assert metric_loss(ERRORS, "cut", "bytes", "mean").loss.estimate == pytest.approx(40.0)
+    violation = find_violation("accuracy rise > 5 points", ERRORS)
+    assert violation is not None and "a rise of 40.00 points" in violation
+    assert find_violation("accuracy drop > 5 points", ERRORS) is None
+
+
+def test_a_sweep_measures_errors_as_their_scores_do() -> None:
+    before, after = (_measured_score(ERRORS, score) for score in ERRORS.scores)
+    assert after.low is not None and after.high is not None
+    assert after.low < after.value == 0.9 < after.high
+    points = [
+        Point(2, 2, "none", 16, {"bytes mean": before}),
+        Point(1, 1, "l1", 4, {"bytes mean": after}),
+    ]
+    (x,) = point_losses(*points)
+    expected = metric_loss(ERRORS, "cut", "bytes", "mean").loss
+    for name in ("estimate", "low", "high"):
+        assert getattr(x.loss, name) == pytest.approx(getattr(expected, name))
