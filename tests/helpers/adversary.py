@@ -13,8 +13,8 @@ from pathlib import Path
 
 from helpers import faults
 from helpers.commands import COMMANDS, OUT, clean, prepare
+from helpers.forker import import_all
 from helpers.kills import UndisturbedRun, kill_and_rerun, run_undisturbed
-from helpers.warm import import_all
 from statetrim.maths.formatting import evenly_spaced
 
 KILLS_PER_COMMAND = {

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import statetrim as st
 from helpers import recovery_runs, sharding, tiny
-from helpers.forked import run_as_ranks
+from helpers.forker import run_as_ranks
 from helpers.refusal import run
 
 

@@ -12,7 +12,7 @@ import torch
 
 import statetrim as st
 from helpers import tiny
-from helpers.forked import run_in_child
+from helpers.forker import run_in_child
 from helpers.reads import record_tensor_reads
 from helpers.sums import assert_statistics_close
 from statetrim.artifacts.statistics import Statistics
