@@ -114,8 +114,8 @@ for settings in (
     add(f"quantization {settings!r:.60}", quantised(settings), "quantised")
     add(f"compression {settings!r:.60}", quantised(settings, inside=True), "quantised")
 for file in ("quantize_config.json", "quant_config.json", "hf_quant_config.json"):
-    beside = lambda root, f=file: (root / "model" / f).write_text("{}")  # noqa: E731
-    add(f"{file} beside the weights", beside, "quantised")
+    marked = lambda root, f=file: (root / "model" / f).write_text("{}")  # noqa: E731
+    add(f"{file} with the weights", marked, "quantised")
 nested = edited_config(
     lambda c: c["text_config"].update(quantization_config={"quant_method": "fp8"}), prune
 )
