@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from helpers.matrices import with_spectrum
 from statetrim.maths.linalg import (
@@ -12,9 +11,6 @@ from statetrim.maths.linalg import (
     rank_utilization,
     retrieval_error_bounds,
 )
-
-Matrix = NDArray[np.float64]
-Case = tuple[Matrix, int, float]  # raw matrix [rows, n], keep, tolerance
 
 
 def test_effective_rank_utilization_and_condition_of_a_known_spectrum() -> None:
