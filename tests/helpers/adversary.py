@@ -18,11 +18,11 @@ from helpers.kills import UndisturbedRun, kill_and_rerun, run_undisturbed
 from statetrim.maths.formatting import evenly_spaced
 
 KILLS_PER_COMMAND = {
-    "prune": 12, "calibrate": 10, "refit": 10, "report": 12, "analyze": 8, "evaluate": 5,
-    "recover": 3, "trim": 3, "sweep": 2,
+    "prune": 8, "calibrate": 6, "refit": 5, "report": 6, "analyze": 4, "evaluate": 3, "recover": 2,
+    "trim": 2, "sweep": 2,
 }  # fmt: skip
 """Number of kills per command, fewer where a run takes long."""
-SECOND_COMMANDS = ("prune", "calibrate", "select", "merge", "report")
+SECOND_COMMANDS = ("prune", "select")
 """Commands that are started with an output that another command is writing."""
 TrialResult = tuple[str, str, str | None]
 """Kind of trial, its name, and the problem or None."""
