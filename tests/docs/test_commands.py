@@ -93,9 +93,7 @@ def test_two_processes_run_what_torchrun_starts(line: str, world: Callable[[Path
     ("line", "expected_text"),
     [
         ("statetrim inspect MODEL --keep many", "many"),
-        ("statetrim inspect MODEL --kepe 64", "--kepe"),
         ("statetrim select MODEL --keep 64 --statistics statistic.safetensors -o p", "statistic.s"),
-        ("statetrim calibrate MODEL --text text.jsonl --tokens lots -o s", "lots"),
         ("statetrim trim MODEL --keep 64", "lacks an argument"),
         ("statetrim inspect MODEL && rm MODEL", "a line of its own"),
         ("llama-server -m OUT", "nothing here runs 'llama-server'"),
