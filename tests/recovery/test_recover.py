@@ -337,7 +337,6 @@ def test_layerwise_resumes_at_the_layer_it_was_stopped_in(pair: Any, tmp_path: P
         ({"also": ("norms",)}, "choose from softmax, mlp"),
         ({"shard": True, "environ": "WORLD_SIZE=8"}, "needs several processes"),  # no launch
         ({"environ": "ACCELERATE_USE_FSDP=true"}, "add --shard"),
-        ({"report_to": ["diary"]}, "cannot be reported as asked: diary is not"),
     ],
     ids=lambda value: "" if isinstance(value, str) else "+".join(value),
 )
@@ -398,6 +397,8 @@ def test_a_tracker_gets_every_step_and_its_files_stay(pair: Any, tmp_path: Path)
     losses = [scalar.value for scalar in accumulator.Scalars("train/loss")]
     assert losses == pytest.approx([line["loss"] for line in record(out)["curve"]], rel=1e-6)
     assert not (out / "training").exists() and not list((out / "statetrim").rglob("checkpoint-*"))
+    with pytest.raises(st.StatetrimError, match="diary is not"):
+        st.recover(small, text=repeated_batch(1), out=tmp_path / "o", report_to=["diary"], **QUICK)
 
 
 def test_a_disk_that_will_be_full_is_noticed_first(
