@@ -139,7 +139,7 @@ def edit_json(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 
 def edited_config(
-    change: Callable[[dict[str, Any]], Any], command: SpoilCheckpoint = inspect
+    change: Callable[[dict[str, Any]], Any], command: Callable[[Path], list[str]] = inspect
 ) -> SpoilCheckpoint:
     def spoil(root: Path) -> list[str]:
         edit_json(root / "model" / "config.json", change)
