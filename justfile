@@ -31,6 +31,10 @@ reference-losses:
 layouts:
     pytest -m slow tests/pipelines/test_hub_layouts.py
 
+# Every wrong value in every field of every model type; the suite takes all pairs of the three.
+untrusted-configs:
+    pytest -m "slow or not slow" tests/families/test_untrusted_config.py
+
 # The notebook with the model a reader gets; CI runs it with one that is hardly trained.
 notebook:
     pytest -m "slow or not slow" tests/test_notebook.py

@@ -27,6 +27,7 @@ from torch.nn import functional
 
 import mqar
 import statetrim as st
+from arguments import study_parser
 from compare_methods import Evaluator, hidden, log_p
 from statetrim.geometry import Geometry
 from statetrim.maths.paired import Pairs, difference_interval
@@ -182,19 +183,12 @@ def measure_rows(rows: list[Row], maker: CutMaker, evaluator: AxesEvaluator) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--text", type=Path, required=True, help="calibration text")
-    parser.add_argument("--test", type=Path, required=True, help="plain text for NLL and KL")
-    parser.add_argument("--results", type=Path, default=Path("results/two-axes.jsonl"))
-    parser.add_argument("--name", help="of the model in the results; default: its directory's")
-    parser.add_argument("--method", default="energy", help="for key channels")
-    parser.add_argument("--value-method", default="readout_greedy")
-    parser.add_argument("--parts", nargs="+", default=list(PARTS), help="of the state's bytes")
+    parser = study_parser(
+        __doc__, "model", "text", "test", results="results/two-axes.jsonl", name=None,
+        method="energy", value_method="readout_greedy", parts=list(PARTS), windows=48, work=None,
+    )  # fmt: skip
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS))
-    parser.add_argument("--windows", type=int, default=48, help="of the test text")
-    parser.add_argument("--work", type=Path, help="keeps checkpoints and statistics for a next run")
     options = parser.parse_args()
     torch.set_num_threads(1)
     done: list[Row] = []

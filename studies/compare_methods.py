@@ -27,6 +27,7 @@ from torch.nn import functional
 
 import mqar
 import statetrim as st
+from arguments import study_parser
 from statetrim.runtime.loading import load_tokenizer
 from statetrim.storage.text import Sequences
 
@@ -162,19 +163,14 @@ def measure_rows(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--text", type=Path, required=True, help="calibration text")
-    parser.add_argument("--test", type=Path, required=True, help="plain text for NLL and KL")
-    parser.add_argument("--results", type=Path, default=Path("results/methods.jsonl"))
-    parser.add_argument("--name", help="of the model in the results; default: its directory's")
+    parser = study_parser(
+        __doc__, "model", "text", "test", results="results/methods.jsonl", name=None, keep=[0.75,
+        0.5, 0.25], windows=320, threads=1,
+    )  # fmt: skip
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--keep", nargs="+", type=float, default=[0.75, 0.5, 0.25])
     parser.add_argument("--scores", nargs="+", choices=["qk", "q", "k"], default=["qk", "q", "k"])
     kinds = ["text", "half", "recall"]
     parser.add_argument("--calibration", nargs="+", choices=kinds, default=["text"])
-    parser.add_argument("--windows", type=int, default=320, help="of the test text")
-    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     done: list[Row] = []

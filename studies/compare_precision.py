@@ -11,7 +11,6 @@ are 95 %, paired by window and by sequence. Lines that exist are not measured ag
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import statetrim as st
+from arguments import study_parser
 from statetrim.maths.paired import Pairs, difference_interval
 from statetrim.maths.quantization import FORMATS, stored_bytes
 from statetrim.runtime.loading import load_live, load_tokenizer
@@ -101,12 +101,7 @@ class Evaluator:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--test", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--results", type=Path, required=True)
+    parser = study_parser(__doc__, "model", "text", "test", "work", "results")
     parser.add_argument("--rows", type=int, default=12, help="windows, and recall sequences")
     parser.add_argument("--dtypes", nargs="+", default=list(FORMATS), choices=FORMATS)
     parser.add_argument("--stochastic", action="store_true", help="round up or down by chance")

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 import statetrim as st
+from arguments import study_parser
 from compare_axes import AxesEvaluator, recall_accuracies
 from statetrim.maths.paired import Pairs, difference_interval
 
@@ -99,16 +100,10 @@ def study(options: argparse.Namespace, share: float, done: list[Row]) -> list[Ro
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--text", type=Path, required=True, help="to calibrate and decide on")
-    parser.add_argument("--test", type=Path, required=True, help="plain text for NLL")
-    parser.add_argument("--work", type=Path, required=True, help="for what trim makes")
-    parser.add_argument("--results", type=Path, default=Path("results/shapes.jsonl"))
-    parser.add_argument("--shares", nargs="+", type=float, default=[0.5, 0.25])
-    parser.add_argument("--tokens", default="32k")
-    parser.add_argument("--windows", type=int, default=96, help="of the test text")
-    parser.add_argument("--pairs", nargs="+", type=int, default=[16, 32, 63])
+    parser = study_parser(
+        __doc__, "model", "text", "test", "work", results="results/shapes.jsonl", shares=[0.5,
+        0.25], tokens="32k", windows=96, pairs=[16, 32, 63],
+    )  # fmt: skip
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.work.mkdir(parents=True, exist_ok=True)

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 import statetrim as st
+from arguments import study_parser
 from compare_axes import recall_accuracies
 from compare_shapes import ROWS, ShapesEvaluator
 from statetrim.defaults import KEY_METHOD, VALUE_METHOD
@@ -145,15 +146,10 @@ def measure_sensitivity(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--text", type=Path, required=True, help="to calibrate and allocate on")
-    parser.add_argument("--test", type=Path, required=True, help="plain text for NLL")
-    parser.add_argument("--work", type=Path, required=True, help="for what is made on the way")
-    parser.add_argument("--results", type=Path, default=Path("results/uneven.jsonl"))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
-    parser.add_argument("--windows", type=int, default=64, help="of the test text")
-    parser.add_argument("--pairs", nargs="+", type=int, default=[16, 32, 63])
+    parser = study_parser(
+        __doc__, "model", "text", "test", "work", results="results/uneven.jsonl", seeds=[0, 1],
+        windows=64, pairs=[16, 32, 63],
+    )  # fmt: skip
     options = parser.parse_args()
     torch.set_num_threads(1)
     for seed in options.seeds:

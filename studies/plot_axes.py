@@ -8,7 +8,6 @@ results.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from fractions import Fraction
@@ -17,6 +16,8 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.lines import Line2D
+
+from arguments import path_parser
 
 Row = dict[str, Any]
 STYLES = {  # Okabe and Ito's colours
@@ -108,9 +109,7 @@ def draw(models: dict[str, list[Row]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("results", type=Path)
-    parser.add_argument("document", type=Path)
+    parser = path_parser(__doc__, "results", "document")
     options = parser.parse_args()
     rows = [json.loads(line) for line in options.results.read_text().splitlines()]
     names = dict.fromkeys(row["model"] for row in rows)

@@ -8,7 +8,6 @@ methods, scores or calibration) and draws `methods.png` next to the results.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import re
@@ -17,6 +16,8 @@ from statistics import fmean
 from typing import Any
 
 import matplotlib.pyplot as plt
+
+from arguments import path_parser
 
 Row = dict[str, Any]
 FIRST = 128  # windows that every case was measured on
@@ -153,9 +154,7 @@ def draw(models: dict[str, Results], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("results", type=Path)
-    parser.add_argument("document", type=Path)
+    parser = path_parser(__doc__, "results", "document")
     options = parser.parse_args()
     rows = [json.loads(line) for line in options.results.read_text().splitlines()]
     names = dict.fromkeys(row["model"] for row in rows)

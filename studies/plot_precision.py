@@ -8,7 +8,6 @@ the results.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from pathlib import Path
@@ -16,6 +15,8 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.lines import Line2D
+
+from arguments import path_parser
 
 Row = dict[str, Any]
 COLOURS = {  # Okabe and Ito's
@@ -79,9 +80,7 @@ def draw(rows: list[Row], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("results", type=Path)
-    parser.add_argument("document", type=Path)
+    parser = path_parser(__doc__, "results", "document")
     options = parser.parse_args()
     rows = [json.loads(line) for line in options.results.read_text().splitlines()]
     order = (list(MARKERS), list(COLOURS))

@@ -8,7 +8,6 @@ draws `recovery.png` next to the results: recovery on text, by as many tokens as
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import re
@@ -17,6 +16,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
+from arguments import path_parser
 from plot_methods import STYLES, table
 
 Row = dict[str, Any]
@@ -94,9 +94,7 @@ def draw(models: dict[str, list[Row]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("results", type=Path)
-    parser.add_argument("document", type=Path)
+    parser = path_parser(__doc__, "results", "document")
     options = parser.parse_args()
     rows = [json.loads(line) for line in options.results.read_text().splitlines()]
 

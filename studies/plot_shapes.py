@@ -8,7 +8,6 @@ end -->`) of the Markdown files and draws `shapes.png` next to the results.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from itertools import groupby
@@ -19,6 +18,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 from scipy.stats import spearmanr
 
+from arguments import path_parser
 from plot_methods import table
 
 Row = dict[str, Any]
@@ -132,8 +132,7 @@ def draw(cases: Cases, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("results", type=Path)
+    parser = path_parser(__doc__, "results")
     parser.add_argument("pages", type=Path, nargs="+")
     options = parser.parse_args()
     rows = [json.loads(line) for line in options.results.read_text().splitlines()]

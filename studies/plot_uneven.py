@@ -8,7 +8,6 @@ Fills the places `<!-- uneven -->`, `<!-- allocation -->` and `<!-- capacity -->
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
+from arguments import path_parser
 from plot_methods import table
 from plot_shapes import fill, interval
 
@@ -120,10 +120,7 @@ def draw(rows: list[Row], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("results", type=Path)
-    parser.add_argument("capacity", type=Path)
-    parser.add_argument("page", type=Path)
+    parser = path_parser(__doc__, "results", "capacity", "page")
     options = parser.parse_args()
     lines = options.results.read_text().splitlines()
     rows = [

@@ -23,6 +23,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 import statetrim as st
+from arguments import study_parser
 from compare_methods import CALIBRATED, Evaluator, collect_statistics, recall_sequences
 from statetrim.progress import Progress
 from statetrim.runtime.loading import load_tokenizer
@@ -107,20 +108,12 @@ def run(model: st.Checkpoint, row: Row, small: st.Checkpoint, options: Any) -> s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--text", type=Path, required=True, help="calibration and recovery text")
-    parser.add_argument("--test", type=Path, required=True, help="plain text for NLL and KL")
-    parser.add_argument("--work", type=Path, required=True, help="where checkpoints are kept")
-    parser.add_argument("--results", type=Path, default=Path("results/recovery.jsonl"))
-    parser.add_argument("--name", help="of the model in the results; default: its directory's")
-    parser.add_argument("--methods", nargs="+", default=list(METHODS))
-    parser.add_argument("--keep", nargs="+", type=float, default=[0.5, 0.25])
+    parser = study_parser(
+        __doc__, "model", "text", "test", "work", results="results/recovery.jsonl", name=None,
+        methods=list(METHODS), keep=[0.5, 0.25], tokens=48 * 16 * 256, length=256,
+        learning_rate=2e-3, windows=320,
+    )  # fmt: skip
     parser.add_argument("--data", choices=["text", "half", "layerwise"], default="text")
-    parser.add_argument("--tokens", type=int, default=48 * 16 * 256)
-    parser.add_argument("--length", type=int, default=256)
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
-    parser.add_argument("--windows", type=int, default=320, help="of the test text")
     options = parser.parse_args()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

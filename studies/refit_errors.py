@@ -7,25 +7,21 @@ Prints the relative residual sum of squares of each layer's output, before and a
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 
 import torch
 
 import statetrim as st
+from arguments import study_parser
 from statetrim.surgery.refit import layer_errors
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--keep", type=int, default=32)
-    parser.add_argument("--keep-values", type=int, default=32)
-    parser.add_argument("--method", default="energy")
-    parser.add_argument("--value-method", default="readout_greedy")
-    parser.add_argument("--tokens", type=int, default=2**14)
+    parser = study_parser(
+        __doc__, "model", "text", keep=32, keep_values=32, method="energy",
+        value_method="readout_greedy", tokens=2**14,
+    )  # fmt: skip
     options = parser.parse_args()
     torch.set_num_threads(1)
     model, tokens, text = st.open(options.model), options.tokens, options.text

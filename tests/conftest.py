@@ -14,10 +14,9 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import pytest  # noqa: E402
 
 from helpers import tiny  # noqa: E402
-from helpers.forker import Forker  # noqa: E402
+from helpers.forker import Forker, modules  # noqa: E402
 from helpers.fresh_install import fresh  # noqa: E402, F401
 from helpers.untrusted import little_memory, scratch, sound  # noqa: E402, F401
-from helpers.warm import modules  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +29,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return directory if directory.exists() else tiny.build(model_type, directory)
 
     return get
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A .jsonl of 8,192 random words; only to be read."""
+    return tiny.write_text(tmp_path_factory.mktemp("text") / "text.jsonl", 2**13)
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-import statetrim
-
 ROOT = Path(__file__).parents[1]
 
 
@@ -41,18 +39,6 @@ def test_every_module_that_raises_is_in_one_section_of_troubleshooting(hooks: An
     assert set(listed) == raising, "docs/troubleshooting.md: name the module in a section"
 
 
-def test_messages_of_a_module_are_found(hooks: Any, tmp_path: Path) -> None:
-    source = tmp_path / "module.py"
-    source.write_text(
-        'raise StatetrimError(f"{path} is *missing*; " f"look in {where!r}" + more)\n'
-        "raise StatetrimError(error)\n"
-        "raise ValueError('not ours')\n"
-    )
-    assert list(hooks.messages(source)) == ["… is *missing*; look in ……"]
-    shown = hooks.on_page_markdown("<!-- messages: errors storage/json_file -->")
-    assert "is not valid JSON" in shown
-
-
 def test_reference_pages_are_as_the_source_makes_them() -> None:
     """They are committed, so that they can be read without building the site."""
     reference = imported("tools/write_reference.py")
@@ -62,27 +48,6 @@ def test_reference_pages_are_as_the_source_makes_them() -> None:
     ):
         assert page(name) == reference.filled(page(name), kind, content), "run: just interface"
         assert content in page(name)
-
-
-def test_every_command_is_documented() -> None:
-    import typer
-
-    from statetrim.cli import app
-
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    shown = page("commands.md")
-    for name, command in commands.items():
-        assert f"\n## {name}\n" in shown
-        for parameter in command.params:
-            if parameter.name != "help":
-                assert getattr(parameter, "help", None), f"{name}: {parameter.name} has no help"
-
-
-def test_every_public_name_is_documented(hooks: Any) -> None:
-    shown = hooks.on_page_markdown(page("api.md"))
-    for name in set(statetrim.__all__) - {"__version__"}:
-        assert f"| `{name}` |" in page("api.md"), name
-        assert f".{getattr(statetrim, name).__qualname__}\n" in shown + "\n", name
 
 
 def test_links_between_pages_lead_somewhere() -> None:

@@ -2,11 +2,7 @@
 instance or keyword arguments, and records store them."""
 
 import dataclasses
-import inspect
 import json
-import os
-import subprocess
-import sys
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +13,6 @@ import typer
 from typer.testing import CliRunner
 
 import statetrim as st
-from helpers import tiny
 from statetrim.cli import app
 from statetrim.maths.units import parse_token_count
 from statetrim.pipelines.job import Job
@@ -35,16 +30,6 @@ def test_the_names_given_one_by_one_are_those_of_the_class(options: type, names:
 
 
 @pytest.mark.parametrize(("options", "_"), KINDS)
-def test_options_are_frozen_and_print_what_they_hold(options: Any, _: type) -> None:
-    instance = options(tokens="64k")
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        instance.tokens = 3
-    assert "tokens='64k'" in repr(instance)
-    for field in dataclasses.fields(options):
-        assert field.name in inspect.getsource(options), f"{field.name} is not documented"
-
-
-@pytest.mark.parametrize(("options", "_"), KINDS)
 def test_a_number_of_tokens_that_is_none_is_refused_at_once(options: Any, _: type) -> None:
     with pytest.raises(st.StatetrimError, match="'many' is not a number of tokens"):
         options(tokens="many")
@@ -53,10 +38,10 @@ def test_a_number_of_tokens_that_is_none_is_refused_at_once(options: Any, _: typ
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: st.trim("M", out="o", kepe=3), "trim has no option 'kepe'; did you mean 'keep'"),
+        (lambda: st.trim("M", out="o", kepe=3), "'kepe'; did you mean 'keep'"),
         (lambda: st.trim("M", out="o", state_mib_per=3), "did you mean 'state_mib_per_sequence'"),
-        (lambda: st.sweep("M", ["6"], out="o", task=()), "sweep has no option 'task'; did you"),
-        (lambda: st.recover("M", text="t", out="o", ranks=3), "recover has no option 'ranks'; did"),
+        (lambda: st.sweep("M", ["6"], out="o", task=()), "sweep has no option 'task'"),
+        (lambda: st.recover("M", text="t", out="o", ranks=3), "recover has no option 'ranks'"),
         (lambda: st.recover("M", text="t", out="o", zzz=3), "it has: tokens, length, skip, rank"),
     ],
 )
@@ -76,16 +61,15 @@ def test_what_is_given_by_name_counts_over_the_options(
     assert (jobs[0].tokens, jobs[0].after.head_k_dim) == (2048, 6)
 
 
-def test_an_estimate_is_the_dry_run(checkpoint: Any, tmp_path: Path) -> None:
-    text, model = tmp_path / "text.jsonl", checkpoint("qwen3_5_text")
-    tiny.write_text(text, 2**13)
+def test_an_estimate_is_the_dry_run(checkpoint: Any, text: Path, tmp_path: Path) -> None:
+    model = checkpoint("qwen3_5_text")
     steps = st.estimate(model, keep=6, text=text, tokens="1k", recover="1k", benchmark=False)
     words = ["trim", str(model), "--keep", "6", "--text", str(text), "--tokens", "1k"]
     words += ["--recover", "1k", "--no-benchmark", "--dry-run", "--json", "-o", str(tmp_path / "o")]
     plan = json.loads(CliRunner().invoke(app, words).stdout)
     assert [step.name for step in steps] == [step["name"] for step in plan["steps"]]
     assert [step.does for step in steps] == [step["does"] for step in plan["steps"]]
-    assert [path.name for path in tmp_path.iterdir()] == ["text.jsonl"]
+    assert not list(tmp_path.iterdir())
     with pytest.raises(st.StatetrimError, match="estimate has no option 'kepe'"):
         st.estimate(model, kepe=6)  # type: ignore[call-arg]
 
@@ -204,106 +188,33 @@ def test_the_record_of_a_job_is_that_of_version_0_1(
     model = st.open(checkpoint("qwen3_5_text"))
     common = {"text": tmp_path / "none.txt", "tokens": "1k", "method": "drrqr", "recall": 0.0}
     job = Job.from_options(model, st.TrimOptions(**requested, **common))
-    assert list(job.record.items()) == list(
-        {
-            "format": "statetrim trim",
-            "version": 1,
-            "statetrim": st.__version__,
-            "source": model.digest,
-            "weights": model.fingerprint,
-            "keep": keep,
-            "keep_values": keep_values,
-            "text": str(tmp_path / "none.txt"),
-            "tokens": 1024,
-            "length": 512,
-            "batch_size": 8,
-            "method": "drrqr",
-            "value_method": "readout_greedy",
-            "refit": None,
-            "recover": 0,
-            "tasks": ["text", "mqar"],
-            "data": None,
-            "limit": 32,
-            "control": True,
-            "benchmark": True,
-            "seed": 0,
-            "layerwise": None,
-            "text_stamp": [],
-        }.items()
-    )
+    assert list(job.record.items()) == list({
+        "format": "statetrim trim", "version": 1, "statetrim": st.__version__,
+        "source": model.digest, "weights": model.fingerprint, "keep": keep,
+        "keep_values": keep_values, "text": str(tmp_path / "none.txt"), "tokens": 1024,
+        "length": 512, "batch_size": 8, "method": "drrqr", "value_method": "readout_greedy",
+        "refit": None, "recover": 0, "tasks": ["text", "mqar"], "data": None, "limit": 32,
+        "control": True, "benchmark": True, "seed": 0, "layerwise": None, "text_stamp": [],
+    }.items())  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore")  # transformers warns about its slow paths
-def test_results_say_with_which_options_they_were_made(checkpoint: Any, tmp_path: Path) -> None:
-    text = tmp_path / "text.jsonl"
-    tiny.write_text(text, 2**13)
+def test_results_say_with_which_options_they_were_made(
+    checkpoint: Any, text: Path, tmp_path: Path
+) -> None:
     options = st.TrimOptions(
-        square=4,
-        text=str(text),
-        tokens="1k",
-        recover="1k",
-        length=64,
-        tasks=["text"],
-        limit=2,
-        control=False,
-        benchmark=False,
-    )
+        square=4, text=str(text), tokens="1k", recover="1k", length=64, tasks=["text"], limit=2,
+        control=False, benchmark=False,
+    )  # fmt: skip
     small = st.trim(checkpoint("qwen3_5_text"), options, out=tmp_path / "out")
     record = json.loads((small.path / "statetrim" / "trim.json").read_text())
     assert st.TrimOptions(**record["recipe"]) == options
     assert (record["keep"], record["keep_values"], record["tokens"]) == ("4", "4", 1024)
     record = json.loads((small.path / "statetrim" / "recover.json").read_text())
     assert record["options"] == {
-        "rank": 16,
-        "alpha": 32,
-        "learning_rate": 1e-4,
-        "last_learning_rate": 1e-5,
-        "warm_up": 0.05,
-        "batch_size": 16,
-        "temperature": 2.0,
-        "also": [],
-        "mixed_precision": False,
-        "layerwise": False,
-        "seed": 0,
-    }
-    recover_options = st.RecoverOptions(**record["recipe"])
-    assert (recover_options.tokens, recover_options.length, recover_options.batch_size) == (
-        1024,
-        64,
-        16,
-    )
-
-
-TYPED = """\
-import statetrim as st
-
-st.trim("M", out="o", keep=0.5, for_="vllm", tokens="64k")
-st.trim("M", st.TrimOptions(square=64), out="o", limit=3)
-st.sweep("M", ["64"], out="o", method="l1")
-st.recover("M", teacher="T", text="t", out="o", rank=8, also=["mlp"])
-st.recover("M", st.RecoverOptions(rank=8), text="t", out="o")
-st.trim("M", out="o", kepe=0.5)  # wrong
-st.trim("M", out="o", limit="many")  # wrong
-st.TrimOptions(kepe=0.5)  # wrong
-st.sweep("M", ["64"], out="o", metod="l1")  # wrong
-st.recover("M", text="t", out="o", ranks=8)  # wrong
-st.recover("M", text="t", out="o", rank="8")  # wrong
-st.RecoverOptions(ranks=8)  # wrong
-"""
-
-
-def test_mypy_knows_every_option(tmp_path: Path) -> None:
-    path = tmp_path / "typed.py"
-    path.write_text(TYPED)
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", str(path)],
-        cwd=ROOT,
-        env={**os.environ, "MYPYPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    wrong = {n for n, line in enumerate(TYPED.splitlines(), 1) if line.endswith("# wrong")}
-    errors = [line for line in done.stdout.splitlines() if ": error:" in line]
-    assert {int(line.split(":")[1]) for line in errors} == wrong, done.stdout + done.stderr
-    assert '"kepe"' in errors[0] and '"ranks"' in errors[-1], errors
+        "rank": 16, "alpha": 32, "learning_rate": 1e-4, "last_learning_rate": 1e-5,
+        "warm_up": 0.05, "batch_size": 16, "temperature": 2.0, "also": [],
+        "mixed_precision": False, "layerwise": False, "seed": 0,
+    }  # fmt: skip
+    recovered = st.RecoverOptions(**record["recipe"])
+    assert (recovered.tokens, recovered.length, recovered.batch_size) == (1024, 64, 16)

@@ -16,11 +16,9 @@ from statetrim.serving.engines import Shape, compatibility_of_shape, serve_comma
 SETUP = ("pip install", "hf download", "cd ")  # done by the fixture
 ELSEWHERE = ("statetrim demo", "vllm serve", "curl ")  # tested by other functions
 QUICK = {
-    "trim": "--limit 4 --no-benchmark",
-    "evaluate": "--limit 4",
-    "benchmark": "--rounds 1",
+    "trim": "--limit 4 --no-benchmark", "evaluate": "--limit 4", "benchmark": "--rounds 1",
     "recover": "--length 64 --batch-size 4",
-}
+}  # fmt: skip
 
 
 def blocks(page: str, language: str) -> list[str]:

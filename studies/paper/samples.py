@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ import torch
 from torch.nn import functional
 from transformers.utils import logging as transformers_logging
 
+sys.path.append(str(Path(__file__).parents[1]))
 import statetrim as st
+from arguments import study_parser
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live, load_tokenizer
 from statetrim.tasks.recall import associations, recalled_share
@@ -102,23 +105,16 @@ def _rounded(samples: torch.Tensor) -> list[float]:
     return [round(float(value), 5) for value in samples]
 
 
-def parser(description: str | None, results: str, samples_help: str) -> argparse.ArgumentParser:
+def parser(docstring: str | None, results: str, samples_help: str) -> argparse.ArgumentParser:
     """The arguments that all scripts have; `samples_help` is the help of `--samples`."""
-    arguments = argparse.ArgumentParser(description=(description or "").split("\n\n")[0])
-    arguments.add_argument("model", help="a checkpoint's directory or a hub id")
-    arguments.add_argument(
-        "--text", required=True, help="for calibration and recovery: file or dataset"
-    )
-    arguments.add_argument("--test", type=Path, required=True, help="plain text for NLL")
-    arguments.add_argument("--results", type=Path, default=Path("results/paper") / results)
-    arguments.add_argument("--name", help="of the model in the rows; default: its directory's")
-    arguments.add_argument("--windows", type=int, default=48, help="of the test text")
-    arguments.add_argument("--length", type=int, default=256, help="tokens of a window")
-    arguments.add_argument("--sequences", type=int, default=16, help="recall sequences a load")
-    arguments.add_argument("--tokens", type=int, default=2**15, help="of calibration")
-    arguments.add_argument("--calibration-length", type=int, default=512)
-    arguments.add_argument("--samples", type=int, default=3, help=samples_help)
-    return arguments
+    options = study_parser(
+        docstring, "test", results=f"results/paper/{results}", name=None, windows=48, length=256,
+        sequences=16, tokens=2**15, calibration_length=512,
+    )  # fmt: skip
+    options.add_argument("model", help="a checkpoint's directory or a hub id")
+    options.add_argument("--text", required=True, help="to calibrate and recover: file or dataset")
+    options.add_argument("--samples", type=int, default=3, help=samples_help)
+    return options
 
 
 def parsed(arguments: argparse.ArgumentParser) -> argparse.Namespace:

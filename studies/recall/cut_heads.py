@@ -9,7 +9,6 @@ One JSON line per cut; cuts that the results hold are not measured again.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 
 import statetrim as st
-from judge import LOADS, Judge
+from judge import LOADS, Judge, study_parser
 from masking import Masked
 from statetrim.geometry import allowed_head_counts
 from statetrim.runtime.loading import load_live, load_tokenizer
@@ -58,14 +57,8 @@ def variants(geometry: st.Geometry) -> list[tuple[Row, dict[str, Any]]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--test", type=Path, required=True)
-    parser.add_argument("--results", type=Path, required=True)
-    parser.add_argument("--windows", type=int, default=96)
-    parser.add_argument("--rows", type=int, default=96, help="recall sequences per number of pairs")
-    parser.add_argument("--tokens", default="32k", help="to calibrate on, and to refit on")
+    sizes: Any = {"windows": 96, "rows": 96, "tokens": "32k"}
+    parser = study_parser(__doc__, "model", "text", "test", "results", **sizes)
     options = parser.parse_args()
     torch.set_num_threads(1)
     model = st.open(options.model)

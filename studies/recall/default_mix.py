@@ -10,17 +10,14 @@ results already hold are not measured again.
 
 from __future__ import annotations
 
-import argparse
 import json
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from judge import LOADS
-from mixes import MIXES, SHAPES, Experiment
+from judge import LOADS, study_parser
+from mixes import EXPERIMENT, MIXES, SHAPES, Experiment
 from refitting import refit
 from statetrim.maths.paired import Pairs, difference_interval
 
@@ -52,19 +49,10 @@ def measured(workshop: Experiment, row: Row) -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--test", type=Path, required=True)
-    parser.add_argument("--results", type=Path, required=True)
+    sizes = EXPERIMENT | {"windows": 96, "rows": 96}
+    parser = study_parser(__doc__, "model", "text", "test", "results", seeds=[0, 1], **sizes)
     shapes = ["1/2 balanced", "1/4 balanced"]
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=shapes)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
-    parser.add_argument("--windows", type=int, default=96)
-    parser.add_argument("--rows", type=int, default=96, help="recall sequences per number of pairs")
-    parser.add_argument("--tokens", type=int, default=2**15)
-    parser.add_argument("--refit-tokens", type=int, default=2**13)
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()), help="sums")
     options = parser.parse_args()
     torch.set_num_threads(1)
     lines = options.results.read_text().splitlines() if options.results.exists() else []

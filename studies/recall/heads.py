@@ -10,19 +10,16 @@ because the heads of the delta rule are independent. One JSON line per cut.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from judge import LOADS
+from judge import LOADS, study_parser
 from masking import Cut
-from mixes import MIXES, Experiment
+from mixes import EXPERIMENT, MIXES, Experiment
 from refitting import Moments, error, refit
 
 Row = dict[str, Any]
@@ -54,17 +51,8 @@ def best_heads(sums: dict[str, dict[int, Moments]], heads: int, keep: int) -> di
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--test", type=Path, required=True)
-    parser.add_argument("--results", type=Path, required=True)
-    parser.add_argument("--windows", type=int, default=96)
-    parser.add_argument("--rows", type=int, default=96, help="recall sequences per number of pairs")
-    parser.add_argument("--tokens", type=int, default=2**15)
-    parser.add_argument("--refit-tokens", type=int, default=2**13)
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()), help="sums")
-    parser.add_argument("--seed", type=int, default=0)
+    sizes = EXPERIMENT | {"windows": 96, "rows": 96}
+    parser = study_parser(__doc__, "model", "text", "test", "results", seed=0, **sizes)
     options = parser.parse_args()
     torch.set_num_threads(1)
     lines = options.results.read_text().splitlines() if options.results.exists() else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+sys.path.append(str(Path(__file__).parents[1]))
+from arguments import study_parser as study_parser
 from masking import Cut, Masked
 from statetrim.maths.paired import Pairs, difference_interval
 from statetrim.tasks.recall import associations, recalled_share

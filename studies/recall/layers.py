@@ -8,19 +8,16 @@ measured again.
 
 from __future__ import annotations
 
-import argparse
 import json
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from evidence import choose_keys, choose_values
-from judge import LOADS
+from judge import LOADS, study_parser
 from masking import Cut
-from mixes import MIXES, Experiment
+from mixes import EXPERIMENT, MIXES, Experiment
 from refitting import error, refit
 
 Row = dict[str, Any]
@@ -114,19 +111,10 @@ def measured(workshop: Experiment, row: Row) -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--test", type=Path, required=True)
-    parser.add_argument("--results", type=Path, default=Path("results/recall/layers.jsonl"))
-    parser.add_argument("--kinds", nargs="+", default=["uneven", "alone"])
-    parser.add_argument("--mixes", nargs="+", default=["text"])
-    parser.add_argument("--windows", type=int, default=48)
-    parser.add_argument("--rows", type=int, default=32, help="recall sequences per number of pairs")
-    parser.add_argument("--tokens", type=int, default=2**15)
-    parser.add_argument("--refit-tokens", type=int, default=2**13)
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()), help="sums")
-    parser.add_argument("--seed", type=int, default=0)
+    parser = study_parser(
+        __doc__, "model", "text", "test", results="results/recall/layers.jsonl", kinds=["uneven",
+        "alone"], mixes=["text"], **EXPERIMENT, seed=0,
+    )  # fmt: skip
     options = parser.parse_args()
     torch.set_num_threads(1)
     done: list[Row] = []

@@ -18,7 +18,7 @@ import torch
 
 import statetrim as st
 from evidence import SourceStatistics, choose_keys, choose_values
-from judge import LOADS, Judge
+from judge import LOADS, Judge, study_parser
 from masking import Cut, Masked
 from refitting import Moments, Replay, error, refit
 from sources import make_source
@@ -47,6 +47,12 @@ SHAPES = {
 }
 
 Row = dict[str, Any]
+
+EXPERIMENT: dict[str, Any] = {
+    "windows": 48, "rows": 32, "tokens": 2**15, "refit_tokens": 2**13,
+    "work": tempfile.gettempdir(),
+}  # fmt: skip
+"""Options of an `Experiment`, with their defaults."""
 
 
 def cases(options: argparse.Namespace) -> list[Row]:
@@ -149,22 +155,12 @@ class Experiment:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--test", type=Path, required=True)
-    parser.add_argument("--results", type=Path, default=Path("results/recall/mixes.jsonl"))
+    parser = study_parser(
+        __doc__, "model", "text", "test", results="results/recall/mixes.jsonl", methods=["product",
+        "drrqr", "grad"], rules=["scores"], refits=["none", "mix"], **EXPERIMENT, seed=0,
+    )  # fmt: skip
     parser.add_argument("--mixes", nargs="+", choices=MIXES, default=list(MIXES))
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--methods", nargs="+", default=["product", "drrqr", "grad"])
-    parser.add_argument("--rules", nargs="+", default=["scores"])
-    parser.add_argument("--refits", nargs="+", default=["none", "mix"])
-    parser.add_argument("--windows", type=int, default=48)
-    parser.add_argument("--rows", type=int, default=32, help="recall sequences per number of pairs")
-    parser.add_argument("--tokens", type=int, default=2**15)
-    parser.add_argument("--refit-tokens", type=int, default=2**13)
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()), help="sums")
-    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
     done: list[Row] = []

@@ -12,14 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import statetrim as st
-from judge import LOADS, Judge
+from judge import LOADS, Judge, study_parser
 from masking import Masked
 from mixes import SHAPES
 from statetrim import defaults
@@ -122,25 +121,14 @@ def stages(options: argparse.Namespace) -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--test", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--results", type=Path, required=True)
+    parser = study_parser(
+        __doc__, "model", "text", "test", "work", "results", recall=0.5, layer=0,
+        first_tokens=2**21, first_rate=1e-3, tokens=2**19, rate=5e-4, windows=128, rows=64, seed=0,
+    )  # fmt: skip
     parser.add_argument(
         "--shapes", nargs="+", choices=SHAPES, default=["1/2 balanced", "1/4 balanced"]
     )
-    parser.add_argument("--recall", type=float, default=0.5, help="of the training tokens")
     parser.add_argument("--last-recall", type=float, help="of the second stage, where it differs")
-    parser.add_argument("--layer", type=int, default=0, help="which is repaired first")
-    parser.add_argument("--first-tokens", type=int, default=2**21)
-    parser.add_argument("--first-rate", type=float, default=1e-3)
-    parser.add_argument("--tokens", type=int, default=2**19)
-    parser.add_argument("--rate", type=float, default=5e-4)
-    parser.add_argument("--windows", type=int, default=128)
-    parser.add_argument("--rows", type=int, default=64)
-    parser.add_argument("--seed", type=int, default=0, help="of the calibration")
     parser.add_argument("--first-only", action="store_true", help="no second stage, no control")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import statetrim as st
-from helpers import reference, tiny
+from helpers import reference
 from helpers.forker import Forker
 from helpers.rank_measures import rank_utilization
 from statetrim.artifacts.analysis import BINS, Analysis, filter_similarity
@@ -48,17 +48,8 @@ KERNELS = {
 }
 LENGTH, BURN_IN, EVERY = 280, 128, 16  # more than one block, and a last chunk that is not full
 SETTINGS: dict[str, Any] = {
-    "tokens": 2 * LENGTH,
-    "length": LENGTH,
-    "batch_size": 2,
-    "burn_in": BURN_IN,
-    "every": EVERY,
-}
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_text(tmp_path_factory.mktemp("text") / "words.jsonl", 1000)
+    "tokens": 2 * LENGTH, "length": LENGTH, "batch_size": 2, "burn_in": BURN_IN, "every": EVERY,
+}  # fmt: skip
 
 
 @contextmanager
@@ -431,39 +422,16 @@ def test_pictures_are_drawn_and_not_empty(pair: Analysis, tmp_path: Path) -> Non
     )
     for path in written:
         if path.suffix == ".png":
-            pixels = imread(path)[..., :3]
-            assert min(pixels.shape[:2]) > 250
-            ink = (pixels < 0.9).any(-1)
+            ink = (imread(path)[..., :3] < 0.9).any(-1)
             assert ink.mean() > 0.02, f"{path.name} is empty"
             border = np.concatenate([ink[0], ink[-1], ink[:, 0], ink[:, -1]])
             assert not border.any(), f"{path.name} is cut off at its edge"
         else:
-            text = path.read_text()
-            assert "How to read it" in text and text.rstrip().endswith("</svg>")
+            assert "How to read it" in path.read_text()
     before = [path.read_bytes() for path in written]
     assert before == [path.read_bytes() for path in save_all(rank_pictures.sheets(both), tmp_path)]
     with pytest.raises(st.StatetrimError, match="no layer 9 with a head 0"):
         rank_pictures.spectra(both, 9, 0)
-
-
-LEGEND = ("before", "after", "after ")
-
-
-def test_no_legend_stands_over_data(pair: Analysis) -> None:
-    from statetrim.reporting import rank_pictures
-    from statetrim.reporting.drawing import Curve, Label, Line
-
-    assert pair.baseline is not None
-    both = {"before": pair.baseline, "after": pair}
-    for sheet in (rank_pictures.utilization_curves(both), rank_pictures.spectra(both, 0, 0)):
-        assert sheet.panels
-        for panel in sheet.panels:
-            legend = [s for s in panel.shapes if isinstance(s, Label) and s.text[:6] in LEGEND]
-            grid = [s.y1 for s in panel.shapes if isinstance(s, Line) and s.style == "grid"]
-            curves = [y for s in panel.shapes if isinstance(s, Curve) for _, y in s.points]
-            assert len(legend) == len(both) and curves
-            descent = 4  # pixels of a letter below its baseline
-            assert max(label.y for label in legend) + descent < min(*grid, *curves)
 
 
 def test_the_command_writes_shows_and_draws(

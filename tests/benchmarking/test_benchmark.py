@@ -15,6 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 import statetrim as st
+from helpers.engine import have_ended, wait_until
 from statetrim.benchmarking import stopwatch
 from statetrim.benchmarking.benchmark import DECODE_CYCLE
 from statetrim.benchmarking.peak_memory import measure_peak_memory
@@ -44,14 +45,9 @@ def test_sizes_are_counted_on_the_real_cache_and_ratios_pair_the_rounds(
     before, after = pair
     seen: list[int] = []
     timings = st.benchmark(
-        [after],
-        baseline=before,
-        batches=[1, 3],
-        lengths=[20],
-        rounds=2,
-        out=tmp_path / "timings.json",
-        progress=lambda progress: seen.append(progress.done),
-    )
+        [after], baseline=before, batches=[1, 3], lengths=[20], rounds=2,
+        out=tmp_path / "timings.json", progress=lambda progress: seen.append(progress.done),
+    )  # fmt: skip
     assert seen == [0, 1, 2]
     assert timings.models == ["qwen3_5_text", "half"]
     for name, path in zip(timings.models, (before, after), strict=True):
@@ -91,21 +87,9 @@ def test_taking_turns_gives_the_ratio_of_each_round() -> None:
     assert times.speedup("fast")[0] == 2.0
     assert times.rate("slow", 8.0) == (2.0, (1.1, 3.0))
     order: list[str] = []
-    timed = time_in_turns(
-        {name: lambda name=name: order.append(name) or time.sleep(0.001) for name in "ab"},
-        rounds=2,
-        device=CPU,
-        min_seconds=0.0,
-        warm_up=0,
-    )
-    assert order == [
-        "a",
-        "b",
-        "a",
-        "b",
-        "b",
-        "a",
-    ]  # one call to estimate its time, then rounds in turns
+    work = {name: lambda name=name: order.append(name) or time.sleep(0.001) for name in "ab"}
+    timed = time_in_turns(work, rounds=2, device=CPU, min_seconds=0.0, warm_up=0)
+    assert "".join(order) == "abab" + "ba"  # one call to estimate its time, then rounds in turns
     assert [len(seconds) for seconds in timed.seconds.values()] == [2, 2]
 
 
@@ -116,19 +100,10 @@ def test_a_round_decodes_tokens_for_whole_writes_of_the_state(
     """A round is a multiple of DECODE_CYCLE tokens; otherwise rounds would differ by a write."""
     assert DeferredState(torch.zeros(1, 1, 2, 2)).pending_keys.shape[1] == DECODE_CYCLE
     repeats_seen: list[int] = []
-    monkeypatch.setattr(
-        stopwatch,
-        "_seconds_per_call",
-        lambda work, repeats, device: repeats_seen.append(repeats) or 0.01,
-    )
-    time_in_turns(
-        {"a": lambda: None},
-        rounds=2,
-        device=CPU,
-        min_seconds=min_seconds,
-        warm_up=0,
-        cycle=DECODE_CYCLE,
-    )
+    seconds_per_call = lambda work, repeats, device: repeats_seen.append(repeats) or 0.01  # noqa: E731
+    monkeypatch.setattr(stopwatch, "_seconds_per_call", seconds_per_call)
+    options: Any = {"rounds": 2, "device": CPU, "warm_up": 0, "cycle": DECODE_CYCLE}
+    time_in_turns({"a": lambda: None}, min_seconds=min_seconds, **options)
     assert repeats_seen == [1, calls, calls]
 
 
@@ -160,16 +135,9 @@ def test_settings_out_of_bounds_are_refused(
 
 @pytest.mark.parametrize(
     "spoil",
-    [
-        {"format": "statetrim plan"},
-        {"models": []},
-        {"models": [1]},
-        {"lineage": []},
-        {"records": [{}]},
-        {"records": [[1]]},
-        {"records": "x"},
-    ],
-)
+    [{"format": "statetrim plan"}, {"models": []}, {"models": [1]}, {"lineage": []},
+     {"records": [{}]}, {"records": [[1]]}, {"records": "x"}],
+)  # fmt: skip
 def test_spoiled_timings_are_refused(spoil: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "timings.json"
     timing = st.Timing("a", "decode", 1, 2, 3.0, "tokens/s")
@@ -236,15 +204,8 @@ def stand_in(folder: Path, *, broken: bool = False) -> tuple[Path, Path]:
 
 
 def all_ended(pids: Path) -> bool:
-    """Whether all servers and their engines have ended; a zombie process has ended too."""
-    processes = [*pids.iterdir(), *(pids.parent / "engines").iterdir()]
-    stats = [Path("/proc", pid.name, "stat") for pid in processes]
-    deadline = time.monotonic() + 5  # a killed process takes a while to disappear
-    while any(s.read_text().rpartition(") ")[2][0] != "Z" for s in stats if s.exists()):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
+    """Whether all servers and their engines have ended."""
+    return have_ended(pids, pids.parent / "engines")
 
 
 def test_a_server_is_started_loaded_read_and_ended(pair: tuple[Path, Path], tmp_path: Path) -> None:
@@ -266,16 +227,9 @@ def test_python_starts_a_server_by_the_names_of_the_command_line(
 ) -> None:
     python, pids = stand_in(tmp_path)
     timings = st.benchmark(
-        pair[1],
-        baseline=pair[0],
-        engine="vllm",
-        engine_python=python,
-        requests=6,
-        memory_gib=0.125,
-        prefix_caching=True,
-        lengths=["128"],
-        out=tmp_path / "out.json",
-    )
+        pair[1], baseline=pair[0], engine="vllm", engine_python=python, requests=6,
+        memory_gib=0.125, prefix_caching=True, lengths=["128"], out=tmp_path / "out.json",
+    )  # fmt: skip
     assert timings.find("half", "concurrent sequences").ratio == 2.0
     (load,) = timings.lineage["loads"]
     settings = {name: load[name] for name in ("requests", "length", "memory", "prefix_caching")}
@@ -295,13 +249,6 @@ def test_a_server_that_does_not_start_is_told_in_a_sentence(
     assert all_ended(pids) and not (tmp_path / "out.json").exists()
 
 
-def test_a_python_that_is_none_is_told(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    with pytest.raises(st.StatetrimError, match="nowhere cannot be started"):
-        benchmark_vllm(
-            [pair[1]], baseline=pair[0], python=tmp_path / "nowhere", loads=[ServerLoad()]
-        )
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_server_ends_with_the_command_that_started_it(
     number: signal.Signals, pair: tuple[Path, Path], tmp_path: Path
@@ -313,17 +260,10 @@ def test_a_server_ends_with_the_command_that_started_it(
     process = subprocess.Popen(
         [str(part) for part in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    _wait_until(lambda: any(pids.iterdir()))
+    assert wait_until(lambda: any(pids.iterdir()))
     process.send_signal(number)
     assert process.wait(timeout=60) != 0
-    _wait_until(lambda: all_ended(pids))
-
-
-def _wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert all_ended(pids)
 
 
 def test_the_command_writes_and_shows(pair: tuple[Path, Path], tmp_path: Path) -> None:

@@ -13,12 +13,11 @@ from safetensors.torch import save_file
 from torch.nn import functional
 
 import statetrim as st
-from helpers import tiny
-from helpers.forked import run_as_ranks
+from helpers.forker import run_as_ranks
 from helpers.refusal import run_successfully
 from helpers.sums import assert_statistics_close
 from statetrim.artifacts.mixture import mix_statistics
-from statetrim.artifacts.statistics import SUM_NAMES, Statistics
+from statetrim.artifacts.statistics import Statistics
 from statetrim.progress import Progress
 from statetrim.runtime.loading import load_tokenizer
 from statetrim.surgery.refit import fit_projection
@@ -27,11 +26,6 @@ from statetrim.tasks.generated import echo_sequences, random_sequences, recall_s
 ALL = ["drrqr", "grad", "s_wanda", "energy", "product", "readout_greedy"]
 SETTINGS: dict[str, Any] = {"tokens": 1280, "length": 20, "batch_size": 4}
 SHARES = {"recall": 0.25, "random": 0.25, "echo": 0.125}
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_text(tmp_path_factory.mktemp("text") / "words.jsonl", 4000)
 
 
 @pytest.fixture(scope="module")
@@ -233,25 +227,6 @@ def test_a_refit_weighs_each_source_by_its_own_size(
     out = st.refit(small, statistics, out=tmp_path / "refitted", shares={"recall": 0.25})
     record = json.loads((out.path / "statetrim" / "refit.json").read_text())
     assert record["statistics"]["shares"] == {"text": 0.75, "recall": 0.25}
-
-
-def test_files_of_the_first_version_still_load(whole: Statistics, tmp_path: Path) -> None:
-    """As version 0.1 wrote them: tensors LAYER.NAME, without sources."""
-    tensors = {
-        f"{layer}.{part}": value.contiguous()
-        for layer, sums in whole.layers.items()
-        for part in SUM_NAMES
-        if (value := getattr(sums, part)) is not None
-    }
-    tensors |= {f"{i}.tokens": torch.tensor(sums.tokens) for i, sums in whole.layers.items()}
-    metadata = {"format": "statetrim statistics", "version": 1, "lineage": {"source": "x"}}
-    save_file(tensors, tmp_path / "old", metadata={"statetrim": json.dumps(metadata)})
-    loaded = Statistics.load(tmp_path / "old")
-    assert_statistics_close(Statistics(whole.layers, {"source": "x"}), loaded, 0.0)
-    assert loaded.shares == {"text": 1.0} and mix_statistics(loaded) is loaded
-    loaded.save(tmp_path / "again")  # text alone is written in the old layout
-    with safe_open(tmp_path / "again", "pt") as file:
-        assert set(file.keys()) == set(tensors)
 
 
 def test_saved_and_loaded(whole: Statistics, tmp_path: Path) -> None:

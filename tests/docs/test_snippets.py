@@ -118,9 +118,3 @@ def choose(page_world: World, method: Any, axis: str) -> None:
     plan = st.select("MODEL", statistics="statistics.safetensors", **arguments)
     chosen = plan.kept if axis == "key" else plan.kept_values
     assert chosen and all(kept.shape == (2, 64) for kept in chosen.values())
-
-
-def test_what_is_not_run_is_still_there() -> None:
-    shown = [block.text for page in PAGES for block in python(page)]
-    for start in NOT_RUN:
-        assert any(text.startswith(start) for text in shown), f"take {start!r} out of NOT_RUN"

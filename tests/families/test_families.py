@@ -1,22 +1,19 @@
 """Tests of every family that transformers or statetrim.portable can run on a CPU."""
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import statetrim as st
 from helpers import tiny
-from helpers.masking import kernel_names, masked, text_code
+from helpers.masking import masked
 from statetrim.families import families
-from statetrim.runtime.mixers import find_mixers
 
 KEEP, KEEP_VALUES = 8, 4
 TOKENS = 40
@@ -57,15 +54,11 @@ def tokens() -> Tensor:
 
 def decode(model: torch.nn.Module, ids: Tensor) -> Tensor:
     """Logits [batch, time, vocabulary], computed one token at a time with a cache."""
-    argument = (
-        "cache_params" if "cache_params" in inspect.signature(model.forward).parameters else ""
-    )
-    argument = argument or "past_key_values"
+    has_params = "cache_params" in inspect.signature(model.forward).parameters
+    argument = "cache_params" if has_params else "past_key_values"
     cache, logits = None, []
     for step in range(ids.shape[1]):
-        extra = (
-            {} if argument == "cache_params" else {"position_ids": torch.full((len(ids), 1), step)}
-        )
+        extra = {} if has_params else {"position_ids": torch.full((len(ids), 1), step)}
         out = model(ids[:, step : step + 1], use_cache=True, **{argument: cache}, **extra)
         cache = getattr(out, argument)
         logits.append(out.logits)
@@ -112,70 +105,6 @@ def test_stock_class_loads_it_and_equals_the_masked_original(case: Case) -> None
 
 
 @pytest.mark.parametrize("model_type", [t for t in tiny.MODEL_TYPES if t not in NO_VALUES])
-def test_kept_rows_of_the_state_are_the_originals(
-    model_type: str, checkpoint: Load, tmp_path: Path
-) -> None:
-    """Every layer of the pruned model gets the input of the same layer of the original."""
-    model = st.open(checkpoint(model_type))
-    plan = random_plan(model, None, KEEP_VALUES)
-    assert plan.kept_values is not None
-    small = st.prune(model, plan, tmp_path / "out")
-    cls = tiny.stock_class(model_type)
-    original, pruned = load_stock(cls, model.path), load_stock(cls, small.path)
-    pruned_mixers = find_mixers(pruned, small)
-    for layer, mixer in find_mixers(original, model).items():
-        mixer.register_forward_hook(repeat_in(pruned_mixers[layer]), with_kwargs=True)
-    with torch.no_grad(), final_states(original) as states:
-        original(tokens(), use_cache=False)
-    assert len(states) == 2 * len(model.geometry.layers)
-    for index, layer in enumerate(model.geometry.layers):
-        before, after = states[2 * index : 2 * index + 2]  # [batch, heads, ...]
-        dim = next(d for d in (2, 3) if before.shape[d] != after.shape[d])
-        before, after = before.movedim(dim, 3), after.movedim(dim, 3)
-        kept = plan.kept_values[layer][None, :, None].expand(after.shape)
-        torch.testing.assert_close(after, before.gather(3, kept))
-
-
-def repeat_in(mixer: torch.nn.Module) -> Callable[..., None]:
-    """A forward hook that calls `mixer` with the same arguments and drops its output."""
-
-    def hook(_: Any, args: Any, kwargs: Any, output: Any) -> None:
-        mixer(*args, **kwargs)
-
-    return hook
-
-
-@contextmanager
-def final_states(model: torch.nn.Module) -> Iterator[list[Tensor]]:
-    """Collects the final state of each kernel call in the module of the model's class."""
-    module = text_code(model)
-    names, states = kernel_names(module), list[Tensor]()
-    kernels = {name: getattr(module, name) for name in names}
-
-    def recording(kernel: Callable[..., Any]) -> Callable[..., Any]:
-        parameters = inspect.signature(kernel).parameters
-        final_state_option = next(
-            p for p in parameters if p in ("output_final_state", "return_final_states")
-        )
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            output, state = kernel(*args, **kwargs | {final_state_option: True})
-            states.append(state)
-            return output if final_state_option == "return_final_states" else (output, state)
-
-        return call
-
-    try:
-        for name in names:
-            if "update" not in name:
-                setattr(module, name, recording(kernels[name]))
-        yield states
-    finally:
-        for name in names:
-            setattr(module, name, kernels[name])
-
-
-@pytest.mark.parametrize("model_type", [t for t in tiny.MODEL_TYPES if t not in NO_VALUES])
 def test_folding_the_norm_alone_changes_nothing_but_rounding(
     model_type: str, checkpoint: Load, tmp_path: Path
 ) -> None:
@@ -195,7 +124,7 @@ def test_folding_the_norm_alone_changes_nothing_but_rounding(
     shared = [
         name for name, o in model.channel_rows.items() if o.channel_rows[0].role == "shared_norm"
     ]
-    before, after = tensors_of(paths[0]), tensors_of(paths[1])
+    before, after = tiny.tensors(paths[0]), tiny.tensors(paths[1])
     assert bool(shared) == ("mamba" not in str(model.family.mixer_prefixes))
     for name in shared:
         assert not torch.equal(before[name], torch.ones_like(before[name]))
@@ -210,14 +139,6 @@ def test_prefill_equals_decode_and_it_generates(case: Case) -> None:
         torch.testing.assert_close(decode(pruned, ids), pruned(ids).logits, rtol=0, atol=1e-4)
         generated = pruned.generate(ids, max_new_tokens=4, do_sample=False)
     assert generated.shape == (2, 24)
-
-
-@pytest.mark.parametrize("model_type", tiny.MODEL_TYPES)
-def test_the_cache_argument_is_the_stock_classes(model_type: str, checkpoint: Load) -> None:
-    model = st.open(checkpoint(model_type))
-    stock = load_stock(tiny.stock_class(model_type), model.path)
-    caches = {"cache_params", "past_key_values"} & set(inspect.signature(stock.forward).parameters)
-    assert {model.family.cache_argument(model.config)} == caches
 
 
 @pytest.mark.parametrize("model_type", tiny.VISION_TYPES)
@@ -243,7 +164,7 @@ def load_stock_ignoring_vision(cls: Any, path: Path) -> torch.nn.Module:
 
 def test_untouched_tensors_are_the_originals_byte_for_byte(case: Case) -> None:
     _, model, plan, out = case
-    before, after = tensors_of(model.path), tensors_of(out)
+    before, after = tiny.tensors(model.path), tiny.tensors(out)
     assert before.keys() == after.keys()
     cut = {name for name in before if before[name].shape != after[name].shape}
     pruned_axes = {
@@ -257,10 +178,6 @@ def test_untouched_tensors_are_the_originals_byte_for_byte(case: Case) -> None:
             expected.add(name)
     assert cut == expected
     assert all(torch.equal(before[name], after[name]) for name in before.keys() - cut)
-
-
-def tensors_of(path: Path) -> dict[str, Tensor]:
-    return {k: v for file in path.glob("*.safetensors") for k, v in load_file(file).items()}
 
 
 def test_every_smaller_width_reads_back_from_the_edited_config(case: Case) -> None:
@@ -297,37 +214,6 @@ def test_values_and_their_gate_are_told_apart(checkpoint: Load) -> None:
     assert torch.equal(written.squeeze(2), fused.unflatten(0, (2, 56))[:, 24:40].reshape(4, 8, 32))
     output = model.tensor("model.layers.0.linear_attn.out_proj.weight").double()
     assert torch.equal(read.squeeze(2), output.mT.unflatten(0, (4, 8)))
-
-
-def test_an_unknown_tensor_under_a_mixer_is_refused_by_name(case: Case, tmp_path: Path) -> None:
-    model_type, model, _, _ = case
-    name, owner = next(iter(model.channel_rows.items()))
-    mixer = name.removesuffix("." + owner.channel_rows[0].tensor)
-    unknown = copy_with(model.path, tmp_path / model_type, f"{mixer}.new_gate.weight")
-    with pytest.raises(st.StatetrimError, match=r"new_gate\.weight.*refusing to guess"):
-        st.select(st.open(unknown), "l1", KEEP)
-
-
-def copy_with(source: Path, target: Path, extra: str) -> Path:
-    """Copy a checkpoint into a single shard, with the additional tensor `extra`."""
-    target.mkdir()
-    save_file(tensors_of(source) | {extra: torch.zeros(3)}, target / "model.safetensors")
-    (target / "config.json").write_text((source / "config.json").read_text())
-    return target
-
-
-def test_the_number_of_shards_does_not_matter(case: Case, tmp_path: Path) -> None:
-    _, model, plan, out = case
-    single = tmp_path / "single"
-    single.mkdir()
-    save_file(tensors_of(model.path), single / "model.safetensors")
-    (single / "config.json").write_text((model.path / "config.json").read_text())
-    single_model = st.open(single)
-    single_plan = replace(plan, lineage=plan.lineage | {"source": single_model.digest})
-    st.prune(single_model, single_plan, tmp_path / "out")
-    single_tensors, sharded_tensors = tensors_of(tmp_path / "out"), tensors_of(out)
-    assert single_tensors.keys() == sharded_tensors.keys()
-    assert all(torch.equal(single_tensors[name], sharded_tensors[name]) for name in single_tensors)
 
 
 def test_every_supported_model_type_is_under_this_contract() -> None:

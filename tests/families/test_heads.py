@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import statetrim as st
-from families.test_families import decode, load_stock, tensors_of, tokens
+from families.test_families import decode, load_stock, tokens
 from helpers import raw, tiny
 from helpers.masking import output_projections
 from statetrim.families import families
@@ -63,7 +63,7 @@ def check_pruned(model_type: str, model: st.Checkpoint, plan: st.Plan, out: Path
         assert (actual - expected).norm() < 1e-5 * expected.norm()
         ids = tokens()[:, :12]
         torch.testing.assert_close(decode(pruned, ids), pruned(ids).logits, rtol=0, atol=1e-4)
-    before, after = tensors_of(model.path), tensors_of(out)
+    before, after = tiny.tensors(model.path), tiny.tensors(out)
     cut = {name for name in before if before[name].shape != after[name].shape}
     assert cut <= model.head_rows.keys()
     assert all(torch.equal(before[name], after[name]) for name in before.keys() - cut)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import statetrim as st
@@ -134,7 +133,7 @@ def test_the_documented_method_works_from_outside(run: Any, workspace: Path) -> 
     run("prune", "{}", "{}-largest.json", "-o", "{}-largest")
     plan = st.Plan.load(workspace / "strange-largest.json")
     assert plan.method == "largest_query" and plan.keep == 5
-    before, after = weights(workspace / "strange"), weights(workspace / "strange-largest")
+    before, after = tiny.tensors(workspace / "strange"), tiny.tensors(workspace / "strange-largest")
     for layer in plan.kept:
         name = f"model.layers.{layer}.linear_attn.in_proj_qkv.weight"
         # rows are [ q | k | v ], of 2 key heads with 12 channels each
@@ -144,10 +143,6 @@ def test_the_documented_method_works_from_outside(run: Any, workspace: Path) -> 
         assert torch.equal(plan.kept[layer], largest)
         kept = [torch.cat([block[head][largest[head]] for head in range(2)]) for block in blocks]
         assert torch.equal(after[name], torch.cat([*kept, v]))
-
-
-def weights(directory: Path) -> dict[str, torch.Tensor]:
-    return {k: v for file in directory.glob("*.safetensors") for k, v in load_file(file).items()}
 
 
 def test_without_the_family_the_model_type_is_unknown(workspace: Path) -> None:

@@ -1,14 +1,13 @@
 """Untrusted values in config.json are refused, for every family."""
 
+import itertools
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from helpers import raw
-from helpers.forker import Forker
 from helpers.refusal import run
 from helpers.untrusted import (
     BAD_JSON,
@@ -17,15 +16,13 @@ from helpers.untrusted import (
     NOT_OBJECTS,
     Case,
     Cases,
-    SoundCheckpoint,
     SpoilCheckpoint,
-    check_refused,
-    check_refused_within_a_gigabyte,
     edited_config,
     heavy_file,
     inspect,
     many_names,
     prune,
+    refused_within_a_gigabyte,
     select,
 )
 
@@ -86,83 +83,62 @@ def field(name: str, value: Any, read_command: Any = inspect) -> SpoilCheckpoint
     return edited_config(lambda c: text_section(c).update({name: value}) and None, read_command)
 
 
-for model_type, names in COUNTS.items():
-    for name in names:
-        for value in BAD_COUNTS:
-            add(f"{model_type} {name} = {value!r}", field(name, value), repr(name), model_type)
-for model_type, names in NUMBERS.items():
-    for name in names:
-        for value in BAD_NUMBERS:
-            add(f"{model_type} {name} = {value!r}", field(name, value), repr(name), model_type)
+def add_product(fields: dict[str, tuple[str, ...]], values: tuple[Any, ...]) -> None:
+    """Every model type x field x value. CI takes those with a pair of the three that no earlier one
+    has; rotating the values makes them few. `just untrusted-configs` takes all."""
+    seen: set[tuple[Any, ...]] = set()
+    for shift in range(len(values)):
+        for row, (model_type, names) in enumerate(fields.items()):
+            for column, name in enumerate(names):
+                value = values[(shift + row + column) % len(values)]
+                pairs = {*itertools.combinations((model_type, name, repr(value)), 2)}
+                case_name = f"{model_type} {name} = {value!r}"
+                add(case_name, field(name, value), repr(name), model_type, slow=pairs <= seen)
+                seen |= pairs
+
+
+add_product(COUNTS, BAD_COUNTS)
+add_product(NUMBERS, BAD_NUMBERS)
 for model_type, name in HEAD_K_DIM.items():
     # An absent or null field means the default, which does not fit the weights.
     absent = edited_config(lambda c, n=name: text_section(c).pop(n) and None, select)
     add(f"{model_type} without {name}", absent, "config implies", model_type)
     null = field(name, None, select)
     add(f"{model_type} {name} = null", null, "config implies", model_type)
+
+
+def change_layer_count(change: int) -> SpoilCheckpoint:
+    def edit(c: dict[str, Any]) -> None:
+        section = text_section(c)
+        for key in ("layer_types", "layers_block_type"):
+            if key in section:
+                section[key] = (section[key] * 2)[: len(section[key]) + change]
+        if section.get("num_hidden_layers") is not None:
+            section["num_hidden_layers"] += change
+
+    return edited_config(edit, select)
+
+
 for model_type in HEAD_K_DIM:
-
-    def change_layer_count(change: int, model_type: str = model_type) -> SpoilCheckpoint:
-        def edit(c: dict[str, Any]) -> None:
-            section = text_section(c)
-            for key in ("layer_types", "layers_block_type"):
-                if key in section:
-                    section[key] = (section[key] * 2)[: len(section[key]) + change]
-            total = section.get("num_hidden_layers")
-            if total is not None:
-                section["num_hidden_layers"] = total + change
-
-        return edited_config(edit, select)
-
-    # Two layers fewer, or two more, than the weights have.
-    if model_type not in ("mamba2", "falcon_h1") and model_type not in raw.FLA:
-        add(f"{model_type} with fewer layers", change_layer_count(-2), "does not list", model_type)
-    else:
-        add(f"{model_type} with fewer layers", change_layer_count(-1), "does not list", model_type)
+    fewer = -1 if model_type in ("mamba2", "falcon_h1", *raw.FLA) else -2
+    add(f"{model_type} with fewer layers", change_layer_count(fewer), "does not list", model_type)
     add(f"{model_type} with more layers", change_layer_count(2), "lacks the tensor", model_type)
 
-for value in (
-    "linear",
-    4,
-    [],
-    {},
-    [1, 2],
-    [None],
-    ["linear_attention"] * 5,
-    ["x"] * 4,
-    [["a"]] * 4,
-):
-    for model_type in ("qwen3_next", "qwen3_5", "olmo_hybrid", "granitemoehybrid"):
-        message = "layer_types|no linear-attention layer"
-        add(
-            f"{model_type} layer_types {value!r:.40}",
-            field("layer_types", value),
-            message,
-            model_type,
-        )
-for value in ("M-M*", 3, [], [3], ["attention"] * 4, ["x"]):
-    message = "layers_block_type|no linear-attention layer"
-    add(
-        f"nemotron_h blocks {value!r}",
-        field("layers_block_type", value),
-        message,
-        "nemotron_h",
-    )
-for value in ("x", 3, {"a": 1}, [1.0], ["1"], [True], [None], [-1], [10**9], [0, 1, 2], {}, False):
-    message = "attn_layer_indices|no linear-attention layer"
-    add(
-        f"bamba softmax layers {value!r}",
-        field("attn_layer_indices", value),
-        message,
-        "bamba",
-    )
-for value in (
-    1, "x", True, {}, {"layers": None}, {"layers": "0"}, {"layers": [0.0]}, {"layers": [True]},
-    {"layers": {"0": 1}}, [1], [[]], {"layers": [0, 1]}, [{"layers": [0]}, {"layers": [1]}], False,
-):  # fmt: skip
-    for model_type in ("gated_deltanet", "gla"):
-        message = "'attn'|no linear-attention layer"
-        add(f"{model_type} attn {value!r}", field("attn", value), message, model_type)
+LAYERS: dict[tuple[str, ...], tuple[str, tuple[Any, ...]]] = {
+    ("qwen3_next", "qwen3_5", "olmo_hybrid", "granitemoehybrid"): ("layer_types", (
+        "linear", 4, [], {}, [1, 2], [None], ["linear_attention"] * 5, ["x"] * 4, [["a"]] * 4)),
+    ("nemotron_h",): ("layers_block_type", ("M-M*", 3, [], [3], ["attention"] * 4, ["x"])),
+    ("bamba",): ("attn_layer_indices", (
+        "x", 3, {"a": 1}, [1.0], ["1"], [True], [None], [-1], [10**9], [0, 1, 2], {}, False)),
+    ("gated_deltanet", "gla"): ("attn", (
+        1, "x", True, {}, {"layers": None}, {"layers": "0"}, {"layers": [0.0]}, {"layers": [True]},
+        {"layers": {"0": 1}}, [1], [[]], {"layers": [0, 1]}, [{"layers": [0]}, {"layers": [1]}],
+        False)),
+}  # fmt: skip
+for model_types, (name, values) in LAYERS.items():
+    for model_type, value in itertools.product(model_types, values):
+        message = f"{name}|no linear-attention layer"
+        add(f"{model_type} {name} {value!r:.40}", field(name, value), message, model_type)
 for value in (1, "yes", [], {}, 0.0):
     for model_type in ("delta_net", "kda"):
         spoil = field("use_short_conv", value)
@@ -191,17 +167,12 @@ for command in (select, prune):
     spoil = edited_config(lambda c: {"model_type": "kimi_linear"}, command)
     add(f"kimi_linear, {command.__name__}", spoil, "kimi_linear cannot be pruned|layer 0 lacks")
 UNEVEN = {
-    "qwen3_next": {"linear_num_value_heads": 3},
-    "qwen3_5": {"linear_num_key_heads": 3},
-    "olmo_hybrid": {"linear_num_key_heads": 3},
-    "mamba2": {"n_groups": 3},
-    "falcon_h1": {"mamba_n_groups": 5},
-    "nemotron_h": {"n_groups": 16},
-    "gated_deltanet": {"num_v_heads": 3},
-    "comba": {"num_v_heads": 1},
-    "kda": {"num_v_heads": 5},
+    "qwen3_next": {"linear_num_value_heads": 3}, "qwen3_5": {"linear_num_key_heads": 3},
+    "olmo_hybrid": {"linear_num_key_heads": 3}, "mamba2": {"n_groups": 3},
+    "falcon_h1": {"mamba_n_groups": 5}, "nemotron_h": {"n_groups": 16},
+    "gated_deltanet": {"num_v_heads": 3}, "comba": {"num_v_heads": 1}, "kda": {"num_v_heads": 5},
     "gla": {"num_kv_heads": 3},
-}
+}  # fmt: skip
 for model_type, fields in UNEVEN.items():
     spoil = edited_config(lambda c, f=fields: text_section(c).update(f) and None)
     add(f"{model_type} heads {fields}", spoil, "not a whole number for each", model_type)
@@ -238,18 +209,11 @@ for name, text in (BAD_JSON | NOT_OBJECTS).items():
 
 
 def big_config(root: Path) -> list[str]:
-    with (root / "model" / "config.json").open("wb") as file:
-        file.truncate(2**40)  # sparse
+    os.truncate(root / "model" / "config.json", 2**40)  # sparse
     return inspect(root)
 
 
 add("config of a tebibyte", big_config, "larger than 16 MiB")
-
-
-def test_there_are_enough_and_no_two_alike() -> None:
-    names = [(case.name, case.model_type) for case in CASES.all]
-    assert len(names) == len(set(names))
-    assert len(names) >= 300
 
 
 def test_the_sound_ones_pass(sound: Callable[[str], Path], tmp_path: Path) -> None:
@@ -260,10 +224,7 @@ def test_the_sound_ones_pass(sound: Callable[[str], Path], tmp_path: Path) -> No
         assert (tmp_path / model_type / "out" / "config.json").is_file()
 
 
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("case", CASES.all, ids=Case.id)
-def test_refused(case: Case, sound: SoundCheckpoint, scratch: Path, little_memory: None) -> None:
-    check_refused(case, sound, scratch)
+test_refused = CASES.refused()
 
 
 def many_softmax_layers(c: dict[str, Any]) -> None:
@@ -278,9 +239,4 @@ HEAVY = [
 ]
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("case", HEAVY, ids=Case.id)
-def test_refused_within_a_gigabyte(
-    case: Case, sound: SoundCheckpoint, scratch: Path, forker: Forker
-) -> None:
-    check_refused_within_a_gigabyte(case, sound, scratch, forker)
+test_refused_within_a_gigabyte = refused_within_a_gigabyte(HEAVY)

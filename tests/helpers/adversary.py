@@ -13,16 +13,16 @@ from pathlib import Path
 
 from helpers import faults
 from helpers.commands import COMMANDS, OUT, clean, prepare
+from helpers.forker import import_all
 from helpers.kills import UndisturbedRun, kill_and_rerun, run_undisturbed
-from helpers.warm import import_all
 from statetrim.maths.formatting import evenly_spaced
 
 KILLS_PER_COMMAND = {
-    "prune": 12, "calibrate": 10, "refit": 10, "report": 12, "analyze": 8, "evaluate": 5,
-    "recover": 3, "trim": 3, "sweep": 2,
+    "prune": 8, "calibrate": 6, "refit": 5, "report": 6, "analyze": 4, "evaluate": 3, "recover": 2,
+    "trim": 2, "sweep": 2,
 }  # fmt: skip
 """Number of kills per command, fewer where a run takes long."""
-SECOND_COMMANDS = ("prune", "calibrate", "select", "merge", "report")
+SECOND_COMMANDS = ("prune", "select")
 """Commands that are started with an output that another command is writing."""
 TrialResult = tuple[str, str, str | None]
 """Kind of trial, its name, and the problem or None."""
@@ -31,20 +31,16 @@ TrialResult = tuple[str, str, str | None]
 def try_kills(undisturbed_runs: Mapping[str, UndisturbedRun], root: Path) -> Iterator[TrialResult]:
     for name, count in KILLS_PER_COMMAND.items():
         for event in evenly_spaced(undisturbed_runs[name].first_events, count):
-            yield (
-                "kill",
-                f"{name} at {event}",
-                kill_and_rerun(name, root, event, undisturbed_runs[name].files_left),
-            )
+            problem = kill_and_rerun(name, root, event, undisturbed_runs[name].files_left)
+            yield "kill", f"{name} at {event}", problem
 
 
 def try_pairs(undisturbed_runs: Mapping[str, UndisturbedRun], root: Path) -> Iterator[TrialResult]:
     """One command is stopped (SIGSTOP) halfway; others are started with the same output."""
     for name, command in COMMANDS.items():
         clean(root)
-        first = faults.start(
-            command, root, fault_at=undisturbed_runs[name].events // 2, fault="stop"
-        )
+        middle = undisturbed_runs[name].events // 2
+        first = faults.start(command, root, fault_at=middle, fault="stop")
         if not first.wait_until_stopped():
             yield "pair", name, "the first did not stop"
             continue
@@ -58,10 +54,8 @@ def try_pairs(undisturbed_runs: Mapping[str, UndisturbedRun], root: Path) -> Ite
         first.resume()
         ended, files_left = first.wait(), faults.file_hashes(root)
         clean(root)
-        same = (
-            files_left == undisturbed_runs[name].files_left or name == "benchmark"
-        )  # whose output has timings
-        fine = ended.code == 0 and same
+        same = files_left == undisturbed_runs[name].files_left
+        fine = ended.code == 0 and (same or name == "benchmark")  # whose output has timings
         yield "winner", name, None if fine else f"{ended.code}: {ended.err[-300:]}"
 
 
@@ -75,12 +69,8 @@ def try_races(undisturbed_runs: Mapping[str, UndisturbedRun], root: Path) -> Ite
         clean(root)
         codes = sorted(ended.code for ended in results)
         losers = all(is_one_sentence(ended.err) for ended in results if ended.code)
-        fine = (
-            codes[0] == 0
-            and codes[1] in (0, 2)
-            and losers
-            and files_left == undisturbed_runs[name].files_left
-        )
+        same = files_left == undisturbed_runs[name].files_left
+        fine = codes[0] == 0 and codes[1] in (0, 2) and losers and same
         yield "race", name, None if fine else f"{codes}: {[ended.err[-200:] for ended in results]}"
 
 
@@ -109,13 +99,8 @@ def try_read_only(root: Path) -> Iterator[TrialResult]:
     directory.mkdir(mode=0o555)
     for name, command in COMMANDS.items():
         ended = faults.run([*command[:-1], f"closed/{command[-1]}"], root, without_privileges=True)
-        early = " runs in " not in ended.err
-        fine = (
-            ended.code in (1, 2)
-            and is_one_sentence(ended.err)
-            and early
-            and not any(directory.iterdir())
-        )
+        early = " runs in " not in ended.err and not any(directory.iterdir())
+        fine = ended.code in (1, 2) and is_one_sentence(ended.err) and early
         yield "read-only", name, None if fine else f"{ended.code}: {ended.err[-300:]}"
     directory.rmdir()
 

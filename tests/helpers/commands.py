@@ -1,5 +1,6 @@
 """Every command that writes files, on a tiny model; each run takes about a second."""
 
+import gc
 import importlib
 import shutil
 from pathlib import Path
@@ -8,22 +9,13 @@ from typing import Any
 import statetrim as st
 from helpers import tiny
 from helpers.engine import InProcess
-from helpers.warm import freeze_garbage_collector
 
 OUT = "out"
 _TEXT = ["--text", "text.jsonl"]
 _SIZES = ["--tokens", "512", "--length", "32", "--batch-size", "4"]
 _TRIMMED = [
-    *_TEXT,
-    "--tokens",
-    "1k",
-    "--limit",
-    "2",
-    "--tasks",
-    "mqar",
-    "--no-control",
-    "--no-benchmark",
-]
+    *_TEXT, "--tokens", "1k", "--limit", "2", "--tasks", "mqar", "--no-control", "--no-benchmark",
+]  # fmt: skip
 
 COMMANDS: dict[str, list[str]] = {
     "prune": ["prune", "model", "plan.json", "-o", OUT],
@@ -79,11 +71,10 @@ def prepare(root: Path) -> Path:
     st.evaluate(
         [small], baseline=model, tasks=["mqar"], limit=2, out=root / "scores.json", progress=False
     )
-    st.report(
-        [model, small, root / "scores.json"], root / "page"
-    )  # so that its templates are compiled
+    st.report([model, small, root / "scores.json"], root / "page")  # compiles its templates
     shutil.rmtree(root / "page")
-    freeze_garbage_collector()
+    gc.collect()
+    gc.freeze()  # in forks, garbage collection would touch, and so copy, shared memory
     return root
 
 

@@ -8,6 +8,7 @@ import json
 import shlex
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,22 +23,18 @@ from statetrim.maths.units import parse_token_count
 
 PROGRAM: Any = typer.main.get_command(app)
 WIDE = {
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 2,
-    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
-}
+}  # fmt: skip
 """Heads of 128 channels, so that the widths 96, 64 and 48 of the pages are valid."""
 
 WORD_REPLACEMENTS = {"TEXT": "text.jsonl", "METHODS": "drrqr"}
 """Placeholders of the pages -> the words that replace them."""
 
 VALUE_REPLACEMENTS = {
-    ("--keep-heads", "16"): "1",
-    ("--memory-gib", "24"): "0.01",
-    ("--skip", "64k"): "256",
+    ("--keep-heads", "16"): "1", ("--memory-gib", "24"): "0.01", ("--skip", "64k"): "256",
     ("--state-mib-per-sequence", "40"): "0.2",
-}
+}  # fmt: skip
 """(option, value) -> a value that fits two heads, a state of 256 KiB and 32k tokens of text."""
 
 SMALL_OPTIONS: dict[str, dict[str, str]] = {
@@ -53,11 +50,9 @@ SMALL_OPTIONS: dict[str, dict[str, str]] = {
 """Options that replace those of the page; the page's own values are parsed beforehand."""
 
 HUB = (
-    "Qwen/Qwen3.5-4B",
-    "Qwen/Qwen3.5-27B",
-    "Qwen/Qwen3.5-397B-A17B",
+    "Qwen/Qwen3.5-4B", "Qwen/Qwen3.5-27B", "Qwen/Qwen3.5-397B-A17B",
     "Qwen/Qwen3-Next-80B-A3B-Instruct",
-)
+)  # fmt: skip
 """Hub models of the pages; on the loopback hub all are the tiny model."""
 
 _TEXTS = ("text.jsonl", "test.jsonl")
@@ -111,23 +106,15 @@ def with_small_sizes(words: list[str]) -> list[str]:
     return words
 
 
+@dataclass
 class World:
     """The folder of one page. `outputs_by_key` has the outputs of commands that other pages ran on
     the same model and text, so that they run once."""
 
-    def __init__(
-        self,
-        folder: Path,
-        page: Path,
-        build: Callable[[str], Path],
-        outputs_by_key: dict[str, Path],
-    ) -> None:
-        self.folder, self.page, self.build, self.outputs_by_key = (
-            folder,
-            page,
-            build,
-            outputs_by_key,
-        )
+    folder: Path
+    page: Path
+    build: Callable[[str], Path]
+    outputs_by_key: dict[str, Path]
 
     def prepare(self, command: str, line: int) -> tuple[list[str], str | None, str | None]:
         """Create the inputs of a command and remove its old outputs; returns its words, the value
@@ -166,9 +153,8 @@ class World:
             (self.folder / redirected).write_text(result.stdout)
         if key and output and (self.folder / output).exists():
             self.outputs_by_key[key] = self.folder.parent / f"kept-{len(self.outputs_by_key)}"
-            _copy(
-                self.folder / output, self.outputs_by_key[key]
-            )  # a later command of the page may overwrite it
+            # A later command of the page may overwrite the output.
+            _copy(self.folder / output, self.outputs_by_key[key])
 
     def shared_key(self, words: list[str], output: str | None) -> str | None:
         """The command without its output, if it reads only the model and text; else None.

@@ -6,7 +6,8 @@ its own process. `InProcess` answers in this process, for tests that only need t
 
 import stat
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,6 +39,7 @@ def default_device(): return "stand-in"
 """
 _LOAD = """
 import sys
+import time
 sys.modules["fla"] = sys.modules["causal_conv1d"] = None
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -87,8 +89,20 @@ def write_stand_in(folder: Path, mode: str = "") -> tuple[Path, Path]:
     return python, pids
 
 
-def have_ended(pids: Path) -> bool:
-    return not any(Path("/proc", pid.name).exists() for pid in pids.iterdir())
+def have_ended(*folders: Path) -> bool:
+    """Whether all processes whose ids are names in the folders end soon; a zombie has ended."""
+    stats = [Path("/proc", pid.name, "stat") for folder in folders for pid in folder.iterdir()]
+    return wait_until(
+        lambda: all(s.read_text().rpartition(") ")[2][0] == "Z" for s in stats if s.exists()), 10
+    )
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 120) -> bool:
+    """Whether the condition is true within this time."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
 
 
 @dataclass

@@ -15,14 +15,15 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
-from helpers.forked import reset_torch_threads
+from helpers.forker import fork
+from statetrim.cli import main
 
 Fault = Literal["kill", "stop", "full"]
 
@@ -40,7 +41,6 @@ class CommandResult:
     code: int
     out: str
     err: str
-    seconds: float
     states: list[str] = field(default_factory=list)
 
 
@@ -153,40 +153,22 @@ def _wrap_save_file(stock: Any) -> Any:
     return saved
 
 
-def run(
-    arguments: Sequence[str],
-    root: Path,
-    *,
-    fault_at: int | None = None,
-    fault: Fault = "kill",
-    record: bool = False,
-    without_privileges: bool = False,
-) -> CommandResult:
-    """Run a command in `root` and wait until it ends or is killed."""
-    child = start(
-        arguments,
-        root,
-        fault_at=fault_at,
-        fault=fault,
-        record=record,
-        without_privileges=without_privileges,
-    )
-    return child.wait()
-
-
 @dataclass
 class Child:
     """A running command."""
 
     pid: int
-    root: Path
-    started: float
+    files: tuple[IO[bytes], ...]
 
     def wait(self) -> CommandResult:
         _, status = os.waitpid(self.pid, 0)
-        out, err, states = (self._file(name) for name in ("out", "err", "states"))
-        code = os.waitstatus_to_exitcode(status)
-        return CommandResult(code, out, err, time.monotonic() - self.started, states.split())
+        texts = []
+        for file in self.files:
+            with file:
+                file.seek(0)
+                texts.append(file.read().decode(errors="replace"))
+        out, err, states = texts
+        return CommandResult(os.waitstatus_to_exitcode(status), out, err, states.split())
 
     def wait_until_stopped(self) -> bool:
         """Wait until the command stops at its fault; False if it ended before that."""
@@ -195,12 +177,6 @@ class Child:
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
-
-    def _file(self, name: str) -> str:
-        path = _log(self.pid, name)
-        text = path.read_text(errors="replace") if path.exists() else ""
-        path.unlink(missing_ok=True)
-        return text
 
 
 def start(
@@ -212,67 +188,31 @@ def start(
     record: bool = False,
     without_privileges: bool = False,
 ) -> Child:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid:
-        return Child(pid, root, time.monotonic())
-    try:
-        _child(list(arguments), root, fault_at, fault, record, without_privileges)
-    finally:
-        os._exit(70)
+    """Start a command in `root`; with `record`, it notes a hash of the files before each event."""
+    out, err, states = (tempfile.TemporaryFile() for _ in range(3))  # noqa: SIM115
+
+    def record_state() -> None:
+        states.write(f"{tree_hash(root)}\n".encode())
+        states.flush()
+
+    def work() -> None:
+        os.chdir(root)
+        if without_privileges:
+            drop_privileges()
+        sys.argv = ["statetrim", *arguments]
+        recorder = record_state if record else None
+        _active_watch.append(_Watch(str(root.resolve()), fault_at, fault, recorder))
+        try:
+            main()
+        finally:
+            _active_watch.clear()
+
+    return Child(fork(work, out, err), (out, err, states))
 
 
-def _child(
-    arguments: list[str],
-    root: Path,
-    fault_at: int | None,
-    fault: Fault,
-    record: bool,
-    without_privileges: bool,
-) -> None:
-    for number, name in ((1, "out"), (2, "err")):
-        file = os.open(_log(os.getpid(), name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(file, number)
-    sys.stdout = os.fdopen(1, "w", closefd=False)
-    sys.stderr = os.fdopen(2, "w", closefd=False)
-    os.chdir(root)
-    if without_privileges:
-        drop_privileges()
-    reset_torch_threads()
-    from statetrim.cli import main
-
-    sys.argv = ["statetrim", *arguments]
-    record_state = None
-    if record:
-        log = _log(os.getpid(), "states").open("w")
-
-        def record_state() -> None:
-            log.write(tree_hash(root) + "\n")
-            log.flush()
-
-    _active_watch.append(_Watch(str(root.resolve()), fault_at, fault, record_state))
-    code = 1
-    try:
-        main()
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        import traceback
-
-        _active_watch.clear()
-        traceback.print_exc()
-        code = 71
-    finally:
-        _active_watch.clear()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def _log(pid: int, name: str) -> Path:
-    return Path("/tmp", f"statetrim-test-{pid}.{name}")
+def run(arguments: Sequence[str], root: Path, **options: Any) -> CommandResult:
+    """Run a command in `root`, with the options of `start`, until it ends or is killed."""
+    return start(arguments, root, **options).wait()
 
 
 def file_hashes(root: Path) -> dict[str, str]:

@@ -19,12 +19,9 @@ from helpers import fla_mixers
 from statetrim.artifacts.plan import Plan
 
 _SHAPE = {
-    "vocab_size": 64,
-    "hidden_size": 48,
-    "num_hidden_layers": 3,
-    "hidden_ratio": 2,
+    "vocab_size": 64, "hidden_size": 48, "num_hidden_layers": 3, "hidden_ratio": 2,
     "fuse_cross_entropy": False,
-}
+}  # fmt: skip
 _HEAD_DIM = {**_SHAPE, "num_heads": 2, "head_dim": 12, "expand_v": 2.0}
 _SOFTMAX_LAYER = {"layers": [1], "num_heads": 4}
 

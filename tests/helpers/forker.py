@@ -1,126 +1,129 @@
-"""Runs the command line in forked children, so that torch is imported once for many processes.
+"""Commands and functions in forks of a process that has imported everything, torch above all.
 
-Reads a job as JSON per line, answers with JSON per line:
-    {"arguments": [...], "script": whether the first is a Python script, run instead of statetrim,
-     "folder": where to run, or null,
-     "kill_after": seconds or null, "free": bytes that the disk reports as free, or null,
-     "kill_when": a path that must appear first, or null,
-     "kill_size": and how many bytes must be in that directory,
-     "kill_said": a pattern that a line on standard error must match first, or null}
-    {"code": exit code or minus the signal, "seconds": ..., "cpu_seconds": ..., "peak": bytes,
-     "err": ..., "out": ...}
-Importing torch starts no threads, and this process runs nothing of it: forking is safe.
+`Forker` starts this file as a process and sends it commands; each runs in a fork that can be
+measured and killed. `run_in_child` and `run_as_ranks` run functions in forks of the test process.
+Importing starts no threads, and the process of `Forker` runs nothing itself: forking it is safe.
 """
 
-import contextlib
 import importlib
 import json
 import os
+import pkgutil
 import re
 import runpy
-import shutil
 import signal
+import socket
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
+import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-import torch  # noqa: F401
+import torch
 
+import statetrim
 import statetrim.console.terminal
 import statetrim.selection.select
-import statetrim.surgery.prune  # noqa: F401
+import statetrim.surgery.prune
 from statetrim.cli import main
 
+Work = Callable[[], object]
+_LIBRARIES = (
+    "accelerate", "datasets", "peft", "torch._dynamo", "transformers", "transformers.trainer",
+    "transformers.models.auto.modeling_auto", "matplotlib.pyplot",
+    "matplotlib.backends.backend_agg", "pydantic.type_adapter", "rich.progress", "rich.table",
+)  # fmt: skip
 
-def run_child(job: dict[str, Any], files: list[Any]) -> None:
-    for number, file in enumerate(files, start=1):
-        os.dup2(file.fileno(), number)
-    sys.argv = [*(() if job["script"] else ["statetrim"]), *job["arguments"]]
-    free = job["free"]
-    if free is not None:
-        usage = shutil.disk_usage("/")._replace(free=free)
-        shutil.disk_usage = lambda path: usage
-    code = 1
+
+def modules() -> list[str]:
+    """Names of everything that commands import."""
+    names = [module.name for module in pkgutil.walk_packages(statetrim.__path__, "statetrim.")]
+    names = [name for name in names if ".drivers." not in name and not name.endswith("__main__")]
+    return [*_LIBRARIES, *names]
+
+
+def import_all() -> None:
+    for name in modules():
+        importlib.import_module(name)
+
+
+def fork(work: Work, *outputs: IO[bytes]) -> int:
+    """Run `work` in a child, with standard output and error in the files `outputs`, if there are
+    any; returns the child's process id. Its exit code is that of a SystemExit, or 1 for others."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with warnings.catch_warnings():
+        # Python 3.12 and later warn if there are threads; those of torch and tests sleep meanwhile.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid:
+        return pid
+    code: int | str | None = 1
     try:
-        if job["folder"] is not None:
-            os.chdir(job["folder"])
-        if job["script"]:
-            sys.path.insert(0, str(Path(sys.argv[0]).parent))
-            runpy.run_path(sys.argv[0], run_name="__main__")
-        else:
-            main()
+        for number, file in enumerate(outputs, start=1):
+            os.dup2(file.fileno(), number)
+        if outputs:
+            sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+            sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+        # At the first call after a fork, torch creates its threads again; it fails ("Invalid thread
+        # pool") if two threads do so at once.
+        torch.set_num_threads(torch.get_num_threads())
+        work()
         code = 0
     except SystemExit as end:
-        code = int(end.code or 0)
-    except Exception:  # as the interpreter does
+        code = end.code
+    except BaseException:
         traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
+        os._exit(code if isinstance(code, int) else int(code is not None))
 
 
-def run_job(job: dict[str, Any]) -> dict[str, Any]:
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        started = time.perf_counter()
-        pid = os.fork()
-        if pid == 0:
-            run_child(job, [out, err])
-        if job["kill_when"] is not None:
-            while written_bytes(Path(job["kill_when"])) < job["kill_size"] and not has_ended(pid):
-                time.sleep(0.0005)
-        if job["kill_was_reported"] is not None:
-            while not matches_output(job["kill_was_reported"], err.fileno()) and not has_ended(pid):
-                time.sleep(0.0005)
-        if job["kill_after"] is not None:
-            time.sleep(job["kill_after"])
-            os.kill(pid, signal.SIGKILL)
-        _, status, usage = os.wait4(pid, 0)
-        seconds = time.perf_counter() - started
-        texts = []
-        for file in (out, err):
-            file.seek(0)
-            texts.append(file.read().decode())
-        return {
-            "code": os.waitstatus_to_exitcode(status),
-            "seconds": seconds,
-            "cpu_seconds": usage.ru_utime + usage.ru_stime,
-            "peak": usage.ru_maxrss * 1024,
-            "out": texts[0],
-            "err": texts[1],
-        }
+def run_in_child(work: Work) -> int:
+    """Run `work` in a child; returns its exit code, or minus the signal that ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(fork(work), 0)[1])
 
 
-def written_bytes(path: Path) -> int:
-    """Total size of the files in a directory; 0 for a file, -1 if the path does not exist."""
-    if not path.exists():
-        return -1
-    total = 0
-    with contextlib.suppress(FileNotFoundError):  # a directory was removed meanwhile
-        for file in path.rglob("*"):
-            with contextlib.suppress(FileNotFoundError):  # renamed meanwhile
-                total += file.stat().st_size if file.is_file() else 0
-    return total
+def run_as_ranks(work: Work, processes: int = 2) -> None:
+    """Run `work` in `processes` children, with the environment variables that torchrun sets. If one
+    fails, the others are killed, because they would wait for it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "none"}
+    shared |= {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+
+    def run_rank(rank: int) -> None:
+        variables = shared | {"RANK": rank, "LOCAL_RANK": rank}
+        os.environ.update({name: str(value) for name, value in variables.items()})
+        work()
+
+    running = {fork(partial(run_rank, rank)) for rank in range(processes)}
+    codes = []
+    while running:
+        time.sleep(0.01)
+        for pid in [pid for pid in running if _has_ended(pid)]:
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            running.remove(pid)
+        if any(codes):
+            for pid in running:
+                os.kill(pid, signal.SIGKILL)
+    assert codes == [0] * processes
 
 
-def matches_output(pattern: str, file: int) -> bool:
-    """Whether the pattern matches in the file; does not move the offset shared with the child."""
-    text = os.pread(file, 2**20, 0).decode(errors="replace")
-    return re.search(pattern, text, re.MULTILINE) is not None
-
-
-def has_ended(pid: int) -> bool:
+def _has_ended(pid: int) -> bool:
     """Whether the child has ended; leaves its exit status for a later wait."""
-    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-    return os.waitid(os.P_PID, pid, options) is not None
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 class Forker:
-    """The client: starts this file as a process and sends it jobs. `modules` are imported before
-    the first fork."""
+    """A process that imports `modules` and then runs each command in a fork."""
 
     def __init__(
         self,
@@ -128,52 +131,81 @@ class Forker:
         python: str | Path = sys.executable,
         environment: dict[str, str] | None = None,
     ) -> None:
-        import subprocess
-
+        command = [python, "-P", str(Path(__file__)), *modules]
+        pipe = subprocess.PIPE
         self.process = subprocess.Popen(
-            [python, "-P", str(Path(__file__)), *modules],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            command, env=environment, stdin=pipe, stdout=pipe, text=True
         )
 
     def run(
         self,
         arguments: list[str],
-        kill_after: float | None = None,
-        free: int | None = None,
-        kill_when: Path | None = None,
-        kill_size: int = 0,
-        kill_was_reported: str | None = None,
+        *,
         folder: Path | None = None,
         script: bool = False,
+        kill_after: float | None = None,
+        kill_when: Path | None = None,
+        kill_was_reported: str | None = None,
     ) -> dict[str, Any]:
+        """Run statetrim, or the Python script that is the first argument, in `folder`. It is killed
+        `kill_after` seconds after the path `kill_when` exists and a line on standard error matches
+        `kill_was_reported`. Returns its exit code (or minus the signal), `out`, `err`,
+        `cpu_seconds` and `peak`, its most memory in bytes."""
         assert self.process.stdin and self.process.stdout
         job = {
-            "arguments": arguments,
-            "script": script,
-            "folder": None if folder is None else str(folder),
-            "kill_after": kill_after,
-            "free": free,
-            "kill_when": None if kill_when is None else str(kill_when),
-            "kill_size": kill_size,
-            "kill_was_reported": kill_was_reported,
-        }
-        print(json.dumps(job), file=self.process.stdin, flush=True)
+            "arguments": arguments, "folder": folder, "script": script, "kill_after": kill_after,
+            "kill_when": kill_when, "kill_was_reported": kill_was_reported,
+        }  # fmt: skip
+        print(json.dumps(job, default=str), file=self.process.stdin, flush=True)
         reply: dict[str, Any] = json.loads(self.process.stdout.readline())
         return reply
 
     def close(self) -> None:
-        assert self.process.stdin and self.process.stdout
-        self.process.stdin.close()
-        self.process.wait()
-        self.process.stdout.close()
+        self.process.communicate()
+
+
+def _run_job(job: dict[str, Any]) -> dict[str, Any]:
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        pid = fork(partial(_run_command, job), out, err)
+        if job["kill_after"] is not None:
+            while not _is_kill_due(job, err.fileno()) and not _has_ended(pid):
+                time.sleep(0.0005)
+            time.sleep(job["kill_after"])
+            os.kill(pid, signal.SIGKILL)
+        _, status, usage = os.wait4(pid, 0)
+        out.seek(0)
+        err.seek(0)
+        return {
+            "code": os.waitstatus_to_exitcode(status),
+            "cpu_seconds": usage.ru_utime + usage.ru_stime,
+            "peak": usage.ru_maxrss * 1024,
+            "out": out.read().decode(),
+            "err": err.read().decode(),
+        }
+
+
+def _run_command(job: dict[str, Any]) -> None:
+    if job["folder"] is not None:
+        os.chdir(job["folder"])
+    if job["script"]:
+        sys.argv = job["arguments"]
+        sys.path.insert(0, str(Path(sys.argv[0]).parent))
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    else:
+        sys.argv = ["statetrim", *job["arguments"]]
+        main()
+
+
+def _is_kill_due(job: dict[str, Any], err: int) -> bool:
+    if job["kill_when"] is not None and not Path(job["kill_when"]).exists():
+        return False
+    # Reads without moving the offset, which the child shares.
+    text = os.pread(err, 2**20, 0).decode(errors="replace")
+    return re.search(job["kill_was_reported"] or "", text, re.MULTILINE) is not None
 
 
 if __name__ == "__main__":
     for module in sys.argv[1:]:
         importlib.import_module(module)
     for line in sys.stdin:
-        reply = run_job(json.loads(line))
-        print(json.dumps(reply), flush=True)
+        print(json.dumps(_run_job(json.loads(line))), flush=True)

@@ -22,8 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.forker import Forker
-from helpers.warm import modules
+from helpers.forker import Forker, modules
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,35 +19,20 @@ INFINITY = float("inf")
 
 
 def chunk_gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor | None]:
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float | None = None,
+    initial_state: Tensor | None = None, output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False, **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     CALLS["chunk_gated_delta_rule"] += 1
     return _delta_rule(q, k, v, g, beta, initial_state, use_qk_l2norm_in_kernel, output_final_state)
 
 
 def fused_recurrent_gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None = None,
-    gk: Tensor | None = None,
-    gv: Tensor | None = None,
-    beta: Tensor | None = None,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor | None]:
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, gk: Tensor | None = None,
+    gv: Tensor | None = None, beta: Tensor | None = None, scale: float | None = None,
+    initial_state: Tensor | None = None, output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False, **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     CALLS["fused_recurrent_gated_delta_rule"] += 1
     assert g is not None and beta is not None
     return _delta_rule(q, k, v, g, beta, initial_state, use_qk_l2norm_in_kernel, output_final_state)
@@ -73,23 +58,13 @@ def _delta_rule(
 
 
 def mamba_chunk_scan_combined(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    chunk_size: int,
-    D: Tensor | None = None,
-    z: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    initial_states: Tensor | None = None,
-    seq_idx: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    dt_softplus: bool = False,
-    dt_limit: tuple[float, float] = (0.0, INFINITY),
-    return_final_states: bool = False,
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, chunk_size: int,
+    D: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None,
+    initial_states: Tensor | None = None, seq_idx: Tensor | None = None,
+    cu_seqlens: Tensor | None = None, dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, INFINITY), return_final_states: bool = False,
     return_varlen_states: bool = False,
-) -> Any:
+) -> Any:  # fmt: skip
     CALLS["mamba_chunk_scan_combined"] += 1
     assert isinstance(chunk_size, int) and z is None
     step = dt.double() + (0.0 if dt_bias is None else dt_bias.double())
@@ -110,18 +85,10 @@ def mamba_chunk_scan_combined(
 
 
 def selective_state_update(
-    state: Tensor,
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None = None,
-    z: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    dt_softplus: bool = False,
+    state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None,
+    z: Tensor | None = None, dt_bias: Tensor | None = None, dt_softplus: bool = False,
     state_batch_indices: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     CALLS["selective_state_update"] += 1
     step = dt.double() + (0.0 if dt_bias is None else dt_bias.double())
     step = functional.softplus(step) if dt_softplus else step
@@ -139,15 +106,10 @@ def mamba_split_conv1d_scan_combined(*args: Any, **kwargs: Any) -> Any:
 
 
 def causal_conv1d_fn(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    seq_idx: Tensor | None = None,
-    initial_states: Tensor | None = None,
-    return_final_states: bool = False,
-    final_states_out: Tensor | None = None,
-    activation: str | None = None,
-) -> Tensor:
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, seq_idx: Tensor | None = None,
+    initial_states: Tensor | None = None, return_final_states: bool = False,
+    final_states_out: Tensor | None = None, activation: str | None = None,
+) -> Tensor:  # fmt: skip
     CALLS["causal_conv1d_fn"] += 1
     width = weight.shape[-1]
     out = functional.conv1d(x, weight[:, None], bias, padding=width - 1, groups=len(weight))
@@ -155,14 +117,10 @@ def causal_conv1d_fn(
 
 
 def causal_conv1d_update(
-    x: Tensor,
-    conv_state: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    activation: str | None = None,
-    cache_seqlens: Tensor | None = None,
+    x: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None = None,
+    activation: str | None = None, cache_seqlens: Tensor | None = None,
     conv_state_indices: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     CALLS["causal_conv1d_update"] += 1
     inputs = torch.cat([conv_state, x], dim=-1)
     conv_state.copy_(inputs[..., -conv_state.shape[-1] :])

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from helpers import faults
 from helpers.commands import COMMANDS, KILLED, clean, prepare
-from helpers.warm import import_all
+from helpers.forker import import_all
 
 _ARGUMENTS = COMMANDS | KILLED
 

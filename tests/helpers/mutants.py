@@ -58,15 +58,13 @@ def mutate_json(draw: random.Random, text: bytes) -> bytes:
         if kind == 0:
             del parent[path[-1]]
         elif kind == 1 and isinstance(parent, dict):
-            parent[draw.choice(("", "x", "kept", "format", "1e9", "\x1b[31m"))] = parent.pop(
-                path[-1]
-            )
+            name = draw.choice(("", "x", "kept", "format", "1e9", "\x1b[31m"))
+            parent[name] = parent.pop(path[-1])
         elif kind == 2 and isinstance(parent, list):
             parent.append(parent[0])
         else:
-            parent[path[-1]] = copy.deepcopy(
-                draw.choice(_INVALID_VALUES)
-            )  # a shared value would be changed later
+            # A shared value would be changed later.
+            parent[path[-1]] = copy.deepcopy(draw.choice(_INVALID_VALUES))
     written = json.dumps(value)
     if draw.random() < 0.05:  # longer than the integers that Python parses
         written = written.replace("1", "9" * 5000, 1)
@@ -83,9 +81,8 @@ def mutate_bytes(draw: random.Random, content: bytes) -> bytes:
         return content[:start] + content[start : start + draw.randrange(1, 200)] + content[start:]
     damaged = bytearray(content)
     for _ in range(draw.choice((1, 1, 4, 50))):
-        damaged[draw.randrange(min(len(damaged), 4096 if kind == 2 else len(damaged)))] = (
-            draw.randrange(256)
-        )
+        end = min(len(damaged), 4096 if kind == 2 else len(damaged))
+        damaged[draw.randrange(end)] = draw.randrange(256)
     return bytes(damaged)
 
 
@@ -129,10 +126,9 @@ def targets(root: Path) -> list[tuple[Path, Mutate, list[list[str]]]]:
         (root / "pairs.safetensors", mutate_header, refitted),
         *_model_run_targets(root, out),
     ]  # fmt: skip
-    measured = [("verification.json", model), ("sensitivity.json", model)]
     all_targets += [
-        (root / name, mutate_json, [["report", model_path, str(root / name), *out]])
-        for name, model_path in measured
+        (root / name, mutate_json, [["report", model, str(root / name), *out]])
+        for name in ("verification.json", "sensitivity.json")
     ]
     all_targets += [
         (path, mutate_json, reported)

@@ -20,12 +20,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 MEMORY = 80 * 2**30
 _aten = torch.ops.aten
 INDEXED = {
-    _aten.index.Tensor,
-    _aten.index_put_.default,
-    _aten.index_put.default,
-    _aten._index_put_impl_.default,
-    _aten._unsafe_index.Tensor,
-}
+    _aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default,
+    _aten._index_put_impl_.default, _aten._unsafe_index.Tensor,
+}  # fmt: skip
 _READ_ON_THE_HOST = ("__float__", "item", "__int__", "__bool__", "__index__", "tolist")
 
 

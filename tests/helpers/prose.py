@@ -6,6 +6,7 @@ import re
 import tokenize
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,19 @@ def python_violations(path: Path) -> Iterator[str]:
     """`file:line: word: say another`, for each name, docstring and comment against the rules."""
     source = path.read_text(encoding="utf-8")
     place = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-    for line, name in _bound_names(ast.parse(source)):
-        words = _words(name)
-        rules = RULES["instead_of"] | ({} if name.startswith("test_") else RULES["names"])
-        for problem in violations(words, rules):
+    tree = ast.parse(source)
+    for line, name in _bound_names(tree):
+        for problem in _name_violations(name):
             yield f"{place}:{line}: name {name}: {problem}"
-    for line, text in [*_docstrings(ast.parse(source)), *_comments(source)]:
+    for line, text in [*_docstrings(tree), *_comments(source)]:
         for problem in violations(text, RULES["instead_of"] | RULES["docstrings"]):
             yield f"{place}:{line}: {problem}"
+
+
+@cache
+def _name_violations(name: str) -> list[str]:
+    rules = RULES["instead_of"] | ({} if name.startswith("test_") else RULES["names"])
+    return violations(_words(name), rules)
 
 
 def _words(name: str) -> str:

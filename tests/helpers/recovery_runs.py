@@ -33,6 +33,12 @@ def patch_held_out_rows() -> Any:
     return patch("statetrim.recovery.data.MAX_HELD_OUT_ROWS", 4)
 
 
+def record(directory: Path) -> dict[str, Any]:
+    """What recovery wrote about itself into a checkpoint."""
+    content: dict[str, Any] = json.loads((directory / "statetrim" / "recover.json").read_text())
+    return content
+
+
 class Stopped(Exception):
     pass
 

@@ -46,6 +46,14 @@ def fingerprint(root: Path) -> dict[str, Any]:
     return states
 
 
+def assert_refused(arguments: list[str], expected_text: str, root: Path | None = None) -> None:
+    """The command is refused with a message that matches `expected_text`; nothing below `root`
+    changes."""
+    before = fingerprint(root) if root else None
+    check_refusal(*run(arguments), expected_text)
+    assert before is None or (root and fingerprint(root) == before)
+
+
 def check_refusal(code: int | None, err: str, out: str, expected_text: str) -> None:
     assert code == 2, err
     assert re.fullmatch(r"statetrim: [^\n]+\n", err), err

@@ -23,44 +23,26 @@ VOCABULARY = 64
 _SHAPE = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48}
 _SOFTMAX = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
 _EXPERTS = {
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 16,
-}
+}  # fmt: skip
 _LINEAR = {
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 12,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12,
     "linear_value_head_dim": 8,
-}
+}  # fmt: skip
 _QWEN = {**_SHAPE, **_SOFTMAX, **_LINEAR, "num_hidden_layers": 4, "full_attention_interval": 2}
 _VISION = {
-    "depth": 1,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_heads": 2,
-    "out_hidden_size": 32,
-    "patch_size": 4,
-    "num_position_embeddings": 16,
-}
+    "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32,
+    "patch_size": 4, "num_position_embeddings": 16,
+}  # fmt: skip
 _INDEXER = {
-    "hc_count": 2,
-    "hc_lowrank": 4,
-    "indexer_n_heads": 2,
-    "indexer_kv_heads": 1,
-    "indexer_head_dim": 8,
-    "indexer_budget": 8,
-    "indexer_compress_ratio": 4,
-}
+    "hc_count": 2, "hc_lowrank": 4, "indexer_n_heads": 2, "indexer_kv_heads": 1,
+    "indexer_head_dim": 8, "indexer_budget": 8, "indexer_compress_ratio": 4,
+}  # fmt: skip
 _MAMBA = {
-    "mamba_n_heads": 8,
-    "mamba_d_head": 8,
-    "mamba_n_groups": 2,
-    "mamba_d_state": 12,
-    "mamba_chunk_size": 16,
-    "mamba_proj_bias": True,
-}
+    "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 12,
+    "mamba_chunk_size": 16, "mamba_proj_bias": True,
+}  # fmt: skip
 # Prefill clamps the step to time_step_min and decoding does not (upstream, pruned or not).
 _NO_CLAMP = 1e-12
 
@@ -246,6 +228,12 @@ def write_tokenizer(directory: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(
         directory
     )
+
+
+def tensors(directory: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint."""
+    files = sorted(directory.glob("*.safetensors"))
+    return {name: value for file in files for name, value in load_file(file).items()}
 
 
 def write_text(path: Path, words: int, seed: int = 0) -> Path:

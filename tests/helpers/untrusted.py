@@ -1,8 +1,8 @@
 """Untrusted files and wrong arguments: exit code 2, one sentence, nothing written, nothing run.
 
-A case is a function that damages a valid checkpoint and plan in `root` and returns the command
-line, and a pattern that the message must match, so that no case passes for another reason. The
-cases are in the test files of their subjects; this module has the shared code.
+A case is a function that damages a valid checkpoint and plan in `root` and may return a command
+line (otherwise it is `prune`), and a pattern that the message must match, so that no case passes
+for another reason. The cases are in the test files of their subjects.
 """
 
 import itertools
@@ -34,27 +34,19 @@ CONV = "model.layers.0.linear_attn.conv1d.weight"
 EMBEDDING = "model.embed_tokens.weight"
 ESCAPE = "\x1b[2J\x1b]0;owned\x07\n\u202e"
 BAD_JSON = {
-    "empty": b"",
-    "garbage": b"\xff\xfe\x00garbage",
-    "not utf-8": b'{"\xff": 1}',
-    "open string": b'{"a',
-    "comma": b'{"a": 1,}',
-    "single quotes": b"{'a': 1}",
-    "comment": b"{} // no",
-    "NaN": b'{"a": NaN}',
-    "Infinity": b'{"a": -Infinity}',
-    "twice": b'{"a": {}, "a": {}}',
-    "twice inside": b'{"a": {"dtype": "F32", "dtype": "F16"}}',
+    "empty": b"", "garbage": b"\xff\xfe\x00garbage", "not utf-8": b'{"\xff": 1}',
+    "open string": b'{"a', "comma": b'{"a": 1,}', "single quotes": b"{'a': 1}",
+    "comment": b"{} // no", "NaN": b'{"a": NaN}', "Infinity": b'{"a": -Infinity}',
+    "twice": b'{"a": {}, "a": {}}', "twice inside": b'{"a": {"dtype": "F32", "dtype": "F16"}}',
     "deep lists": b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     "deep objects": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
     "fairly deep": b'{"a":' + b"[" * 300 + b"]" * 300 + b"}",
     "half a surrogate pair": b'{"\\ud800": 1}',
-    "a number of 5000 digits": b'{"a": ' + b"9" * 5000 + b"}",
-    "byte order mark": b"\xef\xbb\xbf{}",
-}
+    "a number of 5000 digits": b'{"a": ' + b"9" * 5000 + b"}", "byte order mark": b"\xef\xbb\xbf{}",
+}  # fmt: skip
 NOT_OBJECTS = {"list": b"[]", "text": b'"a"', "number": b"1", "null": b"null", "true": b"true"}
 
-SpoilCheckpoint = Callable[[Path], list[str]]
+SpoilCheckpoint = Callable[[Path], Any]
 SoundCheckpoint = Callable[[str], Path]
 
 
@@ -64,6 +56,7 @@ class Case:
     spoil: SpoilCheckpoint
     message: str
     model_type: str = BASE
+    slow: bool = False
 
     def id(self) -> str:
         return ascii(self.name)[:60]
@@ -75,15 +68,49 @@ class Cases:
 
     all: list[Case] = field(default_factory=list)
 
-    def add(self, name: str, spoil: SpoilCheckpoint, message: str, model_type: str = BASE) -> None:
+    def add(
+        self,
+        name: str,
+        spoil: SpoilCheckpoint,
+        message: str,
+        model_type: str = BASE,
+        slow: bool = False,
+    ) -> None:
         assert (name, model_type) not in _USED_NAMES, f"{name}, {model_type} is there already"
         _USED_NAMES.add((name, model_type))
-        self.all.append(Case(name, spoil, message, model_type))
+        self.all.append(Case(name, spoil, message, model_type, slow))
 
     def named(self, *names: str) -> list[Case]:
         cases = [case for case in self.all if case.name in names]
         assert len(cases) == len(names), names
         return cases
+
+    def refused(self) -> Callable[..., None]:
+        """A test that every case is refused."""
+
+        @pytest.mark.timeout(60)
+        @_for_each(self.all)
+        def test(case: Case, sound: SoundCheckpoint, scratch: Path, little_memory: None) -> None:
+            check_refused(case, sound, scratch)
+
+        return test
+
+
+def refused_within_a_gigabyte(cases: list[Case]) -> Callable[..., None]:
+    """A test that the cases are refused in a process with little memory."""
+
+    @pytest.mark.timeout(120)
+    @_for_each(cases)
+    def test(case: Case, sound: SoundCheckpoint, scratch: Path, forker: Forker) -> None:
+        check_refused_within_a_gigabyte(case, sound, scratch, forker)
+
+    return test
+
+
+def _for_each(cases: list[Case]) -> pytest.MarkDecorator:
+    marks = [[pytest.mark.slow] if case.slow else [] for case in cases]
+    values = [pytest.param(c, marks=m, id=c.id()) for c, m in zip(cases, marks, strict=True)]
+    return pytest.mark.parametrize("case", values)
 
 
 _USED_NAMES: set[tuple[str, str]] = set()
@@ -112,7 +139,7 @@ def edit_json(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 
 def edited_config(
-    change: Callable[[dict[str, Any]], Any], command: SpoilCheckpoint = inspect
+    change: Callable[[dict[str, Any]], Any], command: Callable[[Path], list[str]] = inspect
 ) -> SpoilCheckpoint:
     def spoil(root: Path) -> list[str]:
         edit_json(root / "model" / "config.json", change)
@@ -126,14 +153,12 @@ def first_name(header: dict[str, Any]) -> str:
 
 
 def heavy_file(name: str, content: Callable[[], bytes]) -> SpoilCheckpoint:
-    def spoil(root: Path) -> list[str]:
+    def spoil(root: Path) -> None:
         path = root / "model" / name if name != "plan.json" else root / name
-        text = content()
         if name.endswith(".safetensors"):
-            raw.write(path, text, b"")
+            raw.write(path, content(), b"")
         else:
-            path.write_bytes(text)
-        return prune(root)
+            path.write_bytes(content())
 
     return spoil
 
@@ -239,4 +264,5 @@ _NUMBERS = itertools.count()
 def _spoiled(case: Case, sound: SoundCheckpoint, scratch: Path) -> tuple[Path, list[str]]:
     root = scratch / str(next(_NUMBERS))
     shutil.copytree(sound(case.model_type), root)
-    return root, case.spoil(root)
+    arguments = case.spoil(root)
+    return root, arguments if isinstance(arguments, list) else prune(root)

@@ -3,14 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from helpers.matrices import with_spectrum
 from helpers.rank_measures import effective_rank, rank_utilization, retrieval_error_bounds
 from statetrim.maths.linalg import condition_number
-
-Matrix = NDArray[np.float64]
-Case = tuple[Matrix, int, float]  # raw matrix [rows, n], keep, tolerance
 
 
 def test_effective_rank_utilization_and_condition_of_a_known_spectrum() -> None:

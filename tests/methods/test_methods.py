@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 import statetrim as st
-from statetrim import methods
 from statetrim.artifacts.statistics import LayerStatistics
 from statetrim.geometry import Axis
-from statetrim.methods import METHODS, find_method, method_names
-from statetrim.methods.contract import as_method, top
+from statetrim.methods import find_method, method_names
+from statetrim.methods.contract import top
 
 HEADS, CHANNELS, HIDDEN, KEEP = 3, 16, 10, 5
 SCORED = [name for name in method_names("key") if name != "rand"]
@@ -267,25 +266,12 @@ def test_unknown_names_and_options_are_refused(checkpoint: Any) -> None:
         st.select(st.open(checkpoint("qwen3_5_text")), "l1", 4, score="v")
 
 
-def test_every_module_of_the_folder_is_registered() -> None:
-    modules = {path.stem for path in Path(methods.__file__).parent.glob("*.py")}
-    assert modules - {"__init__", "contract"} == set(METHODS)
-    assert sorted(METHODS) == list(METHODS)
-
-
 def test_a_method_that_returns_nonsense_is_refused(checkpoint: Any) -> None:
     def lazy(evidence: st.Evidence, keep: int) -> Tensor:
         return torch.zeros(2, keep, dtype=torch.int64)
 
     with pytest.raises(st.StatetrimError, match="'lazy' must return"):
         st.select(st.open(checkpoint("qwen3_5_text")), lazy, 4)
-
-
-def test_options_come_from_the_signature() -> None:
-    def select(evidence: st.Evidence, keep: int, *, tolerance: float = 1.5) -> Tensor:
-        raise NotImplementedError
-
-    assert as_method(select, "mine").options == {"tolerance": 1.5}
 
 
 def test_layers_and_seeds_draw_differently_and_repeatably(checkpoint: Any) -> None:

@@ -103,14 +103,6 @@ def test_positions_count_by_their_weights() -> None:
     torch.testing.assert_close(gradient, hidden.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_without_a_gradient_nothing_is_differentiated() -> None:
-    hidden, targets = torch.randn(POSITIONS, HIDDEN), torch.randint(0, VOCABULARY, (POSITIONS,))
-    loss, _ = chunked_loss(hidden, targets, head(0))
-    assert not loss.requires_grad
-    expected, _, _ = plain_loss(hidden, targets, head(0), None, head(0), 2.0)
-    assert float(loss) == pytest.approx(float(expected), rel=1e-6)
-
-
 MEASURE = """
 import resource, sys, torch
 from torch import nn

@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 
 import statetrim as st
 from helpers import recovery_runs, sharding, tiny
-from helpers.forked import run_as_ranks
-from helpers.refusal import run
+from helpers.forker import run_as_ranks
 
 
 @pytest.fixture(scope="module")
@@ -95,17 +94,3 @@ def test_models_of_every_family_are_split_as_they_are_read(tmp_path: Path, check
         for path, errors in report.items():
             assert errors["hidden"] < 1e-5 and errors["head"] == 0 and errors["whole"] == 0, path
         assert {errors["tied"] for errors in report.values()} == {True, False}
-
-
-def test_processes_must_divide_the_batch(runs: Path, checkpoint: Any) -> None:
-    model, text = checkpoint("qwen3_5_text"), runs / "text.txt"
-    text.write_text("w1 w2 w3 " * 100)
-    command = ["recover", runs / "small", "--teacher", model, "--text", text, "-o", runs / "odd"]
-    command += ["--tokens", 60, "--length", 20, "--batch-size", 3]
-
-    def refused() -> None:
-        code, err, _ = run([str(word) for word in command])
-        assert code == 2 and "a batch of 3 sequences cannot be shared by 2 processes" in err
-
-    run_as_ranks(refused)
-    assert not (runs / "odd").exists() and not (runs / "odd.partial").exists()

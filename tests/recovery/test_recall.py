@@ -1,18 +1,17 @@
 """Recovery on text and recall: which tokens are in the loss, which layers are trained."""
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
 import statetrim as st
 from helpers import tiny
+from helpers.recovery_runs import record
 from statetrim.recovery import early_stopping
 from statetrim.recovery.adapters import attach_adapters
 from statetrim.recovery.data import TrainingRows, load_training_rows
@@ -41,11 +40,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_text(tmp_path_factory.mktemp("text") / "words.jsonl", 4000)
-
-
-@pytest.fixture(scope="module")
 def model(checkpoint: Callable[[str], Path]) -> st.Checkpoint:
     return st.open(checkpoint("delta_net"))
 
@@ -54,16 +48,6 @@ def model(checkpoint: Callable[[str], Path]) -> st.Checkpoint:
 def small(model: st.Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> st.Checkpoint:
     plan = st.select(model, "l1", 6)
     return st.prune(model, plan, tmp_path_factory.mktemp("pruned") / "small")
-
-
-def tensors(directory: Path) -> dict[str, Tensor]:
-    files = sorted(directory.glob("*.safetensors"))
-    return {name: value for file in files for name, value in load_file(file).items()}
-
-
-def record(directory: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((directory / "statetrim" / "recover.json").read_text())
-    return content
 
 
 def load_rows(small: st.Checkpoint, text: Path, **changed: Any) -> TrainingRows:
@@ -123,14 +107,9 @@ def test_the_loss_is_that_of_text_and_of_answers_by_their_rows(
     ids, is_recall = data.ids[:3].long(), data.recall.is_recall[:3]
     assert is_recall.tolist() == [False, True, False]
     heads = get_logit_head(student), get_logit_head(teacher)
-    distillation = Distillation(
-        student.module,
-        heads[0],
-        teacher.module,
-        heads[1],
-        2.0,
-        answer_positions=data.recall.answer_positions,
-    )
+    positions = data.recall.answer_positions
+    models = student.module, heads[0], teacher.module, heads[1]
+    distillation = Distillation(*models, 2.0, answer_positions=positions)
     student.module.requires_grad_(True)
     embedding = student.module.get_input_embeddings().weight  # its head is a detached copy
     output = distillation(ids, is_recall)
@@ -193,17 +172,6 @@ def test_end_to_end_on_recall_is_recorded_and_stock(
     assert not {"recall", "patience", "layers", "whole"} & set(plain.result_options)  # as in 0.1
 
 
-def test_micro_batches_with_uneven_parts_change_nothing(
-    model: st.Checkpoint, small: st.Checkpoint, text: Path, tmp_path: Path
-) -> None:
-    for name, micro in (("one", 4), ("parts", 1)):
-        options = OPTIONS | {"micro_batch": micro}
-        st.recover(small, teacher=model, text=text, out=tmp_path / name, **options)
-    one, parts = (record(tmp_path / name)["curve"] for name in ("one", "parts"))
-    for before, after in zip(one, parts, strict=True):
-        assert after == pytest.approx(before, rel=1e-4)
-
-
 def test_recall_that_gains_no_more_ends_the_run(
     model: st.Checkpoint,
     small: st.Checkpoint,
@@ -234,11 +202,8 @@ def test_stalled() -> None:
     assert not early_stopping.has_stalled([0.4, 0.5], 2)
     assert not early_stopping.has_stalled([0.4, 0.3, 0.5], 2)
     assert early_stopping.has_stalled([0.4, 0.3, 0.4], 2)
-    assert [step for step in range(1, 104) if early_stopping.is_check_due(step, 103)][-3:] == [
-        95,
-        100,
-        103,
-    ]
+    due = [step for step in range(1, 104) if early_stopping.is_check_due(step, 103)]
+    assert due[-3:] == [95, 100, 103]
 
 
 @pytest.mark.parametrize("model_type", tiny.MODEL_TYPES)
@@ -262,7 +227,7 @@ def test_named_layers_whole_and_nothing_else(
     layers = {"layerwise": layerwise, "layers": [1], "whole": True}
     options = OPTIONS | layers | {"tokens": 4096}
     out = st.recover(small, teacher=model, text=text, out=tmp_path / "out", **options)
-    before, after = tensors(small.path), tensors(out.path)
+    before, after = tiny.tensors(small.path), tiny.tensors(out.path)
     changed = {name for name in before if not before[name].equal(after[name])}
     assert changed == set(record(out.path)["trained_tensors"])
     assert changed and all(name.startswith("model.layers.1.attn.") for name in changed)
@@ -310,14 +275,9 @@ def test_layerwise_loss_weighs_text_and_recall_by_their_own_size(
     )
     content = record(out.path)
     assert content["curve"][0]["loss"] == pytest.approx((text_error + recall_error) / 2, rel=1e-4)
-    error = relative_error(
-        cut_held_out[:, answer_positions], original_held_out[:, answer_positions]
-    )
-    assert content["held_out"][0] == {
-        "layer": 0,
-        "tokens": 0,
-        "recall_error": pytest.approx(error, rel=1e-4),
-    }
+    answers = [output[:, answer_positions] for output in (cut_held_out, original_held_out)]
+    error = pytest.approx(relative_error(*answers), rel=1e-4)
+    assert content["held_out"][0] == {"layer": 0, "tokens": 0, "recall_error": error}
 
 
 @pytest.mark.parametrize(
@@ -340,21 +300,3 @@ def test_refused(
 ) -> None:
     with pytest.raises(st.StatetrimError, match=message):
         st.recover(small, teacher=model, text=text, out=tmp_path / "out", **OPTIONS | changed)
-
-
-def test_the_report_shows_held_out_recall() -> None:
-    from statetrim.reporting.document import Picture
-    from statetrim.reporting.findings import Findings
-    from statetrim.reporting.sections.recovery import blocks
-
-    recall_checks = [{"step": n, "tokens": 64 * n, "recall": 0.2 * n} for n in range(4)]
-    errors = [
-        {"layer": m, "tokens": 64 * n, "recall_error": 0.5 / (1 + n)}
-        for m in (0, 3)
-        for n in range(3)
-    ]
-    for checks, words in ((recall_checks, "answers"), (errors, "missed")):
-        report_blocks = blocks(Findings(recovery={"held_out": checks}))
-        pictures = [block for block in report_blocks if isinstance(block, Picture)]
-        assert len(pictures) == 1 and words in pictures[0].caption
-    assert not [b for b in blocks(Findings(recovery={"held_out": "?"})) if isinstance(b, Picture)]

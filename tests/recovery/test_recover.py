@@ -1,25 +1,21 @@
 """Recovery of every family that runs here: what it trains, writes and refuses."""
 
 import copy
-import io
 import json
-import re
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import statetrim as st
 from helpers import tiny
+from helpers.recovery_runs import record
 from helpers.refusal import check_refusal, run
-from statetrim.console import progress as console
 from statetrim.families.delta_net import DeltaNet
 from statetrim.progress import Progress
 from statetrim.recovery import trainer as training
@@ -63,16 +59,6 @@ def repeated_batch(steps: int = 6, batch: int = 4, length: int = 24) -> Sequence
     return Sequences(ids.repeat(steps, 1), {"digest": f"{steps} x {batch} x {length}"})
 
 
-def tensors(directory: Path) -> dict[str, Tensor]:
-    files = sorted(directory.glob("*.safetensors"))
-    return {name: value for file in files for name, value in load_file(file).items()}
-
-
-def record(directory: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((directory / "statetrim" / "recover.json").read_text())
-    return content
-
-
 # --- every family --------------------------------------------------------------------------------
 
 
@@ -106,7 +92,7 @@ def test_recovery_ends_in_a_stock_checkpoint(
         merged = precise(stock)(input_ids=ids, use_cache=False).logits
     assert (merged - unmerged[-1]).norm() < 1e-5 * merged.norm()
 
-    before, after = tensors(small.path), tensors(out)
+    before, after = tiny.tensors(small.path), tiny.tensors(out)
     assert list(before) == list(after)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == set(record(out)["trained_tensors"]) == expected_changes(small)
@@ -192,7 +178,7 @@ def test_softmax_and_mlp_are_adapted_when_asked(pair: Any, tmp_path: Path) -> No
     out = tmp_path / "out"
     also = ("softmax", "mlp")
     st.recover(small, teacher=model, text=repeated_batch(2), out=out, also=also, **QUICK)
-    before, after = tensors(small.path), tensors(out)
+    before, after = tiny.tensors(small.path), tiny.tensors(out)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert any("self_attn.q_proj" in name for name in changed)
     assert any("mlp.down_proj" in name for name in changed)
@@ -217,7 +203,7 @@ def test_a_bfloat16_model_is_trained_in_float32(
     assert any("conv" in name for name in captured[-1])
     curve = record(out)["curve"]
     assert curve[-1]["loss"] < curve[0]["loss"]
-    assert {value.dtype for value in tensors(out).values()} == {torch.bfloat16}
+    assert {value.dtype for value in tiny.tensors(out).values()} == {torch.bfloat16}
 
 
 def stored_as_bfloat16(model: st.Checkpoint, directory: Path) -> st.Checkpoint:
@@ -246,14 +232,6 @@ def test_micro_batches_and_gradient_checkpointing_change_nothing(pair: Any, tmp_
         curves.append(torch.tensor([line["loss"] for line in record(out)["curve"]]))
     for curve in curves[1:]:
         torch.testing.assert_close(curve, curves[0], rtol=1e-5, atol=1e-5)
-
-
-def test_mixed_precision(pair: Any, tmp_path: Path) -> None:
-    model, small = pair("delta_net")
-    out = tmp_path / "out"
-    st.recover(small, teacher=model, text=repeated_batch(), out=out, mixed_precision=True, **QUICK)
-    curve = record(out)["curve"]
-    assert curve[-1]["loss"] < curve[0]["loss"]
 
 
 def test_without_a_teacher_the_loss_is_cross_entropy(pair: Any, tmp_path: Path) -> None:
@@ -290,7 +268,7 @@ def test_layerwise_repairs_every_mixer(model_type: str, pair: Any, tmp_path: Pat
     for layer in small.geometry.layers:
         losses = [line["loss"] for line in curve if line["layer"] == layer]
         assert losses[-1] < 0.8 * losses[0]
-    before, after = tensors(small.path), tensors(out)
+    before, after = tiny.tensors(small.path), tiny.tensors(out)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == expected_changes(small)
     # The first loss recomputed: both mixers on the original's input, with full models in memory.
@@ -357,41 +335,25 @@ def test_layerwise_resumes_at_the_layer_it_was_stopped_in(pair: Any, tmp_path: P
         ({"control": True, "teacher": None}, "give it as --teacher"),
         ({"layerwise": True, "teacher": None}, "needs a teacher"),
         ({"also": ("norms",)}, "choose from softmax, mlp"),
-        ({"shard": True}, "needs several processes"),
+        ({"shard": True, "environ": "WORLD_SIZE=8"}, "needs several processes"),  # no launch
+        ({"environ": "ACCELERATE_USE_FSDP=true"}, "add --shard"),
     ],
     ids=lambda value: "" if isinstance(value, str) else "+".join(value),
 )
 def test_what_cannot_be_done_is_one_sentence(
-    options: dict[str, Any], expected_text: str, pair: Any, tmp_path: Path
+    options: dict[str, Any],
+    expected_text: str,
+    pair: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """`environ` is a variable of the environment."""
     model, small = pair("delta_net")
     arguments = {"teacher": model, "text": repeated_batch(), **QUICK, **options}
+    if variable := arguments.pop("environ", None):
+        monkeypatch.setenv(*variable.split("="))
     with pytest.raises(st.StatetrimError, match=expected_text):
         st.recover(small, out=tmp_path / "out", **arguments)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_launch_that_asks_accelerate_to_shard_is_refused(
-    pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On CPUs accelerate's FSDP2 silently does nothing."""
-    model, small = pair("delta_net")
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(st.StatetrimError, match="add --shard"):
-        st.recover(small, teacher=model, text=repeated_batch(), out=tmp_path / "out", **QUICK)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_size_without_a_launch_is_no_launch(
-    pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Some containers set WORLD_SIZE for all processes."""
-    model, small = pair("delta_net")
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    with pytest.raises(st.StatetrimError, match="needs several processes"):
-        st.recover(
-            small, teacher=model, text=repeated_batch(), out=tmp_path / "out", shard=True, **QUICK
-        )
     assert not list(tmp_path.iterdir())
 
 
@@ -410,28 +372,6 @@ def test_a_teacher_with_another_tokenizer_is_refused(
     code, err, out = run([*command, *sizes])
     check_refusal(code, err, out, "different tokenizers")
     assert not list(tmp_path.glob("o*"))
-
-
-def test_an_unknown_tracker_is_one_sentence(pair: Any, tmp_path: Path) -> None:
-    _, small = pair("delta_net")
-    with pytest.raises(st.StatetrimError, match="cannot be reported as asked: diary is not"):
-        st.recover(
-            small, text=repeated_batch(1), out=tmp_path / "out", report_to=["diary"], **QUICK
-        )
-
-
-def test_on_a_terminal_a_bar_shows_loss_speed_and_time_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    screen = io.StringIO()
-    terminal = Console(file=screen, force_terminal=True, width=120)
-    monkeypatch.setattr("statetrim.console.terminal.err", terminal)
-    with console.show_progress("recovering") as update:
-        for step in range(1, 5):
-            update(Progress(step, 8, "steps", tokens=1000 * step, loss=1.2345))
-            time.sleep(0.2)
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
-    assert re.search(r"recovering .*4/8 loss 1\.2345 +\d,\d{3} tokens/s 0:00:0\d", text), text
 
 
 def test_records_of_earlier_recoveries_are_kept(pair: Any, tmp_path: Path) -> None:
@@ -457,6 +397,8 @@ def test_a_tracker_gets_every_step_and_its_files_stay(pair: Any, tmp_path: Path)
     losses = [scalar.value for scalar in accumulator.Scalars("train/loss")]
     assert losses == pytest.approx([line["loss"] for line in record(out)["curve"]], rel=1e-6)
     assert not (out / "training").exists() and not list((out / "statetrim").rglob("checkpoint-*"))
+    with pytest.raises(st.StatetrimError, match="diary is not"):
+        st.recover(small, text=repeated_batch(1), out=tmp_path / "o", report_to=["diary"], **QUICK)
 
 
 def test_a_disk_that_will_be_full_is_noticed_first(
@@ -485,13 +427,3 @@ def test_loss_that_is_not_a_number_ends_the_run(
     with pytest.raises(st.StatetrimError, match="the loss of step 1 is not a number"):
         st.recover(small, text=repeated_batch(1), out=tmp_path / "out", **QUICK)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_rerun_of_a_finished_run_does_nothing(pair: Any, tmp_path: Path) -> None:
-    model, small = pair("delta_net")
-    out = tmp_path / "out"
-    options: dict[str, Any] = {"teacher": model, "text": repeated_batch(2), "out": out, **QUICK}
-    st.recover(small, **options)
-    updates: list[Any] = []
-    st.recover(small, **options, progress=updates.append)
-    assert not updates

@@ -13,11 +13,8 @@ from statetrim.artifacts.scores import Score
 from statetrim.artifacts.verification.agreement import Agreement
 from statetrim.judging.decision import decide
 from statetrim.maths.paired import Interval
-from statetrim.pipelines.sweep import _measured_score
-from statetrim.reporting.document import Text
 from statetrim.reporting.findings import read_findings
 from statetrim.reporting.report import build_document
-from statetrim.reporting.sections import quality
 
 ROWS = 64
 
@@ -99,15 +96,6 @@ def test_chance_is_no_certainty(rows: int, expected_text: str, tmp_path: Path) -
     assert "at chance" not in text
 
 
-def test_a_sweep_doubts_what_the_verdict_doubts() -> None:
-    """If every number of pairs is at chance, their mean above zero is not recall."""
-    chance = {4: 0.25, 8: 0.125}
-    model_scores = make_scores({"whole": chance, "cut": chance})
-    for name in model_scores.models:
-        assert _measured_score(model_scores, model_scores.find(name, "mqar", "accuracy")).floor
-        assert not _measured_score(model_scores, model_scores.find(name, "squad", "contains")).floor
-
-
 def test_what_recovery_may_restore_comes_with_its_command(tmp_path: Path) -> None:
     def facts(lost: float) -> dict[str, list[str]]:
         right, worse = {4: 0.9}, {4: 0.9 - lost}
@@ -121,13 +109,3 @@ def test_what_recovery_may_restore_comes_with_its_command(tmp_path: Path) -> Non
     assert command.startswith("statetrim recover SMALL --teacher MODEL --text TEXT --tokens ")
     assert "Ship after recovery" in facts(0.06)
     assert "Do not ship" in facts(0.5) and "Next" not in facts(0.5)
-
-
-def test_every_model_of_trim_is_explained() -> None:
-    right = {4: 0.9}
-    model_scores = make_scores({name: right for name in ("whole", "refitted", "pruned", "rand")})
-    (first, *_) = quality._score_blocks(model_scores, "refitted")
-    assert isinstance(first, Text) and first.text.startswith(
-        "The original is whole, this checkpoint is refitted, pruned is the same cut before it was "
-        "refitted or trained, rand is a random cut. "
-    )

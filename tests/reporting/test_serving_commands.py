@@ -1,8 +1,6 @@
 """The serving commands of a report, and their order."""
 
-import html
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -88,41 +86,3 @@ def test_trim_prints_them_in_the_same_order(cut: Path) -> None:
         for comment, line in listed_commands(document_of(cut, {"for_": "vllm-cpu"}))
     ]
     assert commands == expected and f"'{cut}'" in commands[0]
-
-
-def test_older_versions_have_the_hint_of_their_engine(tmp_path: Path) -> None:
-    """Only older versions of vllm-cpu are known to serve 32x64."""
-    wide = {"linear_key_head_dim": 64, "linear_value_head_dim": 64}
-    model = st.open(tiny.build("qwen3_5_text", tmp_path / "model", **wide))
-    st.prune(model, st.select(model, "rand", 32), tmp_path / "cut")
-    comments = [comment for comment, _ in listed_commands(document_of(tmp_path / "cut"))]
-    assert f"# vllm-cpu 0.21-0.26; {HINTS['vllm-cpu']}" in comments
-
-
-def test_no_line_of_a_command_ends_at_a_hyphen(cut: Path, tmp_path: Path) -> None:
-    """Browsers break lines after hyphens; options are kept on one line and the text unchanged."""
-    document_of(cut)
-    page = st.report([cut], out=tmp_path / "page").read_text()
-    (first_block, *_) = re.findall(r"<pre.*?</pre>", page, re.S)
-    assert "<i>--gdn-prefill-backend</i> triton" in first_block
-    text = html.unescape(re.sub(r"<[^>]*>", "", first_block))
-    assert text == "\n".join([*first_command(build_document(read_findings([cut]))), ""])
-    hyphens = re.sub(r"<i>[^<]*</i>|<[^>]*>", "", first_block)
-    assert "-" not in hyphens
-    assert re.search(r"pre i \{ display: inline-block;", page)
-
-
-def test_recovered_weights_keep_the_engine_that_was_asked_for(cut: Path, tmp_path: Path) -> None:
-    """The scores and checks of the weights before recovery are dropped; the engine is not."""
-    document_of(cut, {"for_": "vllm-cpu"})
-    record = json.loads((cut / "statetrim" / "trim.json").read_text())
-    record |= {"warnings": ["old warning"], "checks": {"prefill_against_decode": 0.5}}
-    (cut / "statetrim" / "trim.json").write_text(json.dumps(record))
-    score = st.Score("model", "text", "perplexity", "perplexity", False, [-1.0, -1.0])
-    scores = st.Scores(["model"], [score], {"models": ["of other weights"]})
-    scores.save(cut / "statetrim" / "scores.json")
-    document = build_document(read_findings([cut]))
-    (cut / "statetrim" / "scores.json").unlink()
-    assert first_command(document)[0].startswith("# vllm-cpu")
-    assert document.summary.notes == []
-    assert not any(section.title == "Quality" for section in document.shown)

@@ -3,7 +3,6 @@
 Simulated tensors have no autograd: `grad` and `recover` are in test_gradients_elsewhere.py.
 """
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,10 +14,7 @@ import torch
 import statetrim as st
 from helpers import tiny
 from helpers.pretended_cuda import Cards, DevicesMixed, on_the_host, pretended_cuda
-from helpers.refusal import run
 from helpers.sums import assert_statistics_close
-from statetrim.pipelines import demo_model
-from statetrim.runtime import loading
 from statetrim.runtime.loading import load_live
 from statetrim.runtime.placement import Placement
 from statetrim.storage.text import Sequences
@@ -109,14 +105,10 @@ def baseline_copies(model: st.Checkpoint, cards: Cards, placement: dict[str, Any
 def test_the_pretended_card_refuses_what_a_real_one_refuses() -> None:
     with pretended_cuda() as cards:
         a, b, on_host = torch.ones(3, device="cuda"), torch.ones(3, device="cuda:1"), torch.ones(3)
-        for mixed in (
-            lambda: a + b,
-            lambda: a * on_host,
-            lambda: on_host[a.long()],
-            lambda: a[b.long()],
-        ):
+        mixed = (lambda: a + b, lambda: a * on_host, lambda: on_host[a.long()])
+        for mix in (*mixed, lambda: a[b.long()]):
             with pytest.raises(DevicesMixed):
-                mixed()
+                mix()
         with pytest.raises(TypeError):
             a.numpy()
         assert cards.copies == 0
@@ -234,29 +226,6 @@ def test_evaluation(model_type: str, mode: str, shared: Shared) -> None:
 def test_benchmark(model_type: str, mode: str, shared: Shared) -> None:
     model, _, small = shared.cut(model_type)
     with cards_for(mode):
-        timings = st.benchmark(
-            [small],
-            baseline=model,
-            batches=[1],
-            lengths=[16],
-            rounds=1,
-            progress=False,
-            **options(mode, model),
-        )
+        sizes = {"batches": [1], "lengths": [16], "rounds": 1, "progress": False}
+        timings = st.benchmark([small], baseline=model, **sizes, **options(mode, model))
     assert timings.lineage["device"] == "pretended" and timings.lineage["clock"] == "CUDA events"
-
-
-@pytest.mark.slow
-def test_the_demo_where_fla_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its model is float32, which fla's DeltaNet refuses; its training is not tested here."""
-    demo_model.train(tmp_path / "trained", lambda progress: None, steps=3)
-
-    def train(out: Path, progress: Any) -> None:
-        shutil.copytree(tmp_path / "trained", out, dirs_exist_ok=True)
-
-    monkeypatch.setattr(demo_model, "train", train)
-    monkeypatch.setattr(loading, "is_fla_usable", lambda device=None: True)
-    with cards_for("one card"):
-        code, output, _ = run(["demo", "-o", str(tmp_path / "demo")])
-    assert code is None, output
-    assert (tmp_path / "demo" / "report" / "report.html").is_file()

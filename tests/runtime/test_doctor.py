@@ -2,21 +2,17 @@
 
 import importlib.metadata
 import json
-import os
 import platform
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
 import statetrim as st
-from helpers import kernel_stubs, tiny
+from helpers import kernel_stubs
 from helpers.pretended_cuda import pretended_cuda
 from helpers.refusal import run
 from statetrim.families import families
@@ -88,18 +84,6 @@ def test_text_and_json_say_the_same_and_nothing_private() -> None:
 
 @without_gpu
 @pytest.mark.usefixtures("bare")
-def test_pretended_gpus() -> None:
-    with pretended_cuda(2):
-        environment = st.doctor()
-    assert environment.device == "cuda:0"
-    assert [gpu.memory for gpu in environment.gpus] == [80 * 2**30] * 2
-    assert environment.gpus[0].capability == "9.0"
-    for name in KERNELS:
-        assert any(text.startswith(f"{name} is not installed, so") for text in environment.problems)
-
-
-@without_gpu
-@pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize("stubbed", KERNELS)
 def test_each_kernel_alone_on_a_gpu(stubbed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stub(monkeypatch, stubbed)
@@ -120,19 +104,6 @@ def test_each_kernel_alone_on_a_gpu(stubbed: str, monkeypatch: pytest.MonkeyPatc
 
 @without_gpu
 @pytest.mark.usefixtures("bare")
-def test_the_kernels_package_is_found_and_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    package = ModuleType("kernels")
-    package.__spec__ = ModuleSpec("kernels", None)
-    monkeypatch.setitem(sys.modules, "kernels", package)
-    with pretended_cuda(1):
-        kernel_package = next(
-            candidate for candidate in st.doctor().kernels if candidate.name == "kernels"
-        )
-    assert kernel_package.version and not kernel_package.used
-
-
-@without_gpu
-@pytest.mark.usefixtures("bare")
 def test_a_kernel_that_does_not_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For example one built for another torch; transformers would ignore it without a warning."""
     (tmp_path / "causal_conv1d.py").write_text("raise ImportError('undefined symbol: _ZN3c10')")
@@ -147,55 +118,6 @@ def test_a_kernel_that_does_not_import(tmp_path: Path, monkeypatch: pytest.Monke
     assert "causal_conv1d" in problem and "undefined symbol: _ZN3c10" in problem
     assert torch.__version__ in problem
     assert use_of(environment, "mamba2")[2] == "PyTorch"
-
-
-@without_gpu
-@pytest.mark.usefixtures("bare")
-def test_a_kernel_imported_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    stub(monkeypatch, "fla")
-    (problem,) = (text for text in st.doctor().problems if "fla" in text)
-    assert "fla was imported in this process before statetrim" in problem
-
-
-WORKER = """
-import json, sys
-sys.path.insert(0, "tests")
-from helpers import kernel_stubs
-wanted, model_type, model = sys.argv[1:]
-sys.modules.update({name: None for name in kernel_stubs.PACKAGES if name != wanted})
-kernel_stubs.install((wanted,))
-import statetrim as st
-import torch
-use = next(use for use in st.doctor().uses if model_type in use.model_types)
-with torch.inference_mode():
-    st.load(model)(torch.tensor([[1, 2, 3, 4]]))
-print(json.dumps([use.recurrence, use.convolution, sorted(kernel_stubs.CALLS)]))
-"""
-
-
-@pytest.mark.parametrize(
-    ("stubbed", "model_type"),
-    [
-        ("causal_conv1d", "mamba2"),
-        pytest.param("fla", "qwen3_next", marks=pytest.mark.slow),
-        pytest.param("mamba_ssm", "mamba2", marks=pytest.mark.slow),
-    ],
-)
-def test_what_it_says_is_what_transformers_calls(
-    stubbed: str, model_type: str, tmp_path: Path
-) -> None:
-    model = tiny.build(model_type, tmp_path / "model")
-    ran = subprocess.run(
-        [sys.executable, "-c", WORKER, stubbed, model_type, model],
-        capture_output=True, text=True, cwd=ROOT, check=False,
-        env=os.environ | {"HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    recurrence, convolution, calls = json.loads(ran.stdout.splitlines()[-1])
-    scans = {"fla": "chunk_gated_delta_rule", "mamba_ssm": "mamba_chunk_scan_combined"}
-    assert (recurrence != "PyTorch") == bool(set(scans.values()) & set(calls))
-    assert (convolution == "causal_conv1d") == ("causal_conv1d_fn" in calls)
-    assert stubbed in (recurrence, convolution)
 
 
 def test_versions_out_of_range_and_missing_packages_are_problems() -> None:

@@ -88,23 +88,6 @@ def move_to_meta(live: LiveModel) -> LiveModel:
     return replace(live, device=META)
 
 
-def test_a_mix_is_seen_in_the_backward_pass_too() -> None:
-    class Mixing(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-            return gradient.matmul(torch.ones(3, 3))
-
-    x = torch.ones(3, 3, device=META, requires_grad=True)
-    with OneDevice():
-        loss: Any = Mixing.apply(x).sum()  # type: ignore[no-untyped-call]
-        with pytest.raises(DevicesMixed):
-            loss.backward()
-
-
 @every_type
 def test_gradients_of_a_calibration(model_type: str, checkpoint: Load) -> None:
     live = load_live(checkpoint(model_type), BF16)

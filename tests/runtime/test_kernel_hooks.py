@@ -1,7 +1,6 @@
 """Hooks on kernels without parameter names, or with another order of parameters."""
 
 import inspect
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import statetrim as st
-from helpers import tiny
 from statetrim.errors import StatetrimError
 from statetrim.runtime.kernel_hooks import KernelCall, hook_kernels
-from statetrim.runtime.live import LiveModel, Runtime
+from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
 from statetrim.surgery.check import compare_cut
 
@@ -101,71 +99,14 @@ def test_check_hands_keywords_on_as_keywords(
     assert compare_cut(model, plan, small).sliced_against_masked < 1e-5
 
 
-# fla's GLA needs a GPU. This module calls its kernels as fla's does, two of which are never called.
-
-
-def chunk_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float | None = None) -> Any:
-    states = torch.einsum("bthk,bthv->bthkv", k, v).cumsum(1)
-    return torch.einsum("bthk,bthkv->bthv", q, states), None
-
-
-def fused_recurrent_gla(
-    q: Tensor, k: Tensor, v: Tensor, gk: Tensor | None = None, scale: float | None = None
-) -> Any:
-    raise AssertionError("only for short sequences")
-
-
-def fused_chunk_gla(**kwargs: Any) -> Any:
-    raise NotImplementedError("`fused_chunk_gla` is deprecated. Please use `chunk_gla` instead.")
-
-
-class Mixer(nn.Module):
-    def __init__(self, hidden: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.projections = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(3))
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        q, k, v = (p(hidden_states).unflatten(-1, (self.heads, -1)) for p in self.projections)
-        output, _ = chunk_gla(q=q, k=k, v=v, g=torch.zeros_like(k))
-        return hidden_states + output.flatten(-2)
-
-
-class Decoder(nn.Module):
-    def __init__(self, layers: int) -> None:
-        super().__init__()
-        self.embeddings = nn.Embedding(tiny.VOCABULARY, 32)
-        parts = ({"attn": Mixer(32, 4)} for _ in range(layers))
-        self.layers = nn.ModuleList(nn.ModuleDict(part) for part in parts)
-
-    @property
-    def base_model(self) -> nn.Module:
-        """The model itself, as in a transformers model without a head."""
-        return self
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embeddings
-
-    def forward(self, input_ids: Tensor, use_cache: bool) -> Any:
-        hidden = self.embeddings(input_ids)
-        for layer in self.layers:
-            hidden = layer["attn"](hidden)  # type: ignore[index,operator]
-        return type("Output", (), {"last_hidden_state": hidden})
-
-
-def test_a_kernel_that_is_never_called_need_not_tell_its_arguments(tmp_path: Path) -> None:
-    config = {
-        "model_type": "gla", "hidden_size": 32, "num_heads": 4, "num_hidden_layers": 2,
-        "expand_k": 1.0, "vocab_size": tiny.VOCABULARY,
-    }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    model = st.open(tmp_path / "config.json")
-    live = LiveModel(Decoder(2), model, torch.device("cpu"), Runtime("fla", "pretended"))
-    calls = calls_of(live)
-    assert [(call.layer, call.kernel) for call in calls] == [(0, "chunk_gla"), (1, "chunk_gla")]
-    assert all(call.key.shape == (1, 20, 4, 8) for call in calls)
-    only = {layer: torch.arange(3).expand(4, 3) for layer in (0, 1)}
-    assert not calls_of(live, kept_keys=only)[0].key[..., 3:].any(), "a keyword is masked as well"
+def test_a_kernel_that_is_never_called_need_not_tell_its_arguments(
+    checkpoint: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = load_live(checkpoint("qwen3_next"))
+    expected = [call.layer for call in calls_of(live)]
+    never_called = "torch_recurrent_gated_delta_rule"
+    monkeypatch.setattr(modeling_module(live), never_called, lambda **kwargs: None)
+    assert [call.layer for call in calls_of(live)] == expected
 
 
 def test_a_kernel_without_query_and_key_is_named(

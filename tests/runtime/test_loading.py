@@ -72,16 +72,6 @@ def test_where_fla_runs_float32_goes_to_portable_if_its_kernel_takes_none(
     assert runtime == "fla" or chosen.reason == "fla's kernel takes no float32"
 
 
-def test_a_float32_delta_net_runs_and_says_how_where_fla_is(
-    checkpoint: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, logger="statetrim")
-    monkeypatch.setattr(loading, "is_fla_usable", lambda device=None: True)
-    live = st.load(checkpoint("delta_net"))
-    assert (live.statetrim_runtime.name, live.dtype) == ("portable", torch.float32)
-    assert "delta_net runs in portable (fla's kernel takes no float32)" in caplog.text
-
-
 def test_what_only_fla_can_run_is_loaded_in_bfloat16(
     checkpoint: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -95,11 +85,6 @@ def test_what_only_fla_can_run_is_loaded_in_bfloat16(
     assert (live.statetrim_runtime.name, live.dtype) == ("fla", torch.bfloat16)
     assert "in bfloat16, though stored in float32" in caplog.text
     assert st.load(checkpoint("delta_net"), dtype=torch.float32).dtype == torch.float32
-
-
-def test_a_dtype_can_be_asked_for(checkpoint: Any) -> None:
-    assert st.load(checkpoint("delta_net")).dtype == torch.float32
-    assert st.load(checkpoint("delta_net"), dtype=torch.bfloat16).dtype == torch.bfloat16
 
 
 def test_a_missing_tensor_is_an_error_not_a_random_weight(checkpoint: Any, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Device options: refusals, memory, and the GPU and tasks of each torchrun process."""
 
 import gc
-import importlib.util
 import json
 import socket
 import subprocess
@@ -15,11 +14,9 @@ import pytest
 import torch
 
 import statetrim as st
-from helpers import launched_worker, tiny
+from helpers import tiny
 from helpers.pretended_cuda import pretended_cuda
-from helpers.sums import assert_statistics_close
 from statetrim.artifacts.scores import Scores
-from statetrim.benchmarking.benchmark import _cache_bytes
 from statetrim.evaluation.runner import Setting
 from statetrim.pipelines.estimate import free_memory
 from statetrim.runtime.live import LiveModel
@@ -135,53 +132,3 @@ def test_two_torchrun_processes_share_the_tasks(checkpoint: Load, tmp_path: Path
     )  # fmt: skip
     assert Scores.load(out).scores == expected.scores
     assert len(json.loads(process.stdout)), "only rank 0 prints"
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
-def test_two_torchrun_processes_use_a_card_each(checkpoint: Load, tmp_path: Path) -> None:
-    model = st.open(checkpoint("qwen3_5_text"))
-    small = st.prune(model, st.select(model, "l1", 0.5), tmp_path / "small", progress=False)
-    text = tiny.write_text(tmp_path / "words.jsonl", 4000)
-    launched(launched_worker.__file__, model.path, small.path, text, tmp_path)
-    for rank in (0, 1):
-        used = json.loads((tmp_path / f"cards-{rank}.json").read_text())
-        assert used == {"calibrate": [f"cuda:{rank}"], "evaluate": [f"cuda:{rank}"]}
-    expected_statistics = st.calibrate(model, text, progress=False, **launched_worker.CALIBRATION)
-    assert_statistics_close(
-        expected_statistics, st.Statistics.load(tmp_path / "sums.safetensors"), 1e-4
-    )  # of a float32 model
-    scores = st.evaluate(
-        [small], baseline=model, text=text, progress=False, **launched_worker.EVALUATION
-    )
-    for expected, actual in zip(
-        scores.scores, Scores.load(tmp_path / "scores.json").scores, strict=True
-    ):
-        assert actual.samples == pytest.approx(expected.samples, rel=1e-4, abs=1e-5)
-
-
-def test_the_bytes_of_flas_cache_are_counted() -> None:
-    """Its layer class is loaded from its file, because importing the package needs triton."""
-    fla_spec = importlib.util.find_spec("fla")
-    sources = (
-        [Path(location) for location in (fla_spec.submodule_search_locations or ())]
-        if fla_spec
-        else []
-    )
-    sources += [Path(entry) / "fla" for entry in sys.path]
-    file = next((s / "models/cache_utils.py" for s in sources if (s / "models").is_dir()), None)
-    if file is None or not file.exists():
-        pytest.skip("fla is not installed")
-    spec = importlib.util.spec_from_file_location("flas_cache", file)
-    assert spec and spec.loader
-    module: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    cache = module.FLACache()
-    tails = tuple(torch.zeros(2, 8, 4) for _ in range(3))
-    state = torch.zeros(2, 4, 8, 16)
-    cache.update(recurrent_state=state, conv_state=tails, layer_idx=0, offset=5)
-    assert _cache_bytes(cache) == {
-        "state bytes": state.nbytes,
-        "convolution bytes": 3 * tails[0].nbytes,
-        "key-value bytes": 0,
-    }

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from statetrim.runtime.loading import load_live, load_tokenizer
 TYPES = ("delta_net", "qwen3_next", "qwen3_5", "mamba2")
 INDEX = "model.safetensors.index.json"
 
-Redirect = Callable[[Path, Path], None]
+Redirect = Callable[[Path, Path], Any]
 """Changes a checkpoint; the second path is a directory outside with another one of its type."""
 
 REDIRECTIONS: dict[str, Redirect] = {}
@@ -114,6 +115,46 @@ for name in (
     REDIRECTIONS[f"link {name}"] = link_out(name)
 
 
+def move_tensors(model: Path, file: str, count: int | None = None) -> None:
+    """The index names `file` for the first `count` tensors, or for all."""
+    index = json.loads((model / INDEX).read_text())
+    names = list(index["weight_map"])[:count]
+    edit(model / INDEX, weight_map=index["weight_map"] | dict.fromkeys(names, file))
+
+
+def tokenizer_fields(make: Callable[[Path], dict[str, Any]]) -> Redirect:
+    return lambda model, outside: edit(model / "tokenizer_config.json", **make(outside))
+
+
+REDIRECTIONS |= {
+    "adapter config alone": lambda model, outside: edit(
+        model / "adapter_config.json", base_model_name_or_path=str(outside), peft_type="LORA"
+    ),
+    "tokenizer files": tokenizer_fields(
+        lambda outside: dict.fromkeys(
+            ("tokenizer_file", "vocab_file", "merges_file"), str(outside / "tokenizer.json")
+        )
+    ),
+    "tokenizer name or path": tokenizer_fields(
+        lambda outside: {"name_or_path": str(outside), "tokenizer_class": "EvilFast"}
+    ),
+    "index above": lambda model, _: move_tensors(model, "../outside/other.safetensors", 1),
+    "index absolute": lambda model, outside: move_tensors(
+        model, str(outside / "other.safetensors")
+    ),
+    "pickle": lambda model, _: torch.save({"a": torch.ones(1)}, model / "pytorch_model.bin"),
+    "second weights": lambda model, outside: shutil.copy(
+        outside / "other.safetensors", model / "model.safetensors"
+    ),
+}
+
+
+@redirection
+def _fast_tokenizer_files(model: Path, outside: Path) -> None:
+    edit(model / "tokenizer_config.json", fast_tokenizer_files=["tokenizer.4.0.0.json"])
+    shutil.copy(outside / "tokenizer.json", model / "tokenizer.4.0.0.json")
+
+
 @redirection
 def _adapter(model: Path, outside: Path) -> None:
     from peft import LoraConfig, get_peft_model
@@ -123,11 +164,6 @@ def _adapter(model: Path, outside: Path) -> None:
     wrapped = get_peft_model(base, LoraConfig(target_modules=[linear], init_lora_weights=False))
     wrapped.save_pretrained(model)
     edit(model / "adapter_config.json", base_model_name_or_path=str(outside))
-
-
-@redirection
-def _adapter_config_alone(model: Path, outside: Path) -> None:
-    edit(model / "adapter_config.json", base_model_name_or_path=str(outside), peft_type="LORA")
 
 
 @redirection
@@ -151,41 +187,9 @@ def _tokenizer_code(model: Path, outside: Path) -> None:
 
 
 @redirection
-def _tokenizer_file(model: Path, outside: Path) -> None:
-    path = str(outside / "tokenizer.json")
-    edit(model / "tokenizer_config.json", tokenizer_file=path, vocab_file=path, merges_file=path)
-
-
-@redirection
-def _fast_tokenizer_files(model: Path, outside: Path) -> None:
-    edit(model / "tokenizer_config.json", fast_tokenizer_files=["tokenizer.4.0.0.json"])
-    shutil.copy(outside / "tokenizer.json", model / "tokenizer.4.0.0.json")
-
-
-@redirection
-def _tokenizer_name_or_path(model: Path, outside: Path) -> None:
-    edit(model / "tokenizer_config.json", name_or_path=str(outside), tokenizer_class="EvilFast")
-
-
-@redirection
 def _custom_generate(model: Path, outside: Path) -> None:
     evil_code(model / "custom_generate" / "generate.py")
     edit(model / "generation_config.json", custom_generate=str(outside))
-
-
-@redirection
-def _index_above(model: Path, outside: Path) -> None:
-    index = json.loads((model / INDEX).read_text())
-    name = next(iter(index["weight_map"]))
-    index["weight_map"][name] = "../outside/other.safetensors"
-    (model / INDEX).write_text(json.dumps(index))
-
-
-@redirection
-def _index_absolute(model: Path, outside: Path) -> None:
-    index = json.loads((model / INDEX).read_text())
-    index["weight_map"] = dict.fromkeys(index["weight_map"], str(outside / "other.safetensors"))
-    (model / INDEX).write_text(json.dumps(index))
 
 
 @redirection
@@ -193,16 +197,6 @@ def _shard_link(model: Path, outside: Path) -> None:
     shard = sorted(model.glob("*.safetensors"))[0]
     shard.unlink()
     shard.symlink_to(outside / shard.name)
-
-
-@redirection
-def _with_pickle(model: Path, outside: Path) -> None:
-    torch.save({"a": torch.ones(1)}, model / "pytorch_model.bin")
-
-
-@redirection
-def _second_weights(model: Path, outside: Path) -> None:
-    shutil.copy(outside / "other.safetensors", model / "model.safetensors")
 
 
 @redirection
@@ -233,6 +227,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path
         return sound, other
 
     return get
+
+
+@cache
+def loaded(sound: Path) -> tuple[Any, dict[str, torch.Tensor]]:
+    """The tokenizer and the weights of a valid checkpoint."""
+    return load_tokenizer(st.open(sound)), load_live(sound).module.state_dict()
 
 
 @pytest.fixture(autouse=True)
@@ -272,10 +272,9 @@ def test_no_file_of_a_checkpoint_redirects(
         except st.StatetrimError as error:
             assert "\n" not in str(error) and len(str(error)) < 1000
         else:
-            expected_tokenizer = load_tokenizer(st.open(sound))
+            expected_tokenizer, expected = loaded(sound)
             assert tokenizer("w1 w2 z1")["input_ids"] == expected_tokenizer("w1 w2 z1")["input_ids"]
             assert tokenizer.get_vocab() == expected_tokenizer.get_vocab()
-            expected = load_live(sound).module.state_dict()
             actual = live.module.state_dict()
             assert actual.keys() == expected.keys()
             assert all(torch.equal(actual[key], expected[key]) for key in expected)
@@ -285,8 +284,8 @@ def test_no_file_of_a_checkpoint_redirects(
     assert not list(tmp_path.rglob("executed"))
 
 
-def test_there_are_forty_redirections_for_each_of_four_types() -> None:
-    assert len(REDIRECTIONS) >= 40 and len(TYPES) == 4
+def test_there_are_over_fifty_redirections_for_each_of_four_types() -> None:
+    assert len(REDIRECTIONS) > 50 and len(TYPES) == 4
 
 
 def test_every_tensor_of_a_checkpoint_is_compared(checkpoint: Any) -> None:

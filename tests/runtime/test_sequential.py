@@ -12,7 +12,7 @@ import torch
 
 import statetrim as st
 from helpers import tiny
-from helpers.forked import run_in_child
+from helpers.forker import run_in_child
 from helpers.reads import record_tensor_reads
 from helpers.sums import assert_statistics_close
 from statetrim.artifacts.statistics import Statistics
@@ -148,17 +148,3 @@ def test_no_weight_is_copied_to_a_temporary_folder(
     for _ in range(2):
         st.calibrate(model, data(), methods=METHODS, layerwise=True, **QUIET)
     assert not seen and not [*tmp_path.iterdir()]
-
-
-def test_a_missing_tensor_is_an_error(checkpoint: Load, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    source = checkpoint("delta_net")
-    tensors = {k: v for file in source.glob("*.safetensors") for k, v in load_file(file).items()}
-    del tensors["model.layers.1.attn.q_proj.weight"]
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    (tmp_path / "config.json").write_text((source / "config.json").read_text())
-    with pytest.raises(
-        st.StatetrimError, match=r"1 missing tensors, the first is model\.layers\.1"
-    ):
-        load_live(tmp_path, FROM_DISK)

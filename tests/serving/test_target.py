@@ -12,13 +12,9 @@ from statetrim.serving.target import Target, target_from_amounts, target_from_op
 
 # Qwen3-Next-80B-A3B: 36 linear-attention layers of 32 heads with 128 x 128, 72 MiB in float32.
 QWEN = {
-    "model_type": "qwen3_next",
-    "num_hidden_layers": 48,
-    "linear_num_value_heads": 32,
-    "linear_num_key_heads": 16,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-}
+    "model_type": "qwen3_next", "num_hidden_layers": 48, "linear_num_value_heads": 32,
+    "linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -120,14 +116,3 @@ def test_squares_in_python_as_on_the_command_line(checkpoint: Any, qwen: st.Chec
     assert (plan.keep, plan.keep_values, plan.requested) == (4, 4, "4")
     with pytest.raises(st.StatetrimError, match="leave out the other two"):
         st.select(st.open(checkpoint("qwen3_5_text")), "l1", 6, square=4)
-
-
-def test_amounts_are_resolved_in_one_place() -> None:
-    source = Path(st.__file__).parent
-    calls = ("resolve_keep(", "resolve_square(")
-    users = {
-        str(path.relative_to(source))
-        for path in source.rglob("*.py")
-        if any(call in path.read_text() for call in calls)
-    }
-    assert users == {"geometry.py", "serving/target.py"}

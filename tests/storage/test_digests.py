@@ -12,7 +12,6 @@ import torch
 
 import statetrim as st
 from helpers import raw, tiny
-from statetrim.recovery.recover import RECORD
 from statetrim.storage import digests
 
 
@@ -42,38 +41,6 @@ def test_a_change_of_any_one_number_is_noticed(
         seen.add(changed)
         flip(model, name, torch.Size(info.shape).numel() - 1)
     assert st.open(model.path).digest == model.digest
-
-
-def test_a_student_that_changed_far_inside_is_another_job(
-    checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A killed recovery does not resume with other weights than it started with."""
-    model = st.open(shutil.copytree(checkpoint("delta_net"), tmp_path / "model"))
-    text = tiny.write_text(tmp_path / "text.jsonl", 6000)
-
-    def recover() -> Any:
-        return st.recover(
-            st.open(model.path), text=text, out=tmp_path / "out", tokens=256, length=32,
-            batch_size=4, progress=False,
-        )  # fmt: skip
-
-    from statetrim.recovery import recover as module
-
-    def killed(*args: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(module._RecoveryRun, "_publish", killed)
-    with pytest.raises(KeyboardInterrupt):
-        recover()
-    monkeypatch.undo()
-    assert (tmp_path / "out.partial" / "statetrim" / RECORD).exists()
-    name, info = max(
-        ((name, info) for name, (_, info) in model.tensors.items()), key=lambda x: x[1].nbytes
-    )
-    assert info.nbytes > 4096
-    flip(model, name, info.nbytes // 4 - 1)
-    with pytest.raises(st.StatetrimError, match="left from another job"):
-        recover()
 
 
 def test_other_shards_do_not_make_another_model(tmp_path: Path) -> None:

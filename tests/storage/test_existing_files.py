@@ -81,24 +81,3 @@ def test_a_picture_of_yours_stays(checkpoint: Any, tmp_path: Path) -> None:
     with pytest.raises(st.StatetrimError, match="not overwritten"):
         st.sensitivity(model, text, **paths, **SENSITIVITY)
     assert (tmp_path / "figures" / "sensitivity.png").read_text() == "mine"
-
-
-def test_pictures_come_with_a_result_that_was_interrupted(
-    checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A rerun after a kill between result and pictures once raised an error."""
-    pytest.importorskip("matplotlib")
-    from statetrim.reporting import figure_files
-
-    def stop(*args: Any) -> None:
-        raise KeyboardInterrupt
-
-    text, model = tiny.write_text(tmp_path / "text.jsonl", 2000), checkpoint("delta_net")
-    paths = {"out": tmp_path / "found.json", "figures": tmp_path / "figures"}
-    monkeypatch.setattr(figure_files, "write_text", stop)  # after the PNG, before the SVG
-    with pytest.raises(KeyboardInterrupt):
-        st.sensitivity(model, text, **paths, **SENSITIVITY)
-    monkeypatch.undo()
-    st.sensitivity(model, text, **paths, **SENSITIVITY)
-    file_names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert file_names == {"text.jsonl", "found.json", "sensitivity.png", "sensitivity.svg"}

@@ -12,7 +12,6 @@ from huggingface_hub import constants
 
 import statetrim as st
 from helpers.loopback_hub import LoopbackHub, serving, use_hub
-from statetrim.storage.hub.upload import _is_path
 
 Load = Callable[[str], Path]
 REPO = "someone/smaller"
@@ -143,16 +142,3 @@ def test_trim_and_push_from_the_command_line(
     assert missing.returncode == 2
     assert missing.stderr.startswith("statetrim: someone/else is neither a directory here nor")
     assert len(missing.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("/home/someone/model", True), ("text: /data/x", True), ("~/x", True), ("../x", True),
-        ("C:\\Users\\x", True), ("data/pile.jsonl", True), ("tests", False),
-        ("HuggingFaceFW/fineweb-edu", False), ("keys/values", False), ("64 KiB/s", False),
-        ("https://huggingface.co/a/b", False), ("model.layers.0.attn", False), ("1/2", False),
-    ],
-)  # fmt: skip
-def test_what_is_a_path(text: str, expected: bool) -> None:
-    assert _is_path(text) == expected

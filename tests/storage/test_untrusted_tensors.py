@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from helpers import raw
@@ -16,11 +15,8 @@ from helpers.untrusted import (
     EMBEDDING,
     ESCAPE,
     QKV,
-    Case,
     Cases,
-    SoundCheckpoint,
     SpoilCheckpoint,
-    check_refused,
     edited_config,
     prune,
     select,
@@ -101,9 +97,8 @@ new = weights(lambda w: w.update({QKV.replace("model.", "model.language_model.",
 add("a layer under both prefixes", new, "twice")
 add("a claimed tensor with a line break", renamed(QKV, QKV + "\n"), "refusing to guess")
 for value in (float("nan"), float("inf")):
-    for name in (QKV,):
-        spoiled = weights(lambda w, v=value, n=name: w[n].view(-1).__setitem__(0, v))
-        add(f"weights with {value}", spoiled, "not finite")
+    spoiled = weights(lambda w, v=value: w[QKV].view(-1).__setitem__(0, v))
+    add(f"weights with {value}", spoiled, "not finite")
 
 
 def quantised(settings: Any, *, inside: bool = False) -> SpoilCheckpoint:
@@ -119,12 +114,8 @@ for settings in (
     add(f"quantization {settings!r:.60}", quantised(settings), "quantised")
     add(f"compression {settings!r:.60}", quantised(settings, inside=True), "quantised")
 for file in ("quantize_config.json", "quant_config.json", "hf_quant_config.json"):
-
-    def quantised_file(root: Path, file: str = file) -> list[str]:
-        (root / "model" / file).write_text("{}")
-        return prune(root)
-
-    add(f"{file} beside the weights", quantised_file, "quantised")
+    marked = lambda root, f=file: (root / "model" / f).write_text("{}")  # noqa: E731
+    add(f"{file} with the weights", marked, "quantised")
 nested = edited_config(
     lambda c: c["text_config"].update(quantization_config={"quant_method": "fp8"}), prune
 )
@@ -135,7 +126,4 @@ for leaf in ("qweight", "qzeros", "scales", "g_idx"):
     add(f"GPTQ tensor {leaf}", new, "refusing to guess")
 
 
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("case", CASES.all, ids=Case.id)
-def test_refused(case: Case, sound: SoundCheckpoint, scratch: Path, little_memory: None) -> None:
-    check_refused(case, sound, scratch)
+test_refused = CASES.refused()

@@ -54,33 +54,6 @@ def test_recall_batches_repeat_every_pair_once(scripts: tuple[Any, Any]) -> None
         assert all(2048 <= value < 3072 for value in values)
 
 
-@pytest.mark.parametrize("kind", ["delta_net", "gated_deltanet"])
-def test_interrupted_run_ends_as_if_it_never_stopped(
-    kind: str, scripts: tuple[Any, Any], tmp_path: Path
-) -> None:
-    _, script = scripts
-    quick = {**script.PRESETS["fixture"], "steps": 6, "recall_tokens": 64}
-    recipe = script.Recipe(kind, **quick)
-    uninterrupted = script.Run(recipe, tmp_path / "whole", None)
-    script.train(uninterrupted)
-    first = script.Run(recipe, tmp_path / "parts", None)
-    for _ in range(3):
-        first.advance()
-    first.save()
-    (first.folder / "partial").mkdir()  # an interrupted save is ignored
-    second = script.Run(recipe, tmp_path / "parts", None)
-    script.train(second)
-    assert second.step == 6
-    for expected, actual in zip(
-        uninterrupted.model.parameters(), second.model.parameters(), strict=True
-    ):
-        assert torch.equal(expected, actual)
-
-    changed = script.Run(script.Recipe(kind, **{**quick, "seed": 1}), tmp_path / "parts", None)
-    with pytest.raises(ValueError, match="another seed"):
-        changed.resume()
-
-
 def test_text_and_tokenizer_are_used(tmp_path: Path, warm_forker: Forker) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0, "a": 1, "b": 2}, "?"))

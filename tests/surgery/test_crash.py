@@ -1,9 +1,8 @@
-"""Kills, full disks, other processes and leftovers: OUT is complete or does not exist."""
+"""Full disks, other processes and leftovers: OUT is complete or does not exist. Kills are in
+tests/test_adversary.py."""
 
-import hashlib
 import json
 import os
-import random
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -16,13 +15,12 @@ import torch
 
 import statetrim as st
 from helpers import raw
+from helpers.faults import file_hashes
 from helpers.forker import Forker
-from helpers.refusal import check_refusal, fingerprint
+from helpers.refusal import assert_refused, check_refusal, fingerprint, run, run_successfully
 from statetrim.progress import Progress
 
 SHARDS = 8
-SHARD_BYTES = 6 * 2**20
-KILLS = 30
 
 
 def build(directory: Path, shard_bytes: int, shards: int = SHARDS) -> Path:
@@ -32,15 +30,9 @@ def build(directory: Path, shard_bytes: int, shards: int = SHARDS) -> Path:
     for number in range(shards * 2):
         weights[f"model.ballast.{number}"] = torch.full((shard_bytes // 8,), float(number))
     model = raw.save(directory / "model", config, weights, shards)
-    (model / "tokenizer.json").write_text("{}" * 50_000)
     (model / "README.md").write_text("---\nlicense: mit\n---\n# Model\n")
     st.select(st.open(model), "l1", 8).save(directory / "plan.json")
     return directory
-
-
-@pytest.fixture(scope="module")
-def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("big"), SHARD_BYTES)
 
 
 @pytest.fixture
@@ -52,65 +44,8 @@ def command(root: Path, out: Path, plan: str = "plan.json") -> list[str]:
     return ["prune", str(root / "model"), str(root / plan), "-o", str(out)]
 
 
-def digests(directory: Path) -> dict[str, str]:
-    by_file = {}
-    for path in sorted(directory.rglob("*")):
-        if path.is_file():
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            by_file[str(path.relative_to(directory))] = digest
-    return by_file
-
-
 def finished_shards(partial: Path) -> int:
     return len(list(partial.glob("*.safetensors"))) if partial.is_dir() else -1
-
-
-# --- kill -9 -------------------------------------------------------------------------------------
-
-
-def test_kill_at_random_moments(big: Path, tmp_path: Path, forker: Forker) -> None:
-    forker.run(command(big, tmp_path / "warm"))  # fills the page cache
-    undisturbed = forker.run(command(big, tmp_path / "whole"))
-    assert undisturbed["code"] == 0, undisturbed["err"]
-    # Before the job's record is written a kill can do no damage: only 20 % of the kills are there.
-    # The others are timed by bytes written, since seconds depend on the load of the disk.
-    undisturbed_out = tmp_path / "whole"
-    first = (undisturbed_out / "statetrim" / "prune.json").stat().st_mtime
-    before = undisturbed["seconds"] - ((undisturbed_out / "config.json").stat().st_mtime - first)
-    size = sum(path.stat().st_size for path in undisturbed_out.rglob("*") if path.is_file())
-    assert before > 0
-    expected = digests(tmp_path / "whole")
-    assert digests(tmp_path / "warm") == expected
-    chance = random.Random(20240521)
-    stages: list[int] = []
-    completed = 0
-    for number in range(KILLS):
-        out = tmp_path / f"out{number}"
-        partial = out.with_name(out.name + ".partial")
-        # Stratified, so that a few kills cover all of the run.
-        fraction = (number + chance.random()) / KILLS
-        if fraction < 0.2:
-            ended = forker.run(command(big, out), kill_after=before * fraction * 5)
-        else:
-            so_far = round(size * (fraction - 0.2) / 0.8)
-            ended = forker.run(
-                command(big, out), kill_after=0.0, kill_when=partial, kill_size=so_far
-            )
-        if out.exists():
-            completed += 1
-            assert digests(out) == expected
-        else:
-            assert ended["code"] == -9
-            stages.append(finished_shards(partial))
-        again = forker.run(command(big, out))
-        assert again["code"] == 0, again["err"]
-        assert digests(out) == expected
-        assert not partial.exists()
-        shutil.rmtree(out)
-    assert completed <= KILLS // 3, "most kills must land before the end"
-    assert min(stages) < 1, "some before the first shard was finished"
-    assert len({stage for stage in stages if 0 < stage < SHARDS}) >= 2, stages
 
 
 def test_finished_shards_are_not_written_again(small: Path, tmp_path: Path) -> None:
@@ -159,26 +94,30 @@ def little_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("reported_free", [None, 2**40], ids=["seen before", "found while writing"])
 def test_a_full_disk(
-    tmp_path: Path, little_disk: Path, forker: Forker, reported_free: int | None
+    tmp_path: Path,
+    little_disk: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reported_free: int | None,
 ) -> None:
     """Write 4 MiB to a disk of 8 MiB with 3 free; `reported_free` is what the disk reports."""
     root = build(tmp_path / "root", 2**19)
     ballast, out = little_disk / "ballast", little_disk / "out"
     ballast.write_bytes(b"\1" * (5 * 2**20))
-    assert forker.run(command(root, tmp_path / "whole"))["code"] == 0
+    run_successfully(command(root, tmp_path / "whole"))
+    usage = shutil.disk_usage("/")._replace(free=reported_free or 0)
     for _ in range(2):  # a second failure changes nothing
-        ended = forker.run(command(root, out), free=reported_free)
-        assert ended["code"] == 1
-        assert ended["err"].startswith("statetrim: ") and ended["err"].count("\n") == 1
-        message = "MiB more, and its disk has" if reported_free is None else "full; free some space"
-        assert message in ended["err"]
+        with monkeypatch.context() as patch:
+            if reported_free is not None:
+                patch.setattr(shutil, "disk_usage", lambda path: usage)
+            code, err, _ = run(command(root, out))
+        assert code == 1 and err.startswith("statetrim: ") and err.count("\n") == 1
+        assert ("its disk has" if reported_free is None else "full") in err
         assert not out.exists()
         reached = finished_shards(little_disk / "out.partial")
         assert reached == 0 if reported_free is None else 0 < reached < SHARDS
     os.truncate(ballast, 3 * 2**20)  # just enough, with what is already written
-    again = forker.run(command(root, out))
-    assert again["code"] == 0, again["err"]
-    assert digests(out) == digests(tmp_path / "whole")
+    run_successfully(command(root, out))
+    assert file_hashes(out) == file_hashes(tmp_path / "whole")
     assert {path.name for path in little_disk.iterdir()} == {"out", "ballast"}
 
 
@@ -197,7 +136,7 @@ def test_a_second_process_is_turned_away(small: Path, tmp_path: Path, forker: Fo
     st.prune(model, plan, out, progress=progress)
     check_refusal(replies[0]["code"], replies[0]["err"], replies[0]["out"], "another process")
     assert forker.run(command(small, tmp_path / "alone"))["code"] == 0
-    assert digests(out) == digests(tmp_path / "alone")
+    assert file_hashes(out) == file_hashes(tmp_path / "alone")
 
 
 def test_a_rival_that_finishes_first_is_noticed(
@@ -220,70 +159,46 @@ def test_a_rival_that_finishes_first_is_noticed(
     assert list(out.iterdir()) == [] and not partial.exists()
 
 
-def test_other_content_under_out_is_left_alone(small: Path, tmp_path: Path, forker: Forker) -> None:
+def test_other_content_under_out_is_left_alone(small: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "config.json").write_text("{}")
-    before = fingerprint(tmp_path)
-    ended = forker.run(command(small, out))
-    check_refusal(ended["code"], ended["err"], ended["out"], "exists already")
-    assert fingerprint(tmp_path) == before
+    assert_refused(command(small, out), "exists already", tmp_path)
 
 
-def test_a_rerun_after_success_changes_nothing(small: Path, tmp_path: Path, forker: Forker) -> None:
+def test_a_rerun_changes_nothing_and_another_plan_neither(small: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert forker.run(command(small, out))["code"] == 0
-    before = fingerprint(tmp_path)
-    ended = forker.run(command(small, out))
-    assert (ended["code"], ended["err"]) == (0, "") and str(out) in ended["out"].replace("\n", "")
-    assert fingerprint(tmp_path) == before
-
-
-def test_another_plan_does_not_touch_the_result(
-    small: Path, tmp_path: Path, forker: Forker
-) -> None:
-    out = tmp_path / "out"
-    assert forker.run(command(small, out))["code"] == 0
+    run_successfully(command(small, out))
     st.select(st.open(small / "model"), "l1", 6).save(small / "other.json")
     before = fingerprint(tmp_path)
-    ended = forker.run(command(small, out, "other.json"))
-    check_refusal(ended["code"], ended["err"], ended["out"], "exists already")
+    code, err, text = run(command(small, out))
+    assert (code, err) == (None, "") and str(out) in text.replace("\n", "")
     assert fingerprint(tmp_path) == before
+    assert_refused(command(small, out, "other.json"), "exists already", tmp_path)
 
 
-@pytest.mark.parametrize("finished", [True, False], ids=["another plan", "not ours"])
+@pytest.mark.parametrize(
+    ("leftover", "message"),
+    [("other plan", "another job"), ("notes", "did not write"), ("damaged", "not valid JSON")],
+)
 def test_a_leftover_of_another_job_is_left_alone(
-    small: Path, tmp_path: Path, forker: Forker, finished: bool
+    leftover: str, message: str, small: Path, tmp_path: Path
 ) -> None:
     out, partial = tmp_path / "out", tmp_path / "out.partial"
     model = st.open(small / "model")
-    st.select(model, "l1", 6).save(small / "other.json")
-    if finished:
-        stopped_after(model, st.Plan.load(small / "other.json"), out, shards=2)
-    else:
+    if leftover == "notes":
         (partial / "notes").mkdir(parents=True)
         (partial / "notes" / "thesis.tex").write_text("mine")
-    before = fingerprint(tmp_path)
-    ended = forker.run(command(small, out))
-    message = "another job" if finished else "did not write"
-    check_refusal(ended["code"], ended["err"], ended["out"], message)
-    assert fingerprint(tmp_path) == before
-
-
-def test_a_damaged_record_is_refused(small: Path, tmp_path: Path, forker: Forker) -> None:
-    out, partial = tmp_path / "out", tmp_path / "out.partial"
-    model, plan = st.open(small / "model"), st.Plan.load(small / "plan.json")
-    stopped_after(model, plan, out, shards=2)
-    (partial / "statetrim" / "prune.json").write_text("{")
-    before = fingerprint(tmp_path)
-    ended = forker.run(command(small, out))
-    check_refusal(ended["code"], ended["err"], ended["out"], "not valid JSON")
-    assert fingerprint(tmp_path) == before
+    else:
+        stopped_after(model, st.select(model, "l1", 6 if leftover == "other plan" else 8), out, 2)
+    if leftover == "damaged":
+        (partial / "statetrim" / "prune.json").write_text("{")
+    assert_refused(command(small, out), message, tmp_path)
 
 
 @pytest.mark.parametrize("file", ["weights", "config"])
 def test_a_source_that_changed_between_two_runs_is_refused(
-    small: Path, tmp_path: Path, forker: Forker, file: str
+    small: Path, tmp_path: Path, file: str
 ) -> None:
     out = tmp_path / "out"
     model, plan = st.open(small / "model"), st.Plan.load(small / "plan.json")
@@ -296,14 +211,10 @@ def test_a_source_that_changed_between_two_runs_is_refused(
     else:
         config = json.loads((small / "model" / "config.json").read_text())
         (small / "model" / "config.json").write_text(json.dumps(config | {"rope_theta": 5.0}))
-    before = fingerprint(tmp_path)
-    ended = forker.run(command(small, out))
-    check_refusal(ended["code"], ended["err"], ended["out"], "another model")
-    assert fingerprint(tmp_path) == before
+    assert_refused(command(small, out), "another model", tmp_path)
     # A new plan for the changed source does not resume the old job either.
     st.select(st.open(small / "model"), "l1", 8).save(small / "fresh.json")
-    ended = forker.run(command(small, out, "fresh.json"))
-    check_refusal(ended["code"], ended["err"], ended["out"], "another job")
+    assert_refused(command(small, out, "fresh.json"), "another job")
 
 
 def test_a_source_that_changed_where_the_plan_does_not_look(
@@ -342,4 +253,4 @@ def test_a_source_that_changed_where_the_plan_does_not_look(
     spoil(info.start)
     st.prune(st.open(small / "model"), plan, out)
     st.prune(st.open(small / "model"), plan, tmp_path / "whole")
-    assert digests(out) == digests(tmp_path / "whole")
+    assert file_hashes(out) == file_hashes(tmp_path / "whole")

@@ -26,11 +26,6 @@ TYPES = ("delta_net", "gated_deltanet", "kda", "qwen3_next", "olmo_hybrid", "bam
 SETTINGS: dict[str, Any] = {"tokens": 640, "length": 20, "batch_size": 4, "recall": 0.0}
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_text(tmp_path_factory.mktemp("text") / "words.jsonl", 2000)
-
-
 def cut(model: st.Checkpoint, out: Path) -> st.Checkpoint:
     values = None if model.config["model_type"] == "kda" else 4
     plan = st.select(model, "rand", 8, keep_values=values, value_method="rand", seed=3)

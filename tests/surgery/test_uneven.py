@@ -121,12 +121,10 @@ def test_widths_that_are_all_alike_are_an_ordinary_cut(checkpoint: Load, tmp_pat
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("model_type", ["delta_net", "qwen3_5_text", "mamba2"])
-def test_the_other_stages_take_it(model_type: str, checkpoint: Load, tmp_path: Path) -> None:
+def test_the_other_stages_take_it(checkpoint: Load, text: Path, tmp_path: Path) -> None:
     """Refit, analyze, prune again, recover, evaluate, benchmark and report the cut."""
-    model, plan = uneven_plan(checkpoint(model_type))
+    model, plan = uneven_plan(checkpoint("qwen3_5_text"))
     small = st.prune(model, plan, tmp_path / "small", uneven=True)
-    text = tiny.write_text(tmp_path / "text.jsonl", 4000)
     sums = st.calibrate(small, text, original=model, tokens=2048, length=64)
     refitted = st.refit(small, sums, out=tmp_path / "refit")
     assert refitted.geometry == small.geometry
@@ -137,10 +135,8 @@ def test_the_other_stages_take_it(model_type: str, checkpoint: Load, tmp_path: P
     assert torch.equal(again.utilization.nan_to_num(), analysis.utilization.nan_to_num())
     even = st.select(refitted, "l1", 4, keep_values=4, value_method="readout_l1")
     assert not st.prune(refitted, even, tmp_path / "even").geometry.widths
-    text = tiny.write_text(tmp_path / "more.jsonl", 4000, seed=1)
-    repaired = st.recover(
-        refitted, teacher=model, text=text, tokens=1024, length=64, out=tmp_path / "repaired"
-    )
+    sizes = {"tokens": 1024, "length": 64, "skip": 2048}
+    repaired = st.recover(refitted, teacher=model, text=text, out=tmp_path / "repaired", **sizes)
     assert repaired.geometry == small.geometry
     scores = st.evaluate(
         repaired, baseline=model, tasks=["mqar"], limit=2, out=tmp_path / "scores.json"

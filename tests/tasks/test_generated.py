@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -127,12 +126,3 @@ def test_small_vocabularies_make_shorter_sequences_or_none(words: int) -> None:
     assert generated.ids.shape[1] == 4 * ((words - 1) // 4)
     with pytest.raises(st.StatetrimError, match="do not fill"):
         recall_sequences(WordTokenizer(words), 2)
-
-
-def test_what_was_made_stands_in_the_lineage() -> None:
-    lineage: dict[str, Any] = recall_sequences(WordTokenizer(), 4096, seed=5).lineage
-    assert (lineage["generated"], lineage["pairs"], lineage["seed"]) == ("recall", 63, 5)
-    again = recall_sequences(WordTokenizer(), 4096, seed=5)
-    assert again.lineage == lineage and torch.equal(
-        again.ids, recall_sequences(WordTokenizer(), 4096, 5).ids
-    )

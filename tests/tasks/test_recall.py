@@ -20,72 +20,32 @@ def words(text: str) -> list[tuple[int, int]]:
 
 # task, row, prompt, right continuations, wrong continuations
 BY_HAND: list[tuple[str, dict[str, Any], str, list[str], list[str]]] = [
-    (
-        "fda",
-        {
-            "key": "type of test",
-            "value": "Enzyme Assay",
-            "text": "K1. Test: enzyme assay.\nType of test:",
-        },
-        "K1. Test: enzyme assay. Type of test:",
-        [" enzyme assay", "an ENZYME ASSAY."],
-        [" enzyme", "assay enzyme", ""],
-    ),
-    (
-        "swde",
-        {
-            "key": "director",
-            "value": "Ang Lee",
-            "text": "Film page. Director: Ang Lee\nSummary of information above...\ndirector:",
-        },
-        "Film page. Director: Ang Lee. Director:",
-        ["ang lee (born 1954)"],
-        ["Lee, Ang"],
-    ),
-    (
-        "squad",
-        {
-            "text": "Background: It is older by 23 years.\nQuestion: By how much?\nAnswer:",
-            "value": "23 years",
-            "answers": ["23 years", "23"],
-        },
-        "Background: It is older by 23 years.\nQuestion: By how much?\nAnswer:",
-        [" 23 years", " about 23", "2300"],  # contains: a longer number counts, as in the suite
-        [" twenty-three", " 32"],
-    ),
-    (
-        "nq",
-        {
-            "context": "Röntgen got it in 1901. Who got it?",
-            "question": "Who got it?",
-            "answers": ["Röntgen"],
-        },
-        "Röntgen got it in 1901. Who got it?",
-        [" RÖNTGEN", "Wilhelm Röntgen"],
-        [" Rontgen"],
-    ),
-    (
-        "drop",
-        {
-            "text": "Passage: A red fox and a blue jay.\nQuestion: Which colours?\nAnswer:",
-            "answers": [["red", "blue"], ["crimson"]],
-        },
-        "Passage: A red fox and a blue jay.\nQuestion: Which colours?\nAnswer:",
-        [" Blue and red", "crimson"],
-        [" red", " blue"],
-    ),
-    (
-        "triviaqa",
-        {
-            "context": "[DOC] [TLE] Capitals [PAR] Paris is one.",
-            "question": "The capital of France is",
-            "answers": ["Paris", "City of Light"],
-        },
-        "Capitals  Paris is one. The capital of France is",
-        [" paris", " the city of light"],
-        [" Lyon"],
-    ),
-]
+    ("fda", {"key": "type of test", "value": "Enzyme Assay",
+             "text": "K1. Test: enzyme assay.\nType of test:"},
+     "K1. Test: enzyme assay. Type of test:",
+     [" enzyme assay", "an ENZYME ASSAY."], [" enzyme", "assay enzyme", ""]),
+    ("swde", {"key": "director", "value": "Ang Lee",
+              "text": "Film page. Director: Ang Lee\nSummary of information above...\ndirector:"},
+     "Film page. Director: Ang Lee. Director:",
+     ["ang lee (born 1954)"], ["Lee, Ang"]),
+    ("squad", {"text": "Background: It is older by 23 years.\nQuestion: By how much?\nAnswer:",
+               "value": "23 years", "answers": ["23 years", "23"]},
+     "Background: It is older by 23 years.\nQuestion: By how much?\nAnswer:",
+     # contains: a longer number counts, as in the suite
+     [" 23 years", " about 23", "2300"], [" twenty-three", " 32"]),
+    ("nq", {"context": "Röntgen got it in 1901. Who got it?", "question": "Who got it?",
+            "answers": ["Röntgen"]},
+     "Röntgen got it in 1901. Who got it?",
+     [" RÖNTGEN", "Wilhelm Röntgen"], [" Rontgen"]),
+    ("drop", {"text": "Passage: A red fox and a blue jay.\nQuestion: Which colours?\nAnswer:",
+              "answers": [["red", "blue"], ["crimson"]]},
+     "Passage: A red fox and a blue jay.\nQuestion: Which colours?\nAnswer:",
+     [" Blue and red", "crimson"], [" red", " blue"]),
+    ("triviaqa", {"context": "[DOC] [TLE] Capitals [PAR] Paris is one.",
+                  "question": "The capital of France is", "answers": ["Paris", "City of Light"]},
+     "Capitals  Paris is one. The capital of France is",
+     [" paris", " the city of light"], [" Lyon"]),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,21 +15,13 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import statetrim as st
-from helpers import tiny
-from helpers.engine import InProcess, have_ended, write_stand_in
-from helpers.refusal import run
+from helpers.engine import InProcess, have_ended, wait_until, write_stand_in
 from statetrim.artifacts.verification.agreement import Agreement
 from statetrim.cli import app
-from statetrim.storage.output import open_output
 from statetrim.verification.engine import EngineError, Request, run_engine
 
 SETTINGS: dict[str, Any] = {"engine": "mlx", "count": 6, "length": 24, "generate": 5}
 PLACES = {"texts": 6 * 23, "continuations": 6 * 5}
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_text(tmp_path_factory.mktemp("text") / "words.jsonl", 2000)
 
 
 @pytest.fixture(scope="module")
@@ -114,22 +105,6 @@ def test_channels_permuted_in_one_layer_are_found(
     assert "layer 2: 16 of 56 rows" in fault and name in fault
     assert {agreement.model for agreement in verification.agreements} == {"qwen3_5_text"}
     assert engine.requested_models == ["qwen3_5_text"]
-
-
-@pytest.mark.parametrize(
-    ("field", "wrong"), [("linear_key_head_dim", 12), ("linear_value_head_dim", 4)]
-)
-def test_a_wrong_width_in_the_config_is_found(
-    field: str, wrong: int, engine: InProcess, broken: tuple[Path, Path], text: Path
-) -> None:
-    path = broken[1] / "config.json"
-    config = json.loads(path.read_text())
-    path.write_text(json.dumps(config | {field: wrong}))
-    verification = verify(broken, text)
-    assert any(
-        f"config field {field!r} is {wrong}, and this cut needs" in f
-        for f in verification.faults["broken"]
-    )
 
 
 def test_a_stale_tokenizer_is_found(
@@ -235,17 +210,10 @@ def test_an_engine_ends_with_the_command_that_started_it(
     python, pids = write_stand_in(tmp_path / "engine", "hangs")
     command = [sys.executable, "-m", "statetrim", *arguments(pair, python, text, tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_until(lambda: any(pids.iterdir()))
+    assert wait_until(lambda: any(pids.iterdir()))
     process.send_signal(signal.SIGKILL)
     process.wait(timeout=60)
-    wait_until(lambda: have_ended(pids))
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert have_ended(pids)
 
 
 def arguments(pair: tuple[Path, Path], python: Path, text: Path, folder: Path) -> list[str]:
@@ -289,8 +257,9 @@ def test_wrong_arguments_are_told(
         st.verify(pair[1], baseline=pair[1], python=sys.executable, text=text, **SETTINGS)
 
 
-def agreement(model: str, agreed: list[int]) -> Agreement:
-    return Agreement(model, "texts", [10] * len(agreed), agreed, agreed, agreed, 0.0, None, 3)
+def agreement(model: str, agreed: list[int], places: int = 10) -> Agreement:
+    all_places = [places] * len(agreed)
+    return Agreement(model, "texts", all_places, agreed, agreed, agreed, 0.0, None, 3)
 
 
 def test_the_change_is_paired_by_sequence() -> None:
@@ -313,34 +282,17 @@ def test_the_change_is_paired_by_sequence() -> None:
 
 @pytest.mark.parametrize(
     "spoil",
-    [
-        {"format": "statetrim timings"},
-        {"version": 2},
-        {"models": ["a"]},
-        {"faults": {"a": [3]}},
-        {"faults": ["a"]},
-        {"refusals": {"a": 1}},
-        {"agreements": [{}]},
-        {"agreements": "texts"},
-        {"lineage": []},
-        {"lineage": {"models": 3}},
-    ],
-)
+    [{"format": "statetrim timings"}, {"version": 2}, {"models": ["a"]}, {"faults": {"a": [3]}},
+     {"faults": ["a"]}, {"refusals": {"a": 1}}, {"agreements": [{}]}, {"agreements": "texts"},
+     {"agreements": [vars(agreement("a", [1], places=0))]}, {"lineage": []},
+     {"lineage": {"models": 3}}, {"unknown": 1}],
+)  # fmt: skip
 def test_spoiled_verifications_are_refused(spoil: dict[str, Any], tmp_path: Path) -> None:
     verification = st.Verification("mlx", "x", "float32", ["a", "b"], [agreement("a", [1])])
     path = tmp_path / "verification.json"
     path.write_text(json.dumps(verification.as_json() | spoil))
     refusal = rf"not valid: {next(iter(spoil))}|not a statetrim verification|of version"
     with pytest.raises(st.StatetrimError, match=refusal):
-        st.Verification.load(path)
-    shape = {"places": [0]} | {name: [1] for name in ("agreed", "agreed_float32", "own")}
-    path.write_text(
-        json.dumps(
-            verification.as_json()
-            | {"agreements": [verification.as_json()["agreements"][0] | shape]}
-        )
-    )
-    with pytest.raises(st.StatetrimError, match=r"agreements\.0: places"):
         st.Verification.load(path)
 
 
@@ -352,16 +304,3 @@ def test_the_judge_counts_a_shared_best_logit_as_agreement() -> None:
         "m", EngineChoices("texts", [[1, 2]], 1, [[7]], [[-0.5]]), [reading], [reading]
     )
     assert agreement.agreed == [1] and agreement.largest_difference == 0.5
-
-
-def test_its_output_is_that_of_one_process_and_asked_for_first(
-    pair: tuple[Path, Path], text: Path, engine: InProcess, tmp_path: Path
-) -> None:
-    command = ["verify", str(pair[1]), "--baseline", str(pair[0]), "--engine", "mlx"]
-    command += ["--engine-python", sys.executable, "--text", str(text), "-o"]
-    with open_output(tmp_path / "found.json", "job.json", {"format": "another"}):
-        code, err, _ = run([*command, str(tmp_path / "found.json")])
-    assert code == 2 and "another process is writing" in err
-    code, err, _ = run([*command, str(text / "found.json")])
-    assert code == 2 and "cannot be written" in err
-    assert not engine.requested_models and not (tmp_path / "found.json").exists()
