@@ -124,7 +124,7 @@ def test_five_kills_and_the_same_result(
     for stage in ("calibrate", "select by product", "prune", "check", "evaluate"):
         killed = warm_forker.run(
             [*command, "-o", str(out)],
-            kill_said=rf"^{stage}.* \.\.\.",
+            kill_was_reported=rf"^{stage}.* \.\.\.",
             kill_after=generator.random() / 50,  # stages of a tiny model are short
         )
         assert killed["code"] == -9, "the stage had been finished too early"
