@@ -379,3 +379,53 @@ def test_progress_goes_from_nothing_to_everything_once(
         ]
         assert shares == sorted(shares) and (shares[0], shares[-1]) == (0, 1), label
         assert len({*shares}) > 4, "it moves"
+
+
+@needs_data
+def test_equals_a_plain_sliding_window(scores: st.Scores) -> None:
+    """Windows of 2,048 tokens; the last one overlaps the one before, to be as long."""
+    from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
+
+    live, tokenizer, window = load(MODEL), load_tokenizer(st.open(MODEL)), 2048
+    total, words = 0.0, 0
+    for page in list(wikitext_pages(DATA / "wikitext-2-raw" / "wiki.test.raw"))[:2]:
+        ids = torch.tensor([0, *tokenizer(wikitext_detokenizer({"page": page}))["input_ids"]])
+        scored = 0  # targets scored
+        while scored < len(ids) - 1:
+            end = min(scored + window, len(ids) - 1)
+            start = max(0, end - window)
+            with torch.no_grad():
+                logits = live(input_ids=ids[None, start:end], use_cache=False).logits[0].double()
+            log_probs = logits.log_softmax(-1).gather(1, ids[start + 1 : end + 1, None])
+            total += float(log_probs[scored - start :].sum())
+            scored = end
+        words += len(page.split()) + int(page[0].isspace()) + int(page[-1].isspace())
+    value = scores.find("tiny-delta_net", "wikitext", "word_perplexity").value
+    assert value == pytest.approx(math.exp(-total / words), rel=1e-3)
+
+
+def test_many_records_of_seen_text_do_not_take_long(
+    checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each record makes it read a text; the records of an untrusted cut may be ten thousand."""
+    path = checkpoint("delta_net")
+    cut = st.prune(path, st.select(path, "l1", 6), tmp_path / "cut")
+    record = cut.path / "statetrim" / "plan.json"
+    plan = json.loads(record.read_text())
+    entries = [
+        {"text": "t", "digest": "0", "skip": skip, "length": 64, "count": 8}
+        for skip in range(10_000)
+    ]
+    plan["lineage"]["statistics"] = {"data": entries}
+    record.write_text(json.dumps(plan))
+    assert len(read_seen_texts(cut)) == 10_000
+    skips: list[int] = []
+
+    def refuse_to_read(text: Path, tokenizer: Any, *, skip: int, **sizes: int) -> Any:
+        skips.append(skip)
+        raise st.StatetrimError("too short")
+
+    monkeypatch.setattr("statetrim.evaluation.seen_text.read_sequences", refuse_to_read)
+    text = tiny.write_text(tmp_path / "text.jsonl", 2**12)
+    st.evaluate([cut], baseline=path, tasks=["text"], text=text, limit=2, progress=False)
+    assert 0 < len(skips) < 100
