@@ -60,7 +60,7 @@ class ShapesEvaluator(AxesEvaluator):
 def trim_seconds(model: st.Checkpoint, options: st.TrimOptions, out: Path) -> float:
     """Run trim and return its CPU seconds, which other load on the machine does not change."""
     start = time.process_time()
-    st.trim(model, options, out=out)
+    st.trim(model, **vars(options), out=out)
     return round(time.process_time() - start, 1)
 
 

@@ -1,36 +1,41 @@
-"""The option classes of `trim` and `recover`: the command line fills them, Python accepts an
-instance or keyword arguments, and records store them."""
+"""The option classes of `trim` and `recover`: the command line fills them, Python takes keyword
+arguments, and records store them."""
 
 import dataclasses
 import json
-import typing
-from collections.abc import Iterator
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 import statetrim as st
 from statetrim.cli import app
 from statetrim.maths.units import parse_token_count
+from statetrim.options import option_info
 from statetrim.pipelines.job import Job
-from statetrim.pipelines.options import TrimFields
-from statetrim.recovery.options import RecoverFields
+from statetrim.pipelines.options import TrimRunOptions
 
 ROOT = Path(__file__).parents[1]
-KINDS = [(st.TrimOptions, TrimFields), (st.RecoverOptions, RecoverFields)]
+KINDS = [st.TrimOptions, st.RecoverOptions]
 
 
-@pytest.mark.parametrize(("options", "names"), KINDS)
-def test_the_names_given_one_by_one_are_those_of_the_class(options: type, names: type) -> None:
-    assert typing.get_type_hints(options) == typing.get_type_hints(names)
-    assert list(typing.get_type_hints(names)) == [f.name for f in dataclasses.fields(options)]
+@pytest.mark.parametrize("options", KINDS)
+def test_options_are_frozen_and_print_what_they_hold(options: Any) -> None:
+    instance = options(tokens="64k")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        instance.tokens = 3
+    assert "tokens='64k'" in repr(instance)
+    for field in dataclasses.fields(options):
+        assert option_info(field).help.endswith("."), field.name
 
 
-@pytest.mark.parametrize(("options", "_"), KINDS)
-def test_a_number_of_tokens_that_is_none_is_refused_at_once(options: Any, _: type) -> None:
+@pytest.mark.parametrize("options", KINDS)
+def test_a_number_of_tokens_that_is_none_is_refused_at_once(options: Any) -> None:
     with pytest.raises(st.StatetrimError, match="'many' is not a number of tokens"):
         options(tokens="many")
 
@@ -40,9 +45,9 @@ def test_a_number_of_tokens_that_is_none_is_refused_at_once(options: Any, _: typ
     [
         (lambda: st.trim("M", out="o", kepe=3), "'kepe'; did you mean 'keep'"),
         (lambda: st.trim("M", out="o", state_mib_per=3), "did you mean 'state_mib_per_sequence'"),
-        (lambda: st.sweep("M", ["6"], out="o", task=()), "sweep has no option 'task'"),
-        (lambda: st.recover("M", text="t", out="o", ranks=3), "recover has no option 'ranks'"),
-        (lambda: st.recover("M", text="t", out="o", zzz=3), "it has: tokens, length, skip, rank"),
+        (lambda: st.sweep("M", ["6"], out="o", task=()), "sweep has no option 'task'; did you"),
+        (lambda: st.recover("M", text="t", out="o", ranks=3), "recover has no option 'ranks'; did"),
+        (lambda: st.recover("M", text="t", out="o", zzz=3), "it has: "),
     ],
 )
 def test_a_mistyped_option_is_named_with_the_nearest(call: Any, message: str) -> None:
@@ -50,19 +55,9 @@ def test_a_mistyped_option_is_named_with_the_nearest(call: Any, message: str) ->
         call()
 
 
-def test_what_is_given_by_name_counts_over_the_options(
-    checkpoint: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    jobs: list[Job] = []
-    monkeypatch.setattr("statetrim.pipelines.trim.run", lambda job, out, watch: jobs.append(job))
-    options = st.TrimOptions(keep=6, tokens="1k", seed=3)
-    st.trim(checkpoint("qwen3_5_text"), options, out=tmp_path / "out", tokens=2048)
-    assert jobs[0].options == dataclasses.replace(options, tokens=2048)
-    assert (jobs[0].tokens, jobs[0].after.head_k_dim) == (2048, 6)
-
-
-def test_an_estimate_is_the_dry_run(checkpoint: Any, text: Path, tmp_path: Path) -> None:
-    model = checkpoint("qwen3_5_text")
+def test_an_estimate_is_the_dry_run(checkpoint: Any, tmp_path: Path) -> None:
+    text, model = tmp_path / "text.jsonl", checkpoint("qwen3_5_text")
+    tiny.write_text(text, 2**13)
     steps = st.estimate(model, keep=6, text=text, tokens="1k", recover="1k", benchmark=False)
     words = ["trim", str(model), "--keep", "6", "--text", str(text), "--tokens", "1k"]
     words += ["--recover", "1k", "--no-benchmark", "--dry-run", "--json", "-o", str(tmp_path / "o")]
@@ -100,33 +95,7 @@ def plain(options: Any) -> dict[str, Any]:
     return {name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()}
 
 
-def flags(command: str) -> Iterator[tuple[str, Any]]:
-    """Every option of a command, with its name in Python."""
-    group: Any = typer.main.get_command(app)
-    for parameter in group.commands[command].params:
-        if parameter.param_type_name == "option":
-            long = next(opt for opt in parameter.opts if opt.startswith("--"))
-            name = long.removeprefix("--").removeprefix("no-").replace("-", "_")
-            yield {"for": "for_", "json": "as_json"}.get(name, name), parameter
-
-
-NOT_OPTIONS = {
-    "trim": {"output", "sweep", "recipe", "dry_run", "family", "as_json"},
-    "recover": {"output", "text", "teacher", "family", "as_json"},
-}
-NOT_ON_THE_COMMAND_LINE = {
-    "trim": set(),
-    "recover": {"last_learning_rate", "warm_up"},
-}
-
-
-@pytest.mark.parametrize(
-    ("command", "options"), [("trim", st.TrimOptions), ("recover", st.RecoverOptions)]
-)
-def test_the_command_line_has_the_same_names(command: str, options: Any) -> None:
-    names = {name for name, _ in flags(command)} - NOT_OPTIONS[command]
-    fields = {field.name for field in dataclasses.fields(options)}
-    assert names == fields - NOT_ON_THE_COMMAND_LINE[command]
+NOT_ON_THE_COMMAND_LINE = {"last_learning_rate", "warm_up"}
 
 
 def test_the_command_line_has_the_same_defaults(
@@ -136,10 +105,10 @@ def test_the_command_line_has_the_same_defaults(
     options = filled(
         monkeypatch, "statetrim.pipelines.job.Job.from_options", ["trim", model, "-o", out]
     )
-    assert plain(options) == plain(st.TrimOptions())
+    assert plain(options) == plain(TrimRunOptions(out=Path(out)))
     words = ["recover", model, "--text", "t", "-o", out]
-    options = filled(monkeypatch, "statetrim.recovery.recover.recover", words)
-    assert plain(options) == plain(st.RecoverOptions())
+    options = filled(monkeypatch, "statetrim.recovery.recover.recover.run", words)
+    assert plain(options).items() >= plain(st.RecoverOptions()).items()
 
 
 def test_the_command_line_fills_every_option(
@@ -155,20 +124,19 @@ def test_the_command_line_fills_every_option(
     words += " --state-dtype int8"
     arguments = ["trim", model, "-o", out, *words.split()]
     options = filled(monkeypatch, "statetrim.pipelines.job.Job.from_options", arguments)
-    untouched = NOT_ON_THE_COMMAND_LINE["trim"]
     defaults = plain(st.TrimOptions())
-    unchanged = {name for name, value in plain(options).items() if value == defaults[name]}
-    assert unchanged == untouched and (options.for_, options.sequences) == ("vllm", 5)
+    unchanged = {name for name, value in defaults.items() if plain(options)[name] == value}
+    assert not unchanged and (options.for_, options.sequences) == ("vllm", 5)
 
     words = "--tokens 1 --length 2 --skip 3 --batch-size 4 --micro-batch 5 --rank 6 --alpha 7"
     words += " --learning-rate 8 --temperature 9 --also mlp --mixed-precision --control --shard"
     words += " --gradient-checkpointing --layerwise --seed 10 --save-every 11 --report-to x"
     words += " --device cpu --dtype bfloat16 --recall 0.5 --patience 2 --layers 0 --whole"
     arguments = ["recover", model, "--text", "t", "-o", out, *words.split()]
-    options = filled(monkeypatch, "statetrim.recovery.recover.recover", arguments)
+    options = filled(monkeypatch, "statetrim.recovery.recover.recover.run", arguments)
     defaults = plain(st.RecoverOptions())
-    unchanged = {name for name, value in plain(options).items() if value == defaults[name]}
-    assert unchanged == NOT_ON_THE_COMMAND_LINE["recover"]
+    unchanged = {name for name, value in defaults.items() if plain(options)[name] == value}
+    assert unchanged == NOT_ON_THE_COMMAND_LINE
 
 
 @pytest.mark.parametrize(
@@ -182,20 +150,37 @@ def test_the_command_line_fills_every_option(
     ],
 )
 def test_the_record_of_a_job_is_that_of_version_0_1(
-    requested: dict[str, Any], keep: Any, keep_values: Any, checkpoint: Any, tmp_path: Path
+    requested: dict[str, Any], keep: Any, keep_values: Any, checkpoint: Any
 ) -> None:
     """Results and interrupted runs of 0.1 are recognised, whichever options requested the shape."""
     model = st.open(checkpoint("qwen3_5_text"))
-    common = {"text": tmp_path / "none.txt", "tokens": "1k", "method": "drrqr", "recall": 0.0}
+    common = {"text": "owner/name", "tokens": "1k", "method": "drrqr", "recall": 0.0}
     job = Job.from_options(model, st.TrimOptions(**requested, **common))
-    assert list(job.record.items()) == list({
-        "format": "statetrim trim", "version": 1, "statetrim": st.__version__,
-        "source": model.digest, "weights": model.fingerprint, "keep": keep,
-        "keep_values": keep_values, "text": str(tmp_path / "none.txt"), "tokens": 1024,
-        "length": 512, "batch_size": 8, "method": "drrqr", "value_method": "readout_greedy",
-        "refit": None, "recover": 0, "tasks": ["text", "mqar"], "data": None, "limit": 32,
-        "control": True, "benchmark": True, "seed": 0, "layerwise": None, "text_stamp": [],
-    }.items())  # fmt: skip
+    assert job.record == {
+        "format": "statetrim trim",
+        "version": 1,
+        "statetrim": st.__version__,
+        "source": model.digest,
+        "weights": model.fingerprint,
+        "keep": keep,
+        "keep_values": keep_values,
+        "text": "owner/name",
+        "tokens": 1024,
+        "length": 512,
+        "batch_size": 8,
+        "method": "drrqr",
+        "value_method": "readout_greedy",
+        "refit": None,
+        "recover": 0,
+        "tasks": ["text", "mqar"],
+        "data": None,
+        "limit": 32,
+        "control": True,
+        "benchmark": True,
+        "seed": 0,
+        "layerwise": None,
+        "text_stamp": [],
+    }
 
 
 @pytest.mark.filterwarnings("ignore")  # transformers warns about its slow paths
@@ -203,18 +188,115 @@ def test_results_say_with_which_options_they_were_made(
     checkpoint: Any, text: Path, tmp_path: Path
 ) -> None:
     options = st.TrimOptions(
-        square=4, text=str(text), tokens="1k", recover="1k", length=64, tasks=["text"], limit=2,
-        control=False, benchmark=False,
-    )  # fmt: skip
-    small = st.trim(checkpoint("qwen3_5_text"), options, out=tmp_path / "out")
+        square=4,
+        text=str(text),
+        tokens="1k",
+        recover="1k",
+        length=64,
+        tasks=["text"],
+        limit=2,
+        control=False,
+        benchmark=False,
+    )
+    small = st.trim(checkpoint("qwen3_5_text"), **vars(options), out=tmp_path / "out")
     record = json.loads((small.path / "statetrim" / "trim.json").read_text())
     assert st.TrimOptions(**record["recipe"]) == options
     assert (record["keep"], record["keep_values"], record["tokens"]) == ("4", "4", 1024)
     record = json.loads((small.path / "statetrim" / "recover.json").read_text())
     assert record["options"] == {
-        "rank": 16, "alpha": 32, "learning_rate": 1e-4, "last_learning_rate": 1e-5,
-        "warm_up": 0.05, "batch_size": 16, "temperature": 2.0, "also": [],
-        "mixed_precision": False, "layerwise": False, "seed": 0,
-    }  # fmt: skip
-    recovered = st.RecoverOptions(**record["recipe"])
-    assert (recovered.tokens, recovered.length, recovered.batch_size) == (1024, 64, 16)
+        "rank": 16,
+        "alpha": 32,
+        "learning_rate": 1e-4,
+        "last_learning_rate": 1e-5,
+        "warm_up": 0.05,
+        "batch_size": 16,
+        "temperature": 2.0,
+        "also": [],
+        "mixed_precision": False,
+        "layerwise": False,
+        "seed": 0,
+    }
+    recover_options = st.RecoverOptions(**record["recipe"])
+    assert (recover_options.tokens, recover_options.length, recover_options.batch_size) == (
+        1024,
+        64,
+        16,
+    )
+
+
+TYPED = """\
+import statetrim as st
+
+st.trim("M", out="o", keep=0.5, for_="vllm", tokens="64k")
+st.trim("M", square=64, out="o", limit=3)
+st.sweep("M", ["64"], out="o", method="l1")
+st.recover("M", teacher="T", text="t", out="o", rank=8, also=["mlp"])
+st.trim("M", out="o", kepe=0.5)  # wrong
+st.trim("M", out="o", limit="many")  # wrong
+st.TrimOptions(kepe=0.5)  # wrong
+st.sweep("M", ["64"], out="o", metod="l1")  # wrong
+st.recover("M", text="t", out="o", ranks=8)  # wrong
+st.recover("M", text="t", out="o", rank="8")  # wrong
+st.RecoverOptions(ranks=8)  # wrong
+"""
+
+
+def test_mypy_knows_every_option(tmp_path: Path) -> None:
+    path = tmp_path / "typed.py"
+    path.write_text(TYPED)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", str(path)],
+        cwd=ROOT,
+        env={**os.environ, "MYPYPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    wrong = {n for n, line in enumerate(TYPED.splitlines(), 1) if line.endswith("# wrong")}
+    errors = [line for line in done.stdout.splitlines() if ": error:" in line]
+    assert {int(line.split(":")[1]) for line in errors} == wrong, done.stdout + done.stderr
+    assert '"kepe"' in errors[0] and '"ranks"' in errors[-1], errors
+
+
+NEW_OPTION = """
+import dataclasses, inspect
+from typer.testing import CliRunner
+import statetrim as st
+from statetrim.cli import app
+
+model, out = "{model}", "{out}"
+assert "colour" in inspect.signature(st.trim).parameters
+result = CliRunner().invoke(app, ["trim", "--help"])
+assert "--colour" in result.stdout and "Colour of the cut." in result.stdout, result.stdout
+try:
+    st.trim(model, keep=6, out=out, colour="none")
+except st.StatetrimError as error:
+    assert "colour is red or blue, not 'none'" in str(error), error
+result = CliRunner().invoke(app, ["trim", model, "--keep", "6", "-o", out, "--colour", "none"])
+assert "--colour is red or blue, not 'none'" in str(result.exception), result
+from statetrim.options import as_record
+assert as_record(st.TrimOptions(colour="blue"))["colour"] == "blue"
+"""
+
+
+def test_a_new_option_is_one_field(checkpoint: Any, tmp_path: Path) -> None:
+    """In a copy of the package a field is added in one place: Python, the command line with its
+    help and check, and the record have it."""
+    package = tmp_path / "src" / "statetrim"
+    shutil.copytree(ROOT / "src" / "statetrim", package)
+    path = package / "pipelines" / "options.py"
+    field = """    colour: str = option(
+        default="red", help="Colour of the cut.", check=checks.one_of("red", "blue")
+    )
+
+    def check(self)"""
+    path.write_text(path.read_text().replace("    def check(self)", field, 1))
+    script = NEW_OPTION.format(model=checkpoint("qwen3_5_text"), out=tmp_path / "out")
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

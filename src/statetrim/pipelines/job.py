@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from ..errors import StatetrimError
 from ..geometry import Geometry
 from ..maths.units import MIB, parse_token_count
 from ..methods import find_method
+from ..options import as_record
 from ..serving.engine_names import engine_name
 from ..serving.shapes import Candidate
 from ..serving.target import Target, target_from_options, targets_within_share
@@ -233,7 +234,7 @@ def job_record(model: Checkpoint, options: TrimOptions, target: Target | None) -
     for name in (*GENERATED_FRACTIONS, "dtype", "state_dtype"):
         if not getattr(options, name):
             left_out.add(name)
-    values = options_to_json(options) | {
+    values = as_record(options) | {
         "keep": target and target.keep,
         "keep_values": target and target.keep_values,
         "keep_heads": target and target.keep_heads,
@@ -259,25 +260,13 @@ def is_comparable(model: Checkpoint, out: Path) -> bool:
     return model.downloaded and out.exists()
 
 
-def options_to_json(options: TrimOptions) -> dict[str, Any]:
-    """The options as JSON values: paths as strings, tuples as lists."""
-    return {name: _to_json_value(value) for name, value in asdict(options).items()}
-
-
 def recipe_record(model: Checkpoint, options: TrimOptions) -> dict[str, Any]:
     """The recipe that a result stores: its model and options, with absolute paths of files."""
-    stored = options_to_json(options)
+    stored = as_record(options)
     for name in ("text", "data", "method", "value_method"):
         if stored[name] is not None and Path(stored[name]).exists():
             stored[name] = str(Path(stored[name]).absolute())
     return {"model": str(model.path.absolute()), "recipe": stored}
-
-
-def _to_json_value(value: Any) -> Any:
-    """A path as a string, a tuple as a list, anything else unchanged."""
-    if isinstance(value, Path):
-        return str(value)
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _file_stamps(text: Path) -> list[int]:

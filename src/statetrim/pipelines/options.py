@@ -1,17 +1,19 @@
-"""The options of `trim` and `sweep` as a dataclass."""
+"""The options of `trim`, `sweep` and `estimate`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
+from .. import option_checks as checks
 from ..defaults import KEY_METHOD, RECALL_SHARE, VALUE_METHOD
-from ..errors import check_option_names
-from ..maths.units import Amount, parse_token_count
+from ..maths.units import Amount
+from ..options import option, options
+from ..progress import ShowProgress
 
 if TYPE_CHECKING:
     from ..runtime.placement import Placement
     from ..runtime.states.stored import StateStorage
+    from .observer import Observer
 
 TARGET_OPTIONS = (
     "state", "keep", "keep_values", "square", "state_mib_per_sequence", "sequences", "memory_gib",
@@ -24,90 +26,150 @@ PLACEMENT_OPTIONS = ("device", "device_map", "max_memory")
 """The options that say where models run; they do not change the result."""
 
 
-@dataclass(frozen=True)
+@options
 class TrimOptions:
-    """Every option of `trim` that affects the result, with its default.
+    """Every option of `trim` that affects the result, or where it runs.
 
     Say what to keep in one way: a fraction of the state's bytes (`state`), channels (`keep`,
     `keep_values`, `square`), the memory of one sequence (`state_mib_per_sequence`) or of several
     (`sequences` in `memory_gib`), layer by layer (`widths`), or whole heads (`keep_heads`).
     """
 
-    state: float | None = None
-    """Fraction of the state's bytes to keep (0.5); the shapes that fit are compared."""
-    keep: Amount | None = None
-    """Key channels to keep per head: a count (64) or a fraction (0.5)."""
-    keep_values: Amount | None = None
-    """Value channels to keep per head: a count or a fraction."""
-    square: Amount | None = None
-    """Key and value channels to keep per head, the same number of each."""
-    widths: str | None = None
-    """Widths by layer: key x value channels of each layer (0=64x64,others=32x32). Only
-    `statetrim.load` and vLLM with statetrim's plugin load the result."""
-    keep_heads: Amount | None = None
-    """Whole value heads to keep in every layer: a count (8) or a fraction (0.5). It loses more than
-    removing channels in every measurement, except where value heads share key heads; use it for
-    models whose channels cannot be removed."""
-    state_mib_per_sequence: float | None = None
-    """The largest state allowed per sequence, in MiB."""
-    sequences: int | None = None
-    """Number of sequences whose states must fit in `memory_gib`."""
-    memory_gib: float | None = None
-    """Memory for the states of `sequences`, in GiB, without the weights."""
-    for_: str | None = None
-    """An engine (vllm, vllm-cpu, sglang, transformers, mlx, llamacpp). Only shapes that it serves
-    are allowed, of at most the size asked for, or of half the bytes. The option is called `--for`
-    on the command line, because `for` is a keyword in Python."""
-    text: str | Path = "HuggingFaceFW/fineweb-edu"
-    """Text to calibrate, recover and evaluate on: a file, a folder or a hub dataset."""
-    tokens: int | str = 2**18
-    """Number of tokens to calibrate on: 65536 or "64k"."""
-    recall: float = RECALL_SHARE
-    """Fraction of these tokens that are generated recall sequences."""
-    random: float = 0.0
-    """Fraction of these tokens that are drawn at random."""
-    length: int = 512
-    """Tokens per sequence."""
-    batch_size: int = 8
-    """Sequences per forward pass."""
-    method: str = KEY_METHOD
-    """Selection method for key channels."""
-    value_method: str = VALUE_METHOD
-    """Selection method for value channels."""
-    refit: bool | None = None
-    """Refit the output projections; None: only if values are cut, because the norm's scale changes,
-    or heads."""
-    recover: int | str = 0
-    """Tokens to train on after the cut, taken after those of calibration; 0: no training."""
-    tasks: Sequence[str] = ("text", "mqar")
-    """Tasks to measure."""
-    data: str | Path | None = None
-    """Directory with the data files of other tasks."""
-    limit: int = 32
-    """Samples per task."""
-    control: bool = True
-    """Measure a random cut for comparison."""
-    benchmark: bool = True
-    """Compare the speed of both models."""
-    seed: int = 0
-    layerwise: bool | None = None
-    """Stream weights from disk; None: only if two models do not fit in memory."""
-    device: str | None = None
-    """cpu, cuda or cuda:1; None: the first GPU, or the CPU without one."""
-    device_map: str | None = None
-    """"auto" spreads a model over all GPUs."""
-    max_memory: str | None = None
-    """Memory to use on each GPU with `device_map`: 0=70GiB,1=40GiB."""
-    dtype: str | None = None
-    """float32, float16 or bfloat16; None: as stored."""
-    state_dtype: str | None = None
-    """Measure the cut with states stored in bfloat16, float16, float8_e4m3fn or int8, as an engine
-    would store them; the original keeps float32."""
+    state: float | None = option(
+        default=None,
+        help="Fraction of the state's bytes to keep, such as 0.5; compares the shapes that fit.",
+        check=checks.fraction,
+    )
+    keep: Amount | None = option(
+        default=None,
+        help="Key channels to keep per head: a count (64) or a fraction (0.5).",
+        check=checks.amount,
+    )
+    keep_values: Amount | None = option(
+        default=None,
+        help="Value channels to keep per head: a count or a fraction.",
+        check=checks.amount,
+    )
+    square: Amount | None = option(
+        default=None,
+        help="Key and value channels to keep per head, the same number of each.",
+        check=checks.amount,
+    )
+    widths: str | None = option(
+        default=None,
+        help="Widths by layer: key x value channels of each layer, such as "
+        "0=64x64,others=32x32. Only statetrim, and vLLM with its plugin, load the result.",
+    )
+    keep_heads: Amount | None = option(
+        default=None,
+        help="Whole value heads to keep: a count (8) or a fraction. Loses more than "
+        "removing channels; for models whose channels cannot be removed.",
+        check=checks.amount,
+    )
+    state_mib_per_sequence: float | None = option(
+        default=None,
+        help="The largest state allowed per sequence, in MiB, instead of a number of channels.",
+    )
+    sequences: int | None = option(
+        default=None,
+        help="Number of sequences whose states must fit in --memory-gib, instead of a number of "
+        "channels.",
+    )
+    memory_gib: float | None = option(
+        default=None,
+        help="Memory for the states of --sequences, in GiB, without the weights.",
+    )
+    for_: str | None = option(
+        default=None,
+        help="Allow only shapes that this engine serves: vllm, vllm-cpu, sglang, transformers, "
+        "mlx or llamacpp.",
+        check=checks.engine,
+    )
+    text: str | Path = option(
+        default="HuggingFaceFW/fineweb-edu",
+        help="Text to calibrate, recover and evaluate on: a file, folder or hub dataset.",
+        check=checks.text_source,
+    )
+    tokens: int | str = option(
+        default=2**18,
+        default_text="256k",
+        help="Number of tokens to calibrate on.",
+        check=checks.token_count,
+    )
+    recall: float = option(
+        default=RECALL_SHARE,
+        help="Fraction of these tokens that are generated recall sequences.",
+        check=checks.fraction,
+    )
+    random: float = option(
+        default=0.0,
+        help="Fraction of these tokens that are drawn at random.",
+        check=checks.fraction,
+    )
+    method: str = option(
+        default=KEY_METHOD, help="Selection method for key channels.", check=checks.method
+    )
+    value_method: str = option(
+        default=VALUE_METHOD, help="Selection method for value channels.", check=checks.method
+    )
+    refit: bool | None = option(
+        default=None,
+        help="Refit the output projections; by default only if values or heads are cut.",
+    )
+    recover: int | str = option(
+        default=0,
+        default_text="0",
+        help="Tokens to train on after the cut, such as 64m; 0 for no training.",
+        check=checks.token_count,
+    )
+    tasks: Sequence[str] = option(
+        default=("text", "mqar"),
+        help="Tasks to measure, separated by commas.",
+        check=checks.tasks,
+    )
+    data: str | Path | None = option(
+        default=None, help="Directory with the data files of other tasks.", parse=Path
+    )
+    limit: int = option(default=32, help="Samples per task.", check=checks.at_least_one)
+    length: int = option(default=512, help="Tokens per sequence.", check=checks.at_least_one)
+    batch_size: int = option(
+        default=8, help="Sequences per forward pass.", check=checks.at_least_one
+    )
+    control: bool = option(
+        default=True,
+        help="Do not measure a random cut for comparison.",
+        flags=("--no-control",),
+    )
+    benchmark: bool = option(default=True, help="Skip the benchmark.", flags=("--no-benchmark",))
+    layerwise: bool | None = option(
+        default=None,
+        help="Stream weights from disk; by default only if memory is short.",
+        flags=("--layerwise",),
+    )
+    device: str | None = option(
+        default=None, help="Device: cpu, cuda or cuda:1; by default the first GPU."
+    )
+    device_map: str | None = option(
+        default=None, help="'auto' spreads a model over all GPUs, layer by layer."
+    )
+    max_memory: str | None = option(
+        default=None,
+        help="Memory to use on each GPU with --device-map, such as 0=70GiB,1=40GiB.",
+    )
+    dtype: str | None = option(
+        default=None,
+        help="float32, float16 or bfloat16; by default as stored.",
+        check=checks.one_of("float32", "float16", "bfloat16"),
+    )
+    state_dtype: str | None = option(
+        default=None,
+        help="Measure the cut with states stored in bfloat16, float16, float8_e4m3fn or int8, as "
+        "an engine would store them; the original keeps float32.",
+    )
+    seed: int = option(default=0, help="Random seed.", check=checks.seed)
 
-    def __post_init__(self) -> None:
-        """Raise StatetrimError for a token count, placement or dtype that is not valid."""
-        parse_token_count(self.tokens)
-        parse_token_count(self.recover)
+    def check(self) -> None:
+        """Raise StatetrimError for a placement or a state dtype that is not valid."""
         # These import torch, so they are called only for options that were given.
         if any(getattr(self, name) is not None for name in (*PLACEMENT_OPTIONS, "dtype")):
             _make_placement(self)
@@ -130,41 +192,28 @@ class TrimOptions:
         return any(getattr(self, name) is not None for name in TARGET_OPTIONS)
 
 
-class TrimFields(TypedDict, total=False):
-    """The fields of `TrimOptions` as keyword arguments."""
+@options
+class TrimRunOptions(TrimOptions):
+    """The options of `trim`, and where its result goes."""
 
-    state: float | None
-    keep: Amount | None
-    keep_values: Amount | None
-    square: Amount | None
-    widths: str | None
-    keep_heads: Amount | None
-    state_mib_per_sequence: float | None
-    sequences: int | None
-    memory_gib: float | None
-    for_: str | None
-    text: str | Path
-    tokens: int | str
-    recall: float
-    random: float
-    length: int
-    batch_size: int
-    method: str
-    value_method: str
-    refit: bool | None
-    recover: int | str
-    tasks: Sequence[str]
-    data: str | Path | None
-    limit: int
-    control: bool
-    benchmark: bool
-    seed: int
-    layerwise: bool | None
-    device: str | None
-    device_map: str | None
-    max_memory: str | None
-    dtype: str | None
-    state_dtype: str | None
+    out: str | Path = option(
+        help="Output directory.", flags=("-o", "--output"), parse=Path, in_record=False
+    )
+    watch: "Observer | None" = option(
+        default=None, help="Notified of each stage; replaces `progress`.", flags=(), in_record=False
+    )
+    progress: ShowProgress = option(
+        default=True, help="Show progress bars, or call a function.", flags=(), in_record=False
+    )
+
+
+@options
+class SweepOptions(TrimRunOptions):
+    """The options of `sweep`: those of `trim`, except those that say what to keep."""
+
+    shapes: Sequence[str] = option(
+        help="Shapes to measure: 64, 0.5, or 64x64 for keys and values.", kw_only=False
+    )
 
 
 def _make_placement(options: TrimOptions) -> "Placement":
@@ -183,9 +232,3 @@ def _make_storage(state_dtype: str) -> "StateStorage":
     from ..runtime.states.stored import StateStorage
 
     return StateStorage(state_dtype)
-
-
-def with_changes(owner: str, options: TrimOptions | None, changes: TrimFields) -> TrimOptions:
-    """`options`, or the defaults, with `changes`; raises StatetrimError for unknown names."""
-    check_option_names(owner, changes, [field.name for field in fields(TrimOptions)])
-    return replace(options or TrimOptions(), **changes)

@@ -1,28 +1,26 @@
 """The steps of a run of `trim`, with an estimate of what each takes."""
 
 from collections.abc import Mapping
-from typing import Unpack
 
+from ..options import takes_options
 from ..storage.models import ModelLike, as_checkpoint
 from . import estimate as cost
 from .estimate import Machine, Step
 from .job import EVAL_LENGTH, RECOVERY_BATCH_SIZE, Job
-from .options import TrimFields, TrimOptions, with_changes
+from .options import TrimOptions
 from .shape_choice import MEASURED, prediction_tokens
 
 REPORT_STEP = Step("report", "one page", 5.0)
 
 
-def estimate(
-    model: ModelLike, options: TrimOptions | None = None, **changes: Unpack[TrimFields]
-) -> list[Step]:
+@takes_options(TrimOptions)
+def estimate(model: ModelLike, options: TrimOptions) -> list[Step]:
     """Describe what `trim` would do with these options, with an estimate for each step
     (`--dry-run`).
 
     Nothing is run or written, and of a hub model only headers are downloaded. Estimates are right
     within a factor of two or three.
     """
-    options = with_changes("estimate", options, changes)
     job = Job.from_options(as_checkpoint(model, weights="headers"), options)
     job.check()
     return steps(job, Machine.measure(options.placement))

@@ -7,13 +7,12 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from ..artifacts.scores import Score, Scores
 from ..artifacts.sweep import Point, Sweep, SweepScore
 from ..errors import StatetrimError
-from ..judging.losses import headline_score, metric_loss, uninformative_flags
-from ..progress import ShowProgress
+from ..options import takes_options
 from ..reporting.report import report
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, as_checkpoint
@@ -30,32 +29,24 @@ from .job import Job, is_comparable, recipe_record
 from .job import job_record as trim_record
 from .measuring import measure_cut
 from .observer import Observer, ProgressObserver
-from .options import TrimFields, TrimOptions, with_changes
+from .options import SweepOptions, TrimOptions
 from .stages import CHANGEABLE_OPTIONS, StageRunner
 
 RECORD = "sweep_job.json"
 SWEEP_FILE = "sweep.json"
 
 
-def sweep(
-    model: ModelLike,
-    shapes: Sequence[str],
-    options: TrimOptions | None = None,
-    *,
-    out: str | Path,
-    watch: Observer | None = None,
-    progress: ShowProgress = True,
-    **changes: Unpack[TrimFields],
-) -> Sweep:
+@takes_options(SweepOptions)
+def sweep(model: ModelLike, options: SweepOptions) -> Sweep:
     """Measure a cut to each of `shapes` (64, 0.5, or 64x64 for keys and values).
 
-    The directory `out` gets the sweep and a plan for every shape. `options` are those of `trim`,
-    except those that say what to keep.
+    The directory `out` gets the sweep and a plan for every shape. The other options are those of
+    `trim`, except those that say what to keep.
     """
-    options = with_changes("sweep", options, changes)
     checkpoint = as_checkpoint(model)
-    jobs = jobs_by_shape(checkpoint, shapes, options)
-    return run(checkpoint, jobs, options, Path(out), watch or ProgressObserver(progress))
+    jobs = jobs_by_shape(checkpoint, options.shapes, options)
+    observer = options.watch or ProgressObserver(options.progress)
+    return run(checkpoint, jobs, options, Path(options.out), observer)
 
 
 def jobs_by_shape(model: Checkpoint, shapes: Sequence[str], options: TrimOptions) -> dict[str, Job]:

@@ -7,11 +7,11 @@ renamed to `OUT`, with the artifacts in `OUT/statetrim`.
 
 import shlex
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from ..artifacts.origin import read_seen_texts
 from ..errors import StatetrimError
-from ..progress import ShowProgress
+from ..options import takes_options
 from ..reporting.report import report
 from ..runtime.loading import load_tokenizer
 from ..storage.checkpoint import Checkpoint, open_checkpoint
@@ -30,7 +30,7 @@ from ..storage.space import check_writable
 from ..storage.text import read_sequences
 from .job import CONTROL_METHOD, EVAL_LENGTH, Job, is_comparable, recipe_record
 from .observer import Observer, ProgressObserver
-from .options import TrimFields, TrimOptions, with_changes
+from .options import TrimRunOptions
 from .shape_choice import choose_shape
 from .stages import CHANGEABLE_OPTIONS, DECISION, RECORD, StageRunner
 
@@ -45,23 +45,15 @@ MEASUREMENT_OPTIONS = ("tasks", "data", "limit")
 _MAX_COUNTED_TOKENS = 2**23  # counting more takes too long for a check
 
 
-def trim(
-    model: ModelLike,
-    options: TrimOptions | None = None,
-    *,
-    out: str | Path,
-    watch: Observer | None = None,
-    progress: ShowProgress = True,
-    **changes: Unpack[TrimFields],
-) -> Checkpoint:
+@takes_options(TrimRunOptions)
+def trim(model: ModelLike, options: TrimRunOptions) -> Checkpoint:
     """Prune a model, check and measure the result, and open it.
 
-    Give `options` as an object, by name (`keep=0.5`), or both; names take precedence. The same call
-    resumes after an interruption. A `watch` is notified of each stage, and replaces `progress`.
+    The same call resumes after an interruption. A `watch` is notified of each stage, and replaces
+    `progress`.
     """
-    options = with_changes("trim", options, changes)
     job = Job.from_options(as_checkpoint(model), options)
-    return run(job, out, watch or ProgressObserver(progress))
+    return run(job, options.out, options.watch or ProgressObserver(options.progress))
 
 
 def is_finished(job: Job, out: str | Path) -> bool:

@@ -1,13 +1,30 @@
 """The options of `recover`."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, TypedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ..maths.units import parse_token_count
+from .. import option_checks as checks
+from ..errors import StatetrimError
+from ..options import option, options
+from ..progress import ShowProgress
+
+if TYPE_CHECKING:
+    from ..storage.models import ModelLike
+    from ..storage.text import Sequences
+    from .adapters import Coverage
 
 
-@dataclass(frozen=True)
+def parse_layer_numbers(text: str) -> list[int]:
+    """ "0,4" -> [0, 4]."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if not name.isdecimal() or len(name) > 5:
+            raise StatetrimError(f"{text[:40]!r} are not layer numbers; write them as 0,4")
+    return [int(name) for name in names]
+
+
+@options
 class RecoverOptions:
     """How recovery trains; the defaults are the paper's.
 
@@ -30,36 +47,124 @@ class RecoverOptions:
     and reported to the trackers in `report_to` (names of transformers' Trainer).
     """
 
-    tokens: int | str = 2**26
-    length: int = 2048
-    skip: int | str = 0
-    rank: int = 16
-    alpha: int = 32
-    learning_rate: float = 1e-4
-    last_learning_rate: float | None = None
-    warm_up: float = 0.05
-    batch_size: int = 16
-    micro_batch: int | None = None
-    temperature: float = 2.0
-    also: Sequence[str] = ()
-    mixed_precision: bool = False
-    gradient_checkpointing: bool = False
-    control: bool = False
-    layerwise: bool = False
-    shard: bool = False
-    device: str | None = None
-    dtype: str | None = None
-    seed: int = 0
-    save_every: int = 100
-    report_to: Sequence[str] = ()
-    recall: float = 0.0
-    patience: int = 0
-    layers: Sequence[int] = ()
-    whole: bool = False
-
-    def __post_init__(self) -> None:
-        for tokens in (self.tokens, self.skip):
-            parse_token_count(tokens)  # raises StatetrimError if it is not a number
+    tokens: int | str = option(
+        default=2**26,
+        default_text="64m",
+        help="Number of tokens to train on.",
+        check=checks.token_count,
+    )
+    length: int = option(
+        default=2048,
+        help="Tokens per sequence.",
+        check=checks.at_least_one,
+    )
+    skip: int | str = option(
+        default=0,
+        default_text="0",
+        help="Tokens to skip at the start of the text.",
+        check=checks.token_count,
+    )
+    batch_size: int = option(
+        default=16,
+        help="Sequences per step, over all processes.",
+    )
+    micro_batch: int | None = option(
+        default=None,
+        help="Sequences per forward pass in one process; fewer need less memory.",
+        check=checks.at_least_one,
+    )
+    rank: int = option(
+        default=16,
+        help="Rank of the LoRA adapters.",
+    )
+    alpha: int = option(
+        default=32,
+        help="Scale of the LoRA adapters times their rank.",
+    )
+    learning_rate: float = option(
+        default=1e-4,
+        help="Peak learning rate; it decays to a tenth.",
+    )
+    last_learning_rate: float | None = option(
+        default=None,
+        help="Learning rate of the last step; by default a tenth.",
+        flags=(),
+    )
+    warm_up: float = option(
+        default=0.05,
+        help="Fraction of the steps in which the learning rate rises.",
+        flags=(),
+    )
+    temperature: float = option(
+        default=2.0,
+        help="Temperature of the distillation.",
+    )
+    also: Sequence[str] = option(
+        default=(),
+        help="Also adapt other modules: softmax, mlp, or both.",
+    )
+    mixed_precision: bool = option(
+        default=False,
+        help="Compute in bfloat16 where that is safe.",
+    )
+    gradient_checkpointing: bool = option(
+        default=False,
+        help="Recompute activations: less memory, more time.",
+    )
+    control: bool = option(
+        default=False,
+        help="Train the teacher instead with the same settings, as a control.",
+    )
+    layerwise: bool = option(
+        default=False,
+        help="Train one mixer at a time, for models larger than memory.",
+    )
+    shard: bool = option(
+        default=False,
+        help="Shard the models over torchrun's processes (FSDP2).",
+    )
+    device: str | None = option(
+        default=None,
+        help="Device: cpu, cuda or cuda:1; by default the first GPU.",
+    )
+    dtype: str | None = option(
+        default=None,
+        help="float32, float16 or bfloat16; by default as stored.",
+        check=checks.one_of("float32", "float16", "bfloat16"),
+    )
+    seed: int = option(
+        default=0,
+        help="Random seed of the adapters' initial values.",
+        check=checks.seed,
+    )
+    save_every: int = option(
+        default=100,
+        help="Steps between saved training states.",
+        check=checks.at_least_one,
+    )
+    report_to: Sequence[str] = option(
+        default=(),
+        help="Trackers of transformers' Trainer, such as tensorboard,wandb.",
+    )
+    recall: float = option(
+        default=0.0,
+        help="Fraction of the tokens that are generated recall sequences, such as 0.5.",
+        check=checks.fraction,
+    )
+    patience: int = option(
+        default=0,
+        help="Stop when held-out recall has not improved for this many of its 20 checks; 0 never "
+        "stops.",
+    )
+    layers: Sequence[int] = option(
+        default=(),
+        help="Linear-attention layers to train, such as 0,4; by default all.",
+        parse=parse_layer_numbers,
+    )
+    whole: bool = option(
+        default=False,
+        help="Train all weights of the mixers instead of LoRA adapters.",
+    )
 
     @property
     def final_learning_rate(self) -> float:
@@ -94,32 +199,30 @@ class RecoverOptions:
         }
 
 
-class RecoverFields(TypedDict, total=False):
-    """The fields of `RecoverOptions`, as types of `recover`'s keyword arguments."""
+def _ignore_coverage(coverage: "Coverage") -> None:
+    pass
 
-    tokens: int | str
-    length: int
-    skip: int | str
-    rank: int
-    alpha: int
-    learning_rate: float
-    last_learning_rate: float | None
-    warm_up: float
-    batch_size: int
-    micro_batch: int | None
-    temperature: float
-    also: Sequence[str]
-    mixed_precision: bool
-    gradient_checkpointing: bool
-    control: bool
-    layerwise: bool
-    shard: bool
-    device: str | None
-    dtype: str | None
-    seed: int
-    save_every: int
-    report_to: Sequence[str]
-    recall: float
-    patience: int
-    layers: Sequence[int]
-    whole: bool
+
+@options
+class RecoverRunOptions(RecoverOptions):
+    """The options of `recover`: how it trains, on what, and where the result goes."""
+
+    text: "str | Path | Sequences" = option(
+        help="A .txt, .jsonl or .parquet file, a folder of them, or a hub dataset.",
+        check=checks.text_source,
+        in_record=False,
+    )
+    out: str | Path = option(
+        help="Output directory.", flags=("-o", "--output"), parse=Path, in_record=False
+    )
+    teacher: "ModelLike | None" = option(
+        default=None,
+        help="The original checkpoint; without it, training uses cross-entropy only.",
+        in_record=False,
+    )
+    on_coverage: "Callable[[Coverage], None]" = option(
+        default=_ignore_coverage, help="Called with what is trained.", flags=(), in_record=False
+    )
+    progress: ShowProgress = option(
+        default=True, help="Show a progress bar, or call a function.", flags=(), in_record=False
+    )

@@ -7,10 +7,10 @@ for byte. It is written in `OUT.partial`, where the training state is saved too.
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass
 from functools import partial as bound
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,8 +18,9 @@ from torch import Tensor
 
 from ..artifacts.card.model_card import recovered_card
 from ..artifacts.header import header
-from ..errors import StatetrimError, check_option_names
-from ..progress import OnProgress, ShowProgress, progress_reporter
+from ..errors import StatetrimError
+from ..options import as_record, takes_options
+from ..progress import OnProgress, progress_reporter
 from ..runtime.loading import load_live
 from ..runtime.placement import Placement, default_device
 from ..storage.atomic import atomic_write
@@ -38,47 +39,34 @@ from ..storage.output import (
 )
 from ..storage.safetensors_file import patch_shard
 from ..storage.space import check_space, check_writable
-from ..storage.text import Sequences
 from ..version import __version__
-from .adapters import Adapters, Coverage, attach_adapters, check_groups
+from .adapters import Adapters, attach_adapters, check_groups
 from .data import TrainingRows, load_training_rows
 from .fsdp import Sharder, check_launch
-from .options import RecoverFields, RecoverOptions
+from .options import RecoverOptions, RecoverRunOptions
 
 RECORD = "recover.json"
 TRAINING = "training"  # the directory in OUT.partial of the training state and trackers' files
 STATE_PATTERNS = ("checkpoint-*", "hidden-*", "layer-*")  # the training state in TRAINING
 
 
-def recover(
-    student: ModelLike,
-    options: RecoverOptions | None = None,
-    *,
-    teacher: ModelLike | None = None,
-    text: str | Path | Sequences,
-    out: str | Path,
-    on_coverage: Callable[[Coverage], None] = lambda coverage: None,
-    progress: ShowProgress = True,
-    **changes: Unpack[RecoverFields],
-) -> Checkpoint:
+@takes_options(RecoverRunOptions)
+def recover(student: ModelLike, options: RecoverRunOptions) -> Checkpoint:
     """Train `student` on `text`, and write the merged checkpoint to `out`.
 
     The loss is cross-entropy + temperature² KL(teacher || student); without a `teacher`,
-    cross-entropy only. Give `options` as an object, by name (`rank=8`), or both; names take
-    precedence. `on_coverage` is called with what is trained. The same call resumes after an
-    interruption, and returns a finished `out` without training.
+    cross-entropy only. `on_coverage` is called with what is trained. The same call resumes after an
+    interruption.
     """
-    check_option_names("recover", changes, [field.name for field in fields(RecoverOptions)])
-    options = replace(options or RecoverOptions(), **changes)
-    teacher = None if teacher is None else as_checkpoint(teacher)
+    teacher = None if options.teacher is None else as_checkpoint(options.teacher)
     if options.control:
         if teacher is None:
             raise StatetrimError("a control run trains the original model: give it as --teacher")
         student = teacher
     student = as_checkpoint(student)
     _check_options(options, student, teacher)
-    check_writable(out)
-    data = load_training_rows(student, teacher, text, options)
+    check_writable(options.out)
+    data = load_training_rows(student, teacher, options.text, options)
     record = {
         **header("recover"),
         "statetrim": __version__,
@@ -89,11 +77,11 @@ def recover(
         "data": {name: value for name, value in data.lineage.items() if name != "text"},
         "options": options.result_options,
     }
-    out = Path(out)
+    out = Path(options.out)
     if already_done(out, RECORD, record):
         return open_checkpoint(out, student.family)
-    with progress_reporter(progress, "recovering") as report:
-        run = _RecoveryRun(student, teacher, data, options, record, out, on_coverage, report)
+    with progress_reporter(options.progress, "recovering") as report:
+        run = _RecoveryRun(student, teacher, data, options, record, out, report)
         if options.layerwise:
             run.recover_layerwise()
         else:
@@ -108,10 +96,9 @@ class _RecoveryRun:
     student: Checkpoint
     teacher: Checkpoint | None
     data: TrainingRows
-    options: RecoverOptions
+    options: RecoverRunOptions
     record: dict[str, Any]
     out: Path
-    on_coverage: Callable[[Coverage], None]
     progress: OnProgress
 
     @property
@@ -158,7 +145,7 @@ class _RecoveryRun:
                     progress=self.progress,
                 )
                 if is_main:
-                    self.on_coverage(adapters.coverage)
+                    self.options.on_coverage(adapters.coverage)
                 saved_states = training.list_checkpoints(self.partial / TRAINING)
                 last_state = str(saved_states[-1]) if saved_states else None
                 trainer.train(resume_from_checkpoint=last_state)
@@ -195,7 +182,7 @@ class _RecoveryRun:
                 place = Placement(options.device, dtype=options.dtype, layerwise=True)
                 training = LayerwiseRecovery(self.student, self.teacher, directory, recipe, place)
                 done = training.run(self.data, options.batch_size, self.progress)
-                self.on_coverage(done.adapters.coverage)
+                self.options.on_coverage(done.adapters.coverage)
                 self._write_checkpoint(done.adapters, done.trained, done.curve, done.held_out)
             self._publish(partial_output)
 
@@ -284,7 +271,7 @@ class _RecoveryRun:
                 with atomic_write(target) as scratch, scratch.open("xb") as file:
                     patch_shard(source, file, replacements, lambda count: None)
         finished_record = self.record | {
-            "recipe": asdict(self.options),
+            "recipe": as_record(self.options),
             "text": str(self.data.lineage.get("text")),
             "trained_tensors": sorted(replacements),
             "coverage": adapters.coverage.as_json(),

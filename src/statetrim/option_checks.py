@@ -1,0 +1,93 @@
+"""Checks of single options; each receives the option's name and raises StatetrimError.
+
+None of them imports torch, so that the command line answers a mistake at once.
+"""
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from .errors import StatetrimError
+from .maths.units import parse_amount, parse_token_count
+from .options import Check
+
+
+def token_count(name: str, value: int | str) -> None:
+    """A number of tokens: 4096 or "64k"."""
+    parse_token_count(value)
+
+
+def amount(name: str, value: int | float | str) -> None:
+    """A number of channels or heads, or a fraction of them."""
+    parse_amount(value)
+
+
+def at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise StatetrimError(f"{name} cannot be {value}; take 1 or more")
+
+
+def seed(name: str, value: int) -> None:
+    """A seed that torch, numpy and transformers accept."""
+    if not 0 <= value < 2**32:
+        raise StatetrimError(f"{name} must be between 0 and {2**32 - 1}, not {str(value)[:40]}")
+
+
+def fraction(name: str, value: float) -> None:
+    """A fraction in [0, 1)."""
+    if not 0 <= value < 1:
+        raise StatetrimError(f"{name} must be a fraction between 0 and 1, not {value:g}")
+
+
+def existing_file(name: str, value: Any) -> None:
+    if isinstance(value, str | Path) and not Path(value).exists():
+        raise StatetrimError(f"{value} is missing")
+
+
+def method(name: str, value: Any) -> None:
+    """The name of a selection method, or a Python file that defines one."""
+    from .methods import check_method
+
+    if isinstance(value, str):
+        check_method(value)
+
+
+def engine(name: str, value: str) -> None:
+    """The name of an engine."""
+    from .serving.engine_names import engine_name
+
+    engine_name(value)
+
+
+def tasks(name: str, value: Iterable[str]) -> None:
+    """Names of tasks or suites."""
+    from .tasks import find_tasks
+
+    find_tasks(list(value))
+
+
+def text_source(name: str, value: Any) -> None:
+    """A text file, a folder of them, or a hub dataset."""
+    from .storage.text import check_text_source
+
+    if isinstance(value, str | Path):
+        check_text_source(value)
+
+
+def executables(name: str, value: Iterable[str | Path]) -> None:
+    """Programs that can be started."""
+    for program in value:
+        if shutil.which(program) is None:
+            raise StatetrimError(f"{program} cannot be started: it is not a program")
+
+
+def one_of(*choices: str) -> Check:
+    """A check that the value is one of `choices`."""
+
+    def check(name: str, value: Any) -> None:
+        if isinstance(value, str) and value not in choices:
+            known = f"{', '.join(choices[:-1])} or {choices[-1]}" if choices[1:] else choices[0]
+            raise StatetrimError(f"{name} is {known}, not {value[:40]!r}")
+
+    return check

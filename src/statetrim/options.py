@@ -1,0 +1,138 @@
+"""Options of a command, each defined once.
+
+A class decorated with `options` lists the options of a command. A field made by `option` has a
+type, a default, a help text and a check. Python keywords (`takes_options`), the command line,
+recipes, records, the reference page and the interface file are derived from it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import update_wrapper
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import Any, Generic, ParamSpec, TypeVar, dataclass_transform
+
+from .errors import check_option_names
+
+P = ParamSpec("P")
+Options = TypeVar("Options")
+Subject = TypeVar("Subject")
+Result = TypeVar("Result")
+
+Check = Callable[[str, Any], None]
+"""Receives the name of an option and its value; raises StatetrimError if it is not allowed."""
+
+
+@dataclass(frozen=True)
+class OptionInfo:
+    """What a field made by `option` knows besides its type and default.
+
+    `flags` are its names on the command line, by default `--name`; () if it is not there. `parse`
+    turns the text typed there into the value, and `default_text` is the default as it is typed.
+    `in_record` says whether it changes the result, so that a record of the run lists it.
+    """
+
+    help: str
+    flags: tuple[str, ...] | None = None
+    check: Check | None = None
+    parse: Callable[[str], Any] | None = None
+    default_text: str | None = None
+    in_record: bool = True
+
+
+def option(
+    *,
+    default: Any = MISSING,
+    help: str,
+    flags: tuple[str, ...] | None = None,
+    check: Check | None = None,
+    parse: Callable[[str], Any] | None = None,
+    default_text: str | None = None,
+    in_record: bool = True,
+    kw_only: bool = True,
+) -> Any:
+    """A field of an options class; required if it has no `default`."""
+    info = OptionInfo(help, flags, check, parse, default_text, in_record)
+    return field(default=default, kw_only=kw_only, metadata={"option": info})
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option,))
+def options(cls: type[Options]) -> type[Options]:
+    """Make a frozen dataclass whose fields are checked when an object is made; then its method
+    `check`, if it has one, checks them against each other."""
+
+    def check_all(self: Any) -> None:
+        for item in fields(self):
+            value, check = getattr(self, item.name), option_info(item).check
+            if check is not None and value is not None:
+                check(item.name, value)
+        if hasattr(self, "check"):
+            self.check()
+
+    cls.__post_init__ = check_all  # type: ignore[attr-defined]
+    return dataclass(frozen=True)(cls)
+
+
+def option_info(item: Field[Any]) -> OptionInfo:
+    """The help, flags and check of a field made by `option`."""
+    info: OptionInfo = item.metadata["option"]
+    return info
+
+
+class OptionsFunction(Generic[Subject, P, Options, Result]):
+    """A function of a subject (a model, or several) that takes its options by name.
+
+    `run` takes them as an object.
+    """
+
+    def __init__(
+        self, function: Callable[[Subject, Options], Result], options_class: Callable[P, Options]
+    ) -> None:
+        self.run, self.options_class = function, options_class
+        update_wrapper(self, function)
+        first = next(iter(signature(function).parameters.values()))
+        subject = first.replace(kind=Parameter.POSITIONAL_ONLY)
+        parameters = [subject, *signature(options_class).parameters.values()]
+        returns = signature(function).return_annotation
+        self.__signature__ = Signature(parameters, return_annotation=returns)
+
+    def __call__(self, subject: Subject, /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        check_option_names(self.run.__name__, kwargs, list(self.__signature__.parameters)[1:])
+        return self.run(subject, self.options_class(*args, **kwargs))
+
+
+def takes_options(
+    options_class: Callable[P, Options],
+) -> Callable[[Callable[[Subject, Options], Result]], OptionsFunction[Subject, P, Options, Result]]:
+    """Decorate a function of a subject and an options object, so that callers name the options."""
+
+    def decorate(
+        function: Callable[[Subject, Options], Result],
+    ) -> OptionsFunction[Subject, P, Options, Result]:
+        return OptionsFunction(function, options_class)
+
+    return decorate
+
+
+def derive(options_class: Callable[..., Options], source: Any, **changes: Any) -> Options:
+    """Options of another command: the fields that `source` has by the same name, and `changes`."""
+    names = signature(options_class).parameters
+    shared = {item.name: getattr(source, item.name) for item in fields(source)}
+    return options_class(**{name: shared[name] for name in names if name in shared} | changes)
+
+
+def as_record(source: Any) -> dict[str, Any]:
+    """The options that change the result, as values for JSON."""
+    record = {}
+    for item in fields(source):
+        if option_info(item).in_record:
+            record[item.name] = _plain(getattr(source, item.name))
+    return record
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, tuple) else value
