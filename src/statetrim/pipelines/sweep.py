@@ -12,6 +12,7 @@ from typing import Any
 from ..artifacts.scores import Score, Scores
 from ..artifacts.sweep import Point, Sweep, SweepScore
 from ..errors import StatetrimError
+from ..judging.losses import headline_score, metric_loss, uninformative_flags
 from ..options import takes_options
 from ..reporting.report import report
 from ..storage.checkpoint import Checkpoint
