@@ -70,10 +70,9 @@ reveal_type(plan)
 reveal_type(small)
 reveal_type(st.__version__)
 st.trim("M", out="o", keep=0.5, for_="vllm", tokens="64k")
-st.trim("M", st.TrimOptions(square=64), out="o", limit=3)
+st.trim("M", square=64, out="o", limit=3)
 st.sweep("M", ["64"], out="o", method="l1")
 st.recover("M", teacher="T", text="t", out="o", rank=8, also=["mlp"])
-st.recover("M", st.RecoverOptions(rank=8), text="t", out="o")
 st.slect  # wrong
 st.trim("M", out="o", kepe=0.5)  # wrong
 st.trim("M", out="o", limit="many")  # wrong
