@@ -2,6 +2,7 @@
 arguments, and records store them."""
 
 import dataclasses
+import inspect
 import json
 import os
 import shutil
@@ -221,6 +222,14 @@ def test_results_say_with_which_options_they_were_made(
         64,
         16,
     )
+
+
+@pytest.mark.parametrize("name", sorted({*inspect.signature(st.select).parameters} - {"options"}))
+def test_no_parameter_of_select_is_an_option_of_a_method(name: str, tmp_path: Path) -> None:
+    words = ["select", "MODEL", "--keep", "6", "-o", str(tmp_path / "plan"), "--option"]
+    error = CliRunner().invoke(app, [*words, f"{name}=3"]).exception
+    assert isinstance(error, st.StatetrimError), error
+    assert f"{name!r} is not an option of a method" in str(error)
 
 
 NEW_OPTION = """

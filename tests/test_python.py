@@ -25,13 +25,14 @@ from rich.console import Console
 import statetrim as st
 from helpers.forker import run_in_child
 from statetrim.artifacts.sweep import Point
+from statetrim.options import OptionsFunction
 from statetrim.progress.bar import terminal_bar
 
 Load = Callable[[str], Path]
 
 SOURCE = Path(__file__).parents[1] / "src"
 
-MODELS = {"model", "models", "small", "original", "teacher", "baseline"}
+MODELS = {"model", "models", "small", "student", "original", "teacher", "baseline"}
 """Names of parameters that take models."""
 
 
@@ -98,8 +99,13 @@ def test_a_type_checker_sees_every_public_name_and_option(tmp_path: Path) -> Non
 
 def test_whatever_takes_a_model_takes_a_path() -> None:
     checked = set()
-    for name in (name for name in st.__all__ if inspect.isfunction(getattr(st, name))):
-        hints = get_type_hints(getattr(st, name))
+    for name in st.__all__:
+        function = getattr(st, name)
+        if isinstance(function, OptionsFunction):
+            function = function.run
+        if not inspect.isfunction(function):
+            continue
+        hints = get_type_hints(function)
         for parameter in MODELS & set(hints):
             accepted = get_args(hints[parameter])
             checked.add(name)

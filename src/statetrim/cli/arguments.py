@@ -11,7 +11,7 @@ from . import checks
 
 SELECT_PARAMETERS = (
     "model", "method", "keep", "keep_values", "square", "value_method", "value_options", "seed",
-    "statistics", "shares", "keep_heads", "head_method", "progress",
+    "statistics", "shares", "widths", "keep_heads", "head_method", "progress",
 )  # fmt: skip
 """Parameters of `select`, which --option cannot set."""
 DEFAULT_TEXT = "HuggingFaceFW/fineweb-edu"
