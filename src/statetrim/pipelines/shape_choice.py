@@ -21,7 +21,7 @@ from ..storage.text import Sequences, read_sequences
 from ..tasks.recall import associations
 from .estimate import free_memory
 from .job import EVAL_LENGTH, Job
-from .measuring import measure_cut, plan_name, shape_name
+from .measuring import adopt_cut, delete_cut, measure_cut, plan_name, shape_name
 from .observer import Observer
 from .options import TrimOptions
 from .stages import DECISION, StageRunner
@@ -36,18 +36,25 @@ def choose_shape(job: Job, directory: Path, observer: Observer) -> Job:
     """The job with the chosen shape as its target and no candidates.
 
     Predicts the cost of all candidates, prunes to the three cheapest and measures them, and writes
-    the plans, scores and decision to `directory`; what an earlier run finished is reused.
+    the plans, scores and decision to `directory`; what an earlier run finished is reused. The cut
+    to the chosen shape stays there, as the result of the stages "prune" and "refit".
     """
     runners = _candidate_runners(job, directory, observer)
     plans = {
         name: runner.ensure_plan(plan_name(runner.job.after)) for name, runner in runners.items()
     }
     prediction = _predict(job, plans, directory, observer)
-    measured = [_measure_candidate(job, runners[name]) for name in prediction.ranked[:MEASURED]]
     refused = {str(candidate.shape): candidate.refused for candidate in job.candidates}
-    decision: Decision = decide(measured, prediction, refused)
+    measured: list[Candidate] = []
+    for name in prediction.ranked[:MEASURED]:
+        measured.append(_measure_candidate(job, runners[name]))
+        decision: Decision = decide(measured, prediction, refused)
+        for candidate in measured:  # so that the disk holds at most two cuts
+            if candidate.name != decision.chosen:
+                delete_cut(runners[candidate.name])
     decision.save(directory / DECISION)
     observer.on_message(f"shape {decision.sentence}")
+    adopt_cut(runners[decision.chosen])
     return replace(job, target=runners[decision.chosen].job.target, candidates={})
 
 

@@ -32,6 +32,7 @@ RECORD = "trim.json"
 CHANGEABLE_OPTIONS = ("batch_size", "benchmark", "layerwise", "recover")
 """Options that a rerun may change, after a stage ran out of memory or time."""
 STATISTICS = "statistics.safetensors"
+PLAN, PRUNED, REFITTED = "plan.json", "pruned", "refitted"
 DECISION = "decision.json"  # if several shapes were compared
 
 
@@ -64,7 +65,7 @@ class StageRunner:
         statistics, scores, timings and decision are linked or copied next to trim.json.
         """
         plan = self.ensure_plan()
-        pruned = self.ensure_pruned("pruned", plan)
+        pruned = self.ensure_pruned(PRUNED, plan)
         checks = self.ensure_checks(plan, pruned)
         refitted = self.ensure_refitted(pruned) if self.job.runs_refit else pruned
         final = self.ensure_recovered(refitted) if self.job.recovery_tokens else refitted
@@ -88,7 +89,7 @@ class StageRunner:
         )
         return final.path
 
-    def ensure_refitted(self, pruned: Checkpoint, name: str = "refitted") -> Checkpoint:
+    def ensure_refitted(self, pruned: Checkpoint, name: str = REFITTED) -> Checkpoint:
         """The cut with output projections refitted by least squares; written to `name`.
 
         The sums of the refit are first collected in NAME-statistics.safetensors, or are those of
@@ -204,7 +205,7 @@ class StageRunner:
                 progress=progress,
             )
 
-    def ensure_plan(self, name: str = "plan.json", method: str | None = None) -> Plan:
+    def ensure_plan(self, name: str = PLAN, method: str | None = None) -> Plan:
         """What to keep, by the job's methods, or by `method` on all axes, which needs no
         calibration; written to `name`."""
         job, path = self.job, self.directory / name

@@ -35,13 +35,13 @@ def steps(job: Job, machine: Machine) -> list[Step]:
     result.append(_select_step(job))
     if job.candidates:
         result += _comparison_steps(job, machine)
-    shape = "as chosen" if job.candidates else after.describe_against(model.geometry)
-    seconds = cost.copying_seconds(nbytes)
-    result.append(Step("prune", f"state {shape}", seconds, 64 * 2**20, nbytes))
+    else:
+        shape, seconds = after.describe_against(model.geometry), cost.copying_seconds(nbytes)
+        result.append(Step("prune", f"state {shape}", seconds, 64 * 2**20, nbytes))
     does = "sliced equals masked, prefill equals decode"
     seconds = 4 * cost.reading_seconds(model, 2 * 64, 1, 64, machine)
     result.append(Step("check", does, seconds, process + 4 * weights))
-    if job.runs_refit:
+    if job.runs_refit and not job.candidates:
         result.append(_refit_step(job, machine))
     if job.recovery_tokens:
         # The student's forward and backward pass and the teacher's forward pass.
@@ -130,8 +130,8 @@ def _evaluate_step(job: Job, machine: Machine, models: int) -> Step:
 
 
 def _comparison_steps(job: Job, machine: Machine) -> list[Step]:
-    """The prediction, which runs every mixer once per shape, and, if there are several shapes,
-    pruning and measuring the best."""
+    """The prediction, which runs every mixer once per shape, and pruning, refitting and measuring
+    the best; the cut to the chosen one is the result."""
     model, options, count = job.model, job.options, len(job.candidates)
     nbytes, weights = cost.weight_bytes(model), _weights_in_memory(job)
     batching = options.batch_size, options.length, machine
@@ -141,11 +141,9 @@ def _comparison_steps(job: Job, machine: Machine) -> list[Step]:
     predict = Step(
         "predict", f"{count} shapes", (2 + count) * pass_seconds, cost.PROCESS_BYTES + weights
     )
-    if count == 1:
-        return [predict]
     measured = min(MEASURED, count)
     refit_seconds = 2 * cost.reading_seconds(model, job.tokens, *batching)
     eval_seconds = 3 * cost.reading_seconds(model, 2 * options.limit * EVAL_LENGTH, *batching)
     seconds = measured * (2 * cost.copying_seconds(nbytes) + refit_seconds + eval_seconds)
     does = f"{measured} shapes: cut, refit, evaluate"
-    return [predict, Step("compare", does, seconds, cost.PROCESS_BYTES + 2 * weights, 2 * nbytes)]
+    return [predict, Step("compare", does, seconds, cost.PROCESS_BYTES + 2 * weights, 4 * nbytes)]

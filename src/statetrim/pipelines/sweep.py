@@ -28,7 +28,7 @@ from ..storage.space import check_writable
 from ..tasks.unit import UNITS
 from .job import Job, is_comparable, recipe_record
 from .job import job_record as trim_record
-from .measuring import measure_cut
+from .measuring import delete_cut, measure_cut
 from .observer import Observer, ProgressObserver
 from .options import SweepOptions, TrimOptions
 from .stages import CHANGEABLE_OPTIONS, StageRunner
@@ -120,7 +120,9 @@ def _measure_shapes(
     originals, cuts = [], []
     for name, job in jobs.items():
         job = job.with_fixed_layerwise(directory)
-        scores = measure_cut(StageRunner(job, directory, observer, sorted(methods), name, name))
+        runner = StageRunner(job, directory, observer, sorted(methods), name, name)
+        scores = measure_cut(runner)
+        delete_cut(runner)
         originals.append(_point(job, scores, 0))
         cuts.append(_point(job, scores, 1))
     return originals[0], sorted(cuts, key=lambda cut: -cut.state_bytes)
