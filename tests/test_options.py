@@ -18,6 +18,7 @@ import statetrim as st
 from statetrim.cli import app
 from statetrim.maths.units import parse_token_count
 from statetrim.options import option_info
+from statetrim.pipelines.estimate import Machine
 from statetrim.pipelines.job import Job
 from statetrim.pipelines.options import TrimRunOptions
 
@@ -230,6 +231,23 @@ def test_no_parameter_of_select_is_an_option_of_a_method(name: str, tmp_path: Pa
     error = CliRunner().invoke(app, [*words, f"{name}=3"]).exception
     assert isinstance(error, st.StatetrimError), error
     assert f"{name!r} is not an option of a method" in str(error)
+
+
+def test_the_estimate_of_a_sweep_is_for_the_device_asked_for(
+    checkpoint: Any, text: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    placements = []
+
+    def measure(placement: Any = None) -> Machine:
+        placements.append(placement)
+        return Machine(1e9, 2**30, "cpu")
+
+    monkeypatch.setattr(Machine, "measure", measure)
+    words = ["trim", str(checkpoint("qwen3_5_text")), "--sweep", "6,4", "--text", str(text)]
+    words += ["--tokens", "1k", "--device", "cpu", "--dry-run", "-o", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert [placement.device for placement in placements] == ["cpu"]
 
 
 NEW_OPTION = """

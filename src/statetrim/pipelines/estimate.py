@@ -41,9 +41,9 @@ class Machine:
     device: str
 
     @staticmethod
-    def measure(placement: Placement | None = None) -> "Machine":
+    def measure(placement: Placement) -> "Machine":
         """Time a short matrix product on the device of `placement` and read its free memory."""
-        device = (placement or Placement()).input_device.type
+        device = placement.input_device.type
         return Machine(_measure_flops(device), free_memory(placement), device)
 
 
