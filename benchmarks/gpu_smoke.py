@@ -160,9 +160,11 @@ def expected_seconds(model: str, name: str) -> float | None:
     if not name.startswith("calibrate"):
         return None
     from statetrim.pipelines.estimate import Machine, reading_seconds
+    from statetrim.runtime.placement import Placement
     from statetrim.storage.checkpoint import open_checkpoint
 
-    return reading_seconds(open_checkpoint(model), TOKENS, BATCH, LENGTH, Machine.measure())
+    machine = Machine.measure(Placement())
+    return reading_seconds(open_checkpoint(model), TOKENS, BATCH, LENGTH, machine)
 
 
 def child(arguments: list[str]) -> None:
