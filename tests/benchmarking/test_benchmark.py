@@ -52,10 +52,10 @@ def test_sizes_are_counted_on_the_real_cache_and_ratios_pair_the_rounds(
     assert timings.models == ["qwen3_5_text", "half"]
     for name, path in zip(timings.models, (before, after), strict=True):
         opened = st.open(path)
-        softmax_cache = opened.family.kv_cache_size(opened.config, opened.geometry)
-        assert softmax_cache is not None
+        kv_cache_size = opened.family.kv_cache_size(opened.config, opened.geometry)
+        assert kv_cache_size is not None
         expected = concurrency.sequence_bytes(
-            opened.geometry, softmax_cache, context=20, dtype="float32"
+            opened.geometry, kv_cache_size, context=20, dtype="float32"
         )
         assert timings.find(name, "state bytes").value == expected.state
         assert timings.find(name, "convolution bytes").value == expected.convolution

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from statetrim.artifacts.decision import Candidate, Decision, Prediction
+from statetrim.artifacts.decision import Decision, MeasuredShape, Prediction
 from statetrim.errors import StatetrimError
 from statetrim.judging.decision import LOSS_TIE_NATS, decide
 from statetrim.maths.paired import Interval
@@ -15,10 +15,10 @@ PREDICTION = Prediction({name: {"text": {0: 0.1}} for name in ("64x32", "48x40",
 
 def candidate(
     name: str, loss: float, recall: tuple[float, float] | None, share: float = 0.5
-) -> Candidate:
+) -> MeasuredShape:
     """A measured shape; `recall` is the change in points and its margin."""
     change = recall and Interval(recall[0], recall[0] - recall[1], recall[0] + recall[1])
-    return Candidate(name, share, Interval(loss, loss - 0.01, loss + 0.01), change)
+    return MeasuredShape(name, share, Interval(loss, loss - 0.01, loss + 0.01), change)
 
 
 CASES = {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import statetrim as st
-from statetrim.artifacts.decision import Candidate, Prediction
+from statetrim.artifacts.decision import MeasuredShape, Prediction
 from statetrim.artifacts.scores import Score
 from statetrim.artifacts.verification.agreement import Agreement
 from statetrim.judging.decision import decide
@@ -55,7 +55,9 @@ def test_a_loss_is_positive_wherever_it_stands(tmp_path: Path) -> None:
     )
     lost, recall = Interval(0.2, 0.1, 0.3), Interval(-16.0, -18.0, -14.0)
     prediction = Prediction({"32x32": {"text": {0: 0.1}}})
-    decide([Candidate("32x32", 0.25, lost, recall)], prediction, {}).save(tmp_path / "choice.json")
+    decide([MeasuredShape("32x32", 0.25, lost, recall)], prediction, {}).save(
+        tmp_path / "choice.json"
+    )
     agreements = [
         Agreement(name, "texts", [50] * 2, [agreed] * 2, [agreed] * 2, [50] * 2, 0.3, None, 40)
         for name, agreed in (("whole", 50), ("cut", 49))

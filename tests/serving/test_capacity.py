@@ -18,7 +18,7 @@ from statetrim.serving import capacity as concurrency
 BATCH, TOKENS = 3, 10
 
 
-def softmax_cache(config: dict[str, Any], geometry: st.Geometry) -> KVCacheSize | None:
+def kv_cache_size(config: dict[str, Any], geometry: st.Geometry) -> KVCacheSize | None:
     return families()[config["model_type"]].kv_cache_size(config, geometry)
 
 
@@ -48,7 +48,7 @@ def test_bytes_of_every_runnable_family_equal_the_real_cache_object(
         output = model(input_ids=ids, use_cache=True)
     cache = output.get("past_key_values", output.get("cache_params"))
     cache_tensors = tensors(cache.layers, set())
-    softmax = softmax_cache(opened.config, opened.geometry)
+    softmax = kv_cache_size(opened.config, opened.geometry)
     assert softmax is not None
     counted = concurrency.sequence_bytes(
         opened.geometry, softmax, context=TOKENS, dtype=str(dtype).removeprefix("torch.")
@@ -138,7 +138,7 @@ def test_a_model_without_softmax_layers_has_no_blocks_and_still_a_bound() -> Non
 )
 def test_hostile_attention_fields_end_in_a_sentence(config: dict[str, Any]) -> None:
     with pytest.raises(st.StatetrimError, match="config field"):
-        softmax_cache({"num_hidden_layers": 4, **config}, st.Geometry((0, 1, 2), 1, 1, 1, 1))
+        kv_cache_size({"num_hidden_layers": 4, **config}, st.Geometry((0, 1, 2), 1, 1, 1, 1))
 
 
 @pytest.mark.parametrize("model_type", [t for t in tiny.MODEL_TYPES if t not in tiny.VISION_TYPES])
@@ -152,12 +152,12 @@ def test_a_silent_config_means_what_the_stock_class_takes_it_for(model_type: str
     )  # fmt: skip
     silent = {name: stock[name] for name in ("model_type", *layer_fields) if name in stock}
     geometry = st.Geometry(tuple(range(config.num_hidden_layers // 2)), 1, 1, 1, 1)
-    from_silent, from_stock = softmax_cache(silent, geometry), softmax_cache(stock, geometry)
+    from_silent, from_stock = kv_cache_size(silent, geometry), kv_cache_size(stock, geometry)
     assert from_silent is not None and from_silent == from_stock
 
 
 def test_what_is_not_known_is_not_guessed() -> None:
     geometry = st.Geometry((0,), 1, 1, 1, 1)
-    assert softmax_cache({"model_type": "kimi_linear"}, geometry) is None
-    assert softmax_cache({"model_type": "gla", "attn": {"layers": [1]}}, geometry) is None
-    assert softmax_cache({"model_type": "delta_net"}, geometry) == KVCacheSize(0, 0)
+    assert kv_cache_size({"model_type": "kimi_linear"}, geometry) is None
+    assert kv_cache_size({"model_type": "gla", "attn": {"layers": [1]}}, geometry) is None
+    assert kv_cache_size({"model_type": "delta_net"}, geometry) == KVCacheSize(0, 0)

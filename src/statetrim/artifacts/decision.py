@@ -56,7 +56,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class MeasuredShape:
     """A shape that was measured: its changes of loss and recall, paired with the original."""
 
     name: str
@@ -73,7 +73,7 @@ class Decision:
     sentence: str
     predicted: Mapping[str, float]  # cost by shape, lowest first
     refused: Mapping[str, Sequence[str]]  # shape -> engines that do not serve it
-    measured: Sequence[Candidate]
+    measured: Sequence[MeasuredShape]
 
     def save(self, path: Path) -> None:
         write_artifact(path, "decision", self)

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 
-from ..artifacts.decision import Candidate, Decision, Prediction
+from ..artifacts.decision import Decision, MeasuredShape, Prediction
 
 LOSS_TIE_NATS = 1e-3
 """Nats per token; losses that differ by less are a tie, which the larger state wins."""
 
 
 def decide(
-    measured: Sequence[Candidate], prediction: Prediction, refused: Mapping[str, Sequence[str]]
+    measured: Sequence[MeasuredShape], prediction: Prediction, refused: Mapping[str, Sequence[str]]
 ) -> Decision:
     """Choose the lowest loss among the candidates whose recall is no worse than the best.
 
@@ -31,10 +31,10 @@ def decide(
 
 
 def _decision_text(
-    chosen: Candidate,
-    measured: Sequence[Candidate],
-    eligible: Sequence[Candidate],
-    tied: Sequence[Candidate],
+    chosen: MeasuredShape,
+    measured: Sequence[MeasuredShape],
+    eligible: Sequence[MeasuredShape],
+    tied: Sequence[MeasuredShape],
 ) -> str:
     recall = ""
     if chosen.recall is not None:

@@ -14,7 +14,7 @@ from ..maths.units import MIB, parse_token_count
 from ..methods import find_method
 from ..options import as_record
 from ..serving.engine_names import engine_name
-from ..serving.shapes import Candidate
+from ..serving.shapes import CandidateShape
 from ..serving.target import Target, target_from_options, targets_within_share
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.json_file import read_json, write_json
@@ -44,7 +44,7 @@ class Job:
     model: Checkpoint
     options: TrimOptions
     target: Target
-    candidates: Mapping[Candidate, Target] = field(default_factory=dict)
+    candidates: Mapping[CandidateShape, Target] = field(default_factory=dict)
     shape_tokens: int = 0
     requested_share: float = 1.0
 

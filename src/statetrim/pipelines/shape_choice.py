@@ -10,7 +10,7 @@ from math import log1p
 from pathlib import Path
 
 from ..analysis.predict import predict
-from ..artifacts.decision import Candidate, Decision, Prediction
+from ..artifacts.decision import Decision, MeasuredShape, Prediction
 from ..artifacts.plan import Plan
 from ..judging.decision import decide
 from ..judging.losses import metric_loss, recall_change
@@ -45,7 +45,7 @@ def choose_shape(job: Job, directory: Path, observer: Observer) -> Job:
     }
     prediction = _predict(job, plans, directory, observer)
     refused = {str(candidate.shape): candidate.refused for candidate in job.candidates}
-    measured: list[Candidate] = []
+    measured: list[MeasuredShape] = []
     for name in prediction.ranked[:MEASURED]:
         measured.append(_measure_candidate(job, runners[name]))
         decision: Decision = decide(measured, prediction, refused)
@@ -124,7 +124,7 @@ def _recall_sequences(vocabulary: int, tokens: int, seed: int) -> Sequences:
     return Sequences(ids, {"recall": pairs, "seed": seed, "count": len(ids)})
 
 
-def _measure_candidate(job: Job, runner: StageRunner) -> Candidate:
+def _measure_candidate(job: Job, runner: StageRunner) -> MeasuredShape:
     """Prune, refit and evaluate one shape; its loss is the increase of NLL in nats."""
     runner.step = "compare"
     scores = measure_cut(runner)
@@ -135,4 +135,4 @@ def _measure_candidate(job: Job, runner: StageRunner) -> Candidate:
         log1p(percent.estimate / 100), log1p(percent.low / 100), log1p(percent.high / 100)
     )
     name = shape_name(runner.job.after)
-    return Candidate(name, after / before, loss, recall_change(scores, cut))
+    return MeasuredShape(name, after / before, loss, recall_change(scores, cut))

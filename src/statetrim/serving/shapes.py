@@ -26,7 +26,7 @@ _SEVERITY = {verdict: rank for rank, verdict in enumerate(get_args(Support))}
 
 
 @dataclass(frozen=True)
-class Candidate:
+class CandidateShape:
     """A shape within the requested share, and the engines that do not serve it."""
 
     shape: Shape
@@ -40,7 +40,7 @@ class Candidate:
 
 def candidate_shapes(
     model_type: str, geometry: Geometry, share: float, engine: str | None = None
-) -> list[Candidate]:
+) -> list[CandidateShape]:
     """The shapes of at most `share` of the state's bytes that `engine` serves, or without it all,
     those that every engine serves first, then the largest.
 
@@ -74,7 +74,7 @@ def candidate_shapes(
         widest |= _without_contained([shape for shape in refused if not refused[shape]])
     result = []
     for shape in sorted(widest):
-        result.append(Candidate(shape, shape.numel / head_numel, refused[shape]))
+        result.append(CandidateShape(shape, shape.numel / head_numel, refused[shape]))
     return sorted(
         result, key=lambda candidate: (not candidate.is_served_everywhere, -candidate.shape.numel)
     )

@@ -11,7 +11,7 @@ from .budget import bytes_per_sequence, widest_that_fits
 from .engine_names import engine_name
 from .engines import Shape, known_engines
 from .shapes import (
-    Candidate,
+    CandidateShape,
     candidate_shapes,
     check_engine,
     engine_serves,
@@ -116,7 +116,7 @@ def _by_layer_target(model: Checkpoint, widths: Widths) -> Target:
 
 def targets_within_share(
     model: Checkpoint, share: float, for_: str | None = None
-) -> dict[Candidate, Target]:
+) -> dict[CandidateShape, Target]:
     """The targets of at most `share` of the bytes that the model's config can express and the
     engine `for_` serves; without it, those that every engine serves come first.
 
@@ -124,7 +124,7 @@ def targets_within_share(
     """
     model_type = str(model.config.get("model_type"))
     engine = None if for_ is None else engine_name(for_)
-    targets: dict[Candidate, Target] = {}
+    targets: dict[CandidateShape, Target] = {}
     last_error: StatetrimError | None = None
     for candidate in candidate_shapes(model_type, model.geometry, share, engine):
         try:
