@@ -388,8 +388,9 @@ def test_a_notebook_shows_a_bar(checkpoint: Load, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("name", [*LONG, "sensitivity", "sweep", "trim"])
 def test_whatever_takes_long_shows_how_far_it_is(name: str) -> None:
     function = getattr(st, name)
-    assert inspect.signature(function).parameters["progress"].default is True
-    assert bool in get_args(get_type_hints(function)["progress"])
+    progress = inspect.signature(function).parameters["progress"]
+    assert progress.default is True
+    assert bool in get_args(progress.annotation)
 
 
 def test_a_function_is_told_of_every_stage(checkpoint: Load, text: Path, tmp_path: Path) -> None:

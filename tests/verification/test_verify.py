@@ -285,7 +285,7 @@ def test_the_change_is_paired_by_sequence() -> None:
     [{"format": "statetrim timings"}, {"version": 2}, {"models": ["a"]}, {"faults": {"a": [3]}},
      {"faults": ["a"]}, {"refusals": {"a": 1}}, {"agreements": [{}]}, {"agreements": "texts"},
      {"agreements": [vars(agreement("a", [1], places=0))]}, {"lineage": []},
-     {"lineage": {"models": 3}}, {"unknown": 1}],
+     {"lineage": {"models": 3}}],
 )  # fmt: skip
 def test_spoiled_verifications_are_refused(spoil: dict[str, Any], tmp_path: Path) -> None:
     verification = st.Verification("mlx", "x", "float32", ["a", "b"], [agreement("a", [1])])
