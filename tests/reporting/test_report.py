@@ -94,8 +94,8 @@ def write_records(folder: Path, text: str, step: Any = 10) -> list[Path]:
     timing = {"model": text, "metric": text, "batch": 1, "length": None, "value": 2.5, "unit": text}
     timing |= {"spread": None, "ratio": 0.7, "ratio_spread": None}
     original_timing = timing | {"model": "whole", "value": 5.0, "ratio": None}
-    infinite = timing | {"value": "inf", "ratio": "nan"}
-    timings = [original_timing, timing, infinite]
+    largest = timing | {"value": 9e299, "ratio": -9e299}
+    timings = [original_timing, timing, largest]
     curve = [{"step": n, "loss": 2.0 - n, "ce": 1.0, "kl": 1.0} for n in (0, 1)]
     records = {
         "timings": {"models": ["whole", text], "records": timings, "lineage": {"x": text}},
@@ -263,10 +263,10 @@ def test_nothing_in_an_artifact_acts(artifacts: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"models": []}, "evaluate"),
-        ({"models": "ab"}, "evaluate"),
-        ({"scores": [{}]}, "evaluate"),
-        ({"scores": 3}, "evaluate"),
+        ({"models": []}, "not valid: models"),
+        ({"models": "ab"}, "not valid: models"),
+        ({"scores": [{}]}, r"not valid: scores\[0\]"),
+        ({"scores": 3}, "not valid: scores"),
         ({"format": "statetrim plam"}, "not an artifact that a report knows"),
         ({"format": ["x"]}, "not an artifact that a report knows"),
     ],
