@@ -283,8 +283,8 @@ def test_layerwise_loss_weighs_text_and_recall_by_their_own_size(
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"recall": 1.0}, "from 0 to below 1"),
-        ({"recall": -0.1}, "from 0 to below 1"),
+        ({"recall": 1.0}, "must be a fraction between 0 and 1"),
+        ({"recall": -0.1}, "must be a fraction between 0 and 1"),
         ({"recall": 0.0, "patience": 3}, "give --recall with it"),
         ({"layers": [9]}, "layer 9 has no linear attention"),
         ({"layerwise": True, "layers": [9]}, "layer 9 has no linear attention"),

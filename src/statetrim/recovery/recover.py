@@ -332,10 +332,6 @@ def _check_options(
         )
     if not options.temperature > 0 or not 0 <= options.warm_up < 1:
         raise StatetrimError("the temperature must be positive, and the warm-up in [0, 1)")
-    if not 0 <= options.recall < 1:
-        raise StatetrimError(
-            f"recall must be a fraction of the tokens, from 0 to below 1, not {options.recall:g}"
-        )
     if options.patience < 0 or (options.patience and not options.recall):
         raise StatetrimError(
             "patience is a number of checks of held-out recall; give --recall with it, or 0"
