@@ -28,6 +28,7 @@ PLACES = {
     "examples": "tests/test_notebook.py",
     "studies": "tests/studies",
     "benchmarks": "tests/studies/test_scripts.py",
+    "tools/kernels": "tests/kernels",
     "tools": "tests/studies/test_scripts.py",
     "plugins": "tests/serving/test_plugins.py",
     "justfile": "tests/test_habits.py",
