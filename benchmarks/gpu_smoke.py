@@ -179,7 +179,7 @@ def child(arguments: list[str]) -> None:
     elif arguments[0] == ":check":
         result = check(*arguments[1:])
     else:
-        from statetrim.cli import main
+        from statetrim.commands import main
 
         sys.argv = ["statetrim", *arguments]
         try:

@@ -14,8 +14,7 @@ LIGHT = {"torch", "safetensors", "huggingface_hub", "statetrim"}
 HEAVY_ALLOWED = {
     "__init__": {"lazy_loader"},
     "artifacts/record": {"msgspec"},
-    "cli": {"typer"},
-    "console": {"rich"},
+    "commands": {"rich", "typer"},
     "storage/text": {"datasets"},
     "runtime/environment/packages": {"packaging"},
     "evaluation/harness": {"lm_eval", "datasets", "transformers"},
@@ -102,7 +101,7 @@ def test_surgery_needs_only_torch_and_safetensors() -> None:
         "import statetrim, sys; assert 'torch' not in sys.modules",
         "import statetrim; statetrim.select, statetrim.prune, statetrim.inspect",
         "import sys; sys.argv = ['statetrim', 'inspect', {config!r}]\n"
-        "from statetrim.cli import main\n"
+        "from statetrim.commands import main\n"
         "try: main()\n"
         "except SystemExit as stop: assert not stop.code",
     ],
@@ -125,12 +124,12 @@ def test_help_does_not_import_torch_either() -> None:
     """Nor anything else that only running a command needs."""
     code = (
         "import sys; sys.argv = ['statetrim', '--help']\n"
-        "from statetrim.cli import main\n"
+        "from statetrim.commands import main\n"
         "try: main()\n"
         "except SystemExit as stop: assert not stop.code\n"
         "assert not {'torch', 'numpy', 'safetensors', 'huggingface_hub'} & set(sys.modules)\n"
         "modules = {name.split('.')[1] for name in sys.modules if name.startswith('statetrim.')}\n"
-        "assert modules <= {'cli', 'defaults', 'errors', 'maths', 'option_checks', 'options',"
+        "assert modules <= {'commands', 'defaults', 'errors', 'maths', 'option_checks', 'options',"
         " 'pipelines', 'progress', 'recovery', 'version'}, modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
@@ -168,19 +167,14 @@ def test_the_map_names_every_module() -> None:
     )
 
 
-def test_a_command_has_the_same_place_in_cli_and_console() -> None:
-    from statetrim.cli import app
+def test_each_command_is_one_file_of_its_name() -> None:
+    from statetrim.commands import app
 
     names = {
         command.name or command.callback.__name__
         for command in app.registered_commands
         if command.callback
     }
-    places = {
-        folder: {path.relative_to(SOURCE / folder) for path in (SOURCE / folder).rglob("*.py")}
-        for folder in ("cli", "console")
-    }
-    for name in names:
-        matches = [{path for path in paths if path.stem == name} for paths in places.values()]
-        assert matches[0] == matches[1] and len(matches[0]) == 1, f"{name}: {matches}"
+    files = [path.stem for path in (SOURCE / "commands").rglob("*.py")]
+    assert {name: files.count(name) for name in names} == dict.fromkeys(names, 1)
     assert len(names) >= 13

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import statetrim as st
-from statetrim.cli import app
+from statetrim.commands import app
 from statetrim.maths.units import parse_token_count
 from statetrim.options import option_info
 from statetrim.pipelines.estimate import Machine
@@ -254,7 +254,7 @@ NEW_OPTION = """
 import dataclasses, inspect
 from typer.testing import CliRunner
 import statetrim as st
-from statetrim.cli import app
+from statetrim.commands import app
 
 model, out = "{model}", "{out}"
 assert "colour" in inspect.signature(st.trim).parameters

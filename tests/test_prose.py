@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from helpers.prose import ROOT, RULES, python_violations, violations
-from statetrim.cli import app
+from statetrim.commands import app
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "GOVERNANCE.md")),

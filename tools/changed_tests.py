@@ -17,7 +17,6 @@ GUARDS = tuple(
     for name in ("boundaries", "changed", "docs", "interface", "layout", "options", "prose")
 )
 PLACES = {
-    "src/statetrim/console": "tests/cli",
     "README.md": "tests/test_readme.py",
     "docs/quickstart.md": "tests/test_readme.py",
     "docs": "tests/docs",

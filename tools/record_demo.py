@@ -19,10 +19,9 @@ os.environ["TQDM_DISABLE"] = "1"
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
-from statetrim.cli import app
-from statetrim.console import demo as console
-from statetrim.console import terminal
-from statetrim.console.progress import show_progress
+from statetrim.commands import app, terminal
+from statetrim.commands import demo as console
+from statetrim.commands.progress import show_progress
 from statetrim.pipelines import demo
 
 QUIET = ("inspect", "calibrate", "select", "prune", "analyze")
@@ -33,7 +32,8 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     out = parser.parse_args().out.resolve()
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    screen = terminal.out = Console(record=True, width=92, markup=False, force_terminal=True)
+    screen = Console(record=True, width=92, markup=False, force_terminal=True)
+    terminal.out = lambda: screen
 
     def command(words: list[str], quiet: bool) -> None:
         with console.muted(words[0] in QUIET):

@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 import statetrim
-from statetrim.cli import app
+from statetrim.commands import app
 
 
 def commands() -> str:

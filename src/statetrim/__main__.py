@@ -1,5 +1,5 @@
 """Run the command line as `python -m statetrim`."""
 
-from .cli import main
+from .commands import main
 
 main()

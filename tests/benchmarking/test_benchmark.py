@@ -22,7 +22,7 @@ from statetrim.benchmarking.peak_memory import measure_peak_memory
 from statetrim.benchmarking.stopwatch import RoundTimes, time_in_turns
 from statetrim.benchmarking.vllm_benchmark import benchmark_vllm
 from statetrim.benchmarking.vllm_server import ServerLoad
-from statetrim.cli import app
+from statetrim.commands import app
 from statetrim.portable.deferred import DeferredState
 from statetrim.serving import capacity as concurrency
 

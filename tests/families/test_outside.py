@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import statetrim as st
 from helpers import tiny
-from statetrim.cli import app
+from statetrim.commands import app
 from statetrim.families import family_from_file
 from statetrim.methods import find_method
 from statetrim.surgery.check import compare_cut

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from helpers import tiny
 from helpers.doc_pages import Block, blocks
-from statetrim.cli import app
+from statetrim.commands import app
 from statetrim.maths.units import parse_token_count
 
 PROGRAM: Any = typer.main.get_command(app)

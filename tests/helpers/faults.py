@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from helpers.forker import fork
-from statetrim.cli import main
+from statetrim.commands import main
 
 Fault = Literal["kill", "stop", "full"]
 

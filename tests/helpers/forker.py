@@ -27,10 +27,10 @@ from typing import IO, Any
 import torch
 
 import statetrim
-import statetrim.console.terminal
+import statetrim.commands.terminal
 import statetrim.selection.select
 import statetrim.surgery.prune
-from statetrim.cli import main
+from statetrim.commands import main
 
 Work = Callable[[], object]
 _LIBRARIES = (

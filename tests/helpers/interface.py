@@ -16,7 +16,7 @@ from typing import Any
 import typer
 
 import statetrim
-import statetrim.cli
+import statetrim.commands
 
 
 def python_facts() -> list[str]:
@@ -111,7 +111,7 @@ def type_text(annotation: Any) -> str:
 
 def command_line_facts() -> list[str]:
     """`trim --keep=None: str | None` and the like; what follows the colon is the type."""
-    group: Any = typer.main.get_command(statetrim.cli.app)
+    group: Any = typer.main.get_command(statetrim.commands.app)
     facts = list(option_facts("statetrim", group))
     for name, command in sorted(group.commands.items()):
         facts += [f"{name}: command", *option_facts(name, command)]

@@ -9,7 +9,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from statetrim.cli import main
+from statetrim.commands import main
 
 
 def run(arguments: list[str]) -> tuple[int | None, str, str]:

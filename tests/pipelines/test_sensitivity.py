@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import statetrim as st
 from helpers import tiny
-from statetrim.cli import app
+from statetrim.commands import app
 from statetrim.progress import Progress
 
 OPTIONS: dict[str, Any] = {"calibration_tokens": 1024, "windows": 2, "rows": 2}

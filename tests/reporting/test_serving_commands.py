@@ -8,7 +8,7 @@ import pytest
 
 import statetrim as st
 from helpers import tiny
-from statetrim.console.trim import _serving_lines
+from statetrim.commands.trimming.result import _serving_lines
 from statetrim.reporting.document import Command, Document
 from statetrim.reporting.findings import read_findings
 from statetrim.reporting.report import build_document

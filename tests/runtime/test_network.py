@@ -18,7 +18,7 @@ def hook(event, args):
             print("NETWORK", event, args, file=sys.stderr)
             import os; os._exit(99)
 sys.addaudithook(hook)
-from statetrim.cli import main
+from statetrim.commands import main
 for command in json.loads(sys.argv[1]):
     sys.argv = ["statetrim", *command]
     try:

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import statetrim as st
-from statetrim.cli import app
+from statetrim.commands import app
 
 QWEN = {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16}
 KIMI = {"head_dim": 128, "num_heads": 32,

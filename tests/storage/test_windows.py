@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-HIDDEN = "import sys; sys.modules['fcntl'] = None; from statetrim.cli import main; main()"
+HIDDEN = "import sys; sys.modules['fcntl'] = None; from statetrim.commands import main; main()"
 
 
 def statetrim(*words: str | Path) -> subprocess.CompletedProcess[str]:

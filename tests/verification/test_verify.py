@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import statetrim as st
 from helpers.engine import InProcess, have_ended, wait_until, write_stand_in
 from statetrim.artifacts.verification.agreement import Agreement
-from statetrim.cli import app
+from statetrim.commands import app
 from statetrim.verification.engine import EngineError, Request, run_engine
 
 SETTINGS: dict[str, Any] = {"engine": "mlx", "count": 6, "length": 24, "generate": 5}

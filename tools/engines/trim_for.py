@@ -19,7 +19,7 @@ from pathlib import Path
 from check_engines import change_text
 
 import statetrim as st
-from statetrim.cli import app
+from statetrim.commands import app
 from statetrim.serving.engine_names import ENGINE_NAMES
 from statetrim.serving.engines import Shape, compatibility_of_shape
 

@@ -1,0 +1,138 @@
+"""The program: global options, log messages, error messages and exit codes."""
+
+import logging
+import os
+import shlex
+import shutil
+import sys
+import textwrap
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import StatetrimError, is_out_of_memory
+from .group import Interrupted, StatetrimGroup, print_version
+
+app = typer.Typer(
+    name="statetrim",
+    cls=StatetrimGroup,
+    help="Shrink the recurrent state of linear-attention models after training.",
+    epilog="--quiet, --log and --traceback can also follow the command.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # boxes leave too little room for words in 80 columns
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _global_options(
+    traceback: Annotated[
+        bool, typer.Option("--traceback", help="Show Python's traceback when something fails.")
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Only results, warnings and errors.")
+    ] = False,
+    log: Annotated[
+        Path | None, typer.Option(help="Also write all output to this file, with timestamps.")
+    ] = None,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", callback=print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    _settings["traceback"] |= traceback  # the demo runs commands within a command
+    if quiet:
+        from . import terminal
+
+        terminal.err().quiet = True
+    if log:
+        from . import terminal
+
+        terminal.open_log(log, shlex.join(["statetrim", *sys.argv[1:]]))
+        _settings["log"] = True
+
+
+_settings = {"traceback": False, "log": False}
+
+
+def main() -> None:
+    """Run the command line. A user's mistake ends in one sentence and exit code 2, a failure of the
+    system or of memory in exit code 1, Ctrl-C in exit code 130."""
+    # Silence the progress bars and messages of libraries; statetrim shows its own.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported
+    logging.basicConfig(format="%(message)s", level=logging.ERROR, handlers=[_LogHandler()])
+    logging.getLogger("statetrim").setLevel(logging.INFO)
+    try:
+        app()
+    except Interrupted as interrupt:
+        print_error(str(interrupt))
+        sys.exit(130)  # the convention of shells: 128 + SIGINT
+    except StatetrimError as error:
+        _exit_with_error(error, 2)
+    except OSError as error:
+        _exit_with_error(error, 1)
+    except Exception as error:
+        if not is_out_of_memory(error) or _settings["traceback"]:
+            raise
+        print_error(
+            "memory ran out; try a smaller --batch-size, shorter sequences, or --layerwise, or "
+            "skip a step (trim --no-benchmark); the same command resumes from what is finished"
+        )
+        sys.exit(1)
+
+
+def print_error(text: str) -> None:
+    """Print one line on standard error and add it to the log.
+
+    Control characters are replaced: names in the text may hold terminal codes.
+    """
+    printable = "".join(c if c.isprintable() else " " for c in text)
+    sentence = " ".join(printable.split())
+    text = f"statetrim: {sentence}"
+    if sys.stderr.isatty():  # break between words; a path stays whole
+        columns = shutil.get_terminal_size().columns
+        text = textwrap.fill(text, columns, break_long_words=False, break_on_hyphens=False)
+    print(text, file=sys.stderr)
+    if _settings["log"]:
+        from . import terminal
+
+        with suppress(OSError):  # the error may be that the disk of the log is full
+            terminal.append_to_log(f"statetrim: {sentence}")
+
+
+class _LogHandler(logging.Handler):
+    """Shows log messages above any progress bar, each text once: a run that loads ten models would
+    repeat itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from . import terminal
+
+        text = self.format(record)
+        if text not in self.seen:
+            self.seen.add(text)
+            if record.levelno >= logging.WARNING:
+                terminal.warn(text)
+            else:
+                terminal.note(text)
+
+
+def _exit_with_error(error: Exception, code: int) -> None:
+    """Print the error as one sentence and exit with `code`; with --traceback raise it again."""
+    if _settings["traceback"]:
+        raise error
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    if isinstance(error, OSError) and error.filename:
+        text = f"{error.filename}: {text}"
+    print_error(text)
+    sys.exit(code)

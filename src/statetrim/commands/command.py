@@ -1,0 +1,122 @@
+"""Commands whose options are the fields of an options class."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import typer
+
+from ..options import option_info
+from .app import app
+
+
+def command(options_class: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a command. The function's own parameters are its arguments, and options that only
+    concern the command line; its parameter `options` is an object of `options_class`."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        parameters = signature(function, eval_str=True).parameters.values()
+        own = [parameter for parameter in parameters if parameter.name != "options"]
+        generated = list(_parameters(options_class))
+
+        def call(**values: Any) -> None:
+            chosen = {}
+            for item in command_line_fields(options_class):
+                chosen[item.name] = _value(item, values.pop(item.name))
+            function(**values, options=options_class(**chosen))
+
+        call.__name__, call.__doc__ = function.__name__, function.__doc__
+        arguments = [p for p in own if p.default is Parameter.empty]
+        others = [p for p in own if p.default is not Parameter.empty]
+        ordered = [
+            p.replace(kind=Parameter.KEYWORD_ONLY) for p in (*arguments, *generated, *others)
+        ]
+        call.__signature__ = Signature(ordered)  # type: ignore[attr-defined]
+        call.__annotations__ = {p.name: p.annotation for p in ordered}
+        app.command()(call)
+        return function
+
+    return decorate
+
+
+def command_line_fields(options_class: type[Any]) -> list[Field[Any]]:
+    """The fields that have a flag: those that the class itself defines, then those of its bases."""
+    shown = [item for item in fields(options_class) if option_info(item).flags != ()]
+    return sorted(shown, key=lambda item: item.name not in options_class.__annotations__)
+
+
+def typed_default(item: Field[Any], value: Any) -> Any:
+    """A value of the option as it would be typed: `("text", "mqar")` as "text,mqar"."""
+    if _is_inverted(item):
+        return not value
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ",".join(map(str, value))
+    return value
+
+
+def _parameters(options_class: type[Any]) -> Iterator[Parameter]:
+    for item in command_line_fields(options_class):
+        info, typed = option_info(item), _typed(item.type)
+        if info.parse is Path:
+            typed = Path
+        flags = info.flags or (f"--{item.name.rstrip('_').replace('_', '-')}",)
+        if typed is bool and info.flags is None and item.default is None:
+            flags = (f"{flags[0]}/--no-{flags[0].removeprefix('--')}",)
+        default: Any = Parameter.empty
+        if item.default is not MISSING:
+            default = info.default_text or typed_default(item, item.default)
+        if default is None or typed == list[str]:
+            typed, default = typed | None, None
+        option = typer.Option(*flags, help=info.help, callback=_callback(item, flags[-1]))
+        yield Parameter(
+            item.name,
+            Parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=Annotated[typed, option],
+        )
+
+
+def _typed(hint: Any) -> Any:
+    """The type in which a value is typed: bool, int, float, list[str] for NAME=VALUE, or str."""
+    is_union = get_origin(hint) in (Union, UnionType)
+    types = {*get_args(hint)} - {NoneType} if is_union else {hint}
+    for simple in (bool, int, float):
+        if types == {simple}:
+            return simple
+    if all(get_origin(each) is Mapping for each in types):
+        return list[str]
+    return str
+
+
+def _callback(item: Field[Any], flag: str) -> Callable[[Any], Any]:
+    """Checks a typed value while the command line is parsed, before torch is imported."""
+
+    def check(value: Any) -> Any:
+        parsed, info = _value(item, value), option_info(item)
+        if info.check is not None and parsed is not None:
+            info.check(flag, parsed)
+        return value
+
+    return check
+
+
+def _value(item: Field[Any], typed: Any) -> Any:
+    """The value of an option from what was typed."""
+    info = option_info(item)
+    if typed is None or (typed is False and item.default is None and info.flags is not None):
+        return None if item.default is MISSING else item.default
+    if _is_inverted(item):
+        return not typed
+    if info.parse is not None:
+        return info.parse(typed)
+    if isinstance(item.default, tuple) and isinstance(typed, str):
+        return [name.strip() for name in typed.split(",") if name.strip()]
+    return typed
+
+
+def _is_inverted(item: Field[Any]) -> bool:
+    """Whether the flag switches off what is on by default, as in `--no-control`."""
+    return item.default is True

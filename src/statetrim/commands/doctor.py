@@ -1,0 +1,97 @@
+"""statetrim doctor"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..maths.units import GIB
+from . import checks, terminal
+from .app import app
+from .arguments import Json
+
+if TYPE_CHECKING:
+    from ..runtime.environment.doctor import Environment
+
+
+@app.command()
+def doctor(
+    engine_python: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Python executable of an engine's environment; can be repeated.",
+            callback=checks.executables,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show versions, devices, kernels and engines, which of them will be used, and any problems."""
+    from ..runtime.environment.doctor import doctor as run
+
+    show_environment(run(engine_python or []), as_json=as_json)
+
+
+def show_environment(environment: Environment, *, as_json: bool) -> None:
+    """Print tables of packages and runtimes, devices and engines, and a line per problem."""
+    if as_json:
+        terminal.print_json(environment.as_json())
+        return
+    terminal.print_text(
+        f"statetrim {environment.statetrim}, Python {environment.python}, {environment.system}, "
+        f"{environment.cores} cores"
+    )
+    _show_packages(environment)
+    _show_devices(environment)
+    _show_runtimes(environment)
+    engines = [f"{name} {version}" for name, version in environment.engines.items() if version]
+    terminal.print_text(f"engines: {', '.join(engines) or 'none in this environment'}")
+    if environment.settings:
+        settings = " ".join(f"{name}={value}" for name, value in environment.settings.items())
+        terminal.print_text(f"settings: {settings}")
+    for problem in environment.problems:
+        terminal.print_text(f"problem: {problem}", "bold yellow")
+    for option in environment.optional:
+        terminal.print_text(f"optional: {option}")
+    if not environment.problems:
+        terminal.print_text("no problem found", "bold green")
+
+
+def _show_packages(environment: Environment) -> None:
+    from rich.table import Table
+
+    table = Table(title="Packages", title_justify="left")
+    for name in ("package", "installed", "asked for", "by"):
+        table.add_column(name)
+    for package in environment.packages:
+        extra = f"statetrim[{package.extra}]" if package.extra else "statetrim"
+        table.add_row(package.name, package.version or "no", package.allowed, extra)
+    terminal.print_table(table)
+
+
+def _show_devices(environment: Environment) -> None:
+    for number, gpu in enumerate(environment.gpus):
+        terminal.print_text(
+            f"cuda:{number}: {gpu.name}, {gpu.memory / GIB:.0f} GiB, capability {gpu.capability}"
+        )
+    cuda = f"PyTorch for CUDA {environment.cuda}" if environment.cuda else "PyTorch without CUDA"
+    terminal.print_text(f"models run on {environment.device} ({cuda})")
+    descriptions = []
+    for kernel in environment.kernels:
+        use = "broken" if kernel.broken else "used" if kernel.used else "not used"
+        version = f"{kernel.version} ({use})" if kernel.version else "no"
+        descriptions.append(f"{kernel.name} {version}")
+    terminal.print_text(f"kernels: {', '.join(descriptions)}")
+
+
+def _show_runtimes(environment: Environment) -> None:
+    from rich.table import Table
+
+    table = Table(title="What would be used", title_justify="left")
+    for name in ("models", "run in", "recurrence", "convolution"):
+        table.add_column(name)
+    for use in environment.uses:
+        runtime = use.runtime or "nothing here: weights only"
+        table.add_row(", ".join(use.model_types), runtime, use.recurrence, use.convolution)
+    terminal.print_table(table)

@@ -1,0 +1,26 @@
+"""statetrim recipe"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .app import app
+
+
+@app.command()
+def recipe(
+    result: Annotated[Path, typer.Argument(help="Output directory of trim or of a sweep.")],
+) -> None:
+    """Print the options that produced a result, as a recipe for trim --recipe."""
+    from ..pipelines.recipe import recipe_of_result
+
+    show_recipe(recipe_of_result(result), str(result))
+
+
+def show_recipe(recipe: Mapping[str, Any], name: str) -> None:
+    """Print a recipe as YAML to standard output, and not to the log."""
+    from ..pipelines.recipe import recipe_text
+
+    print(recipe_text(recipe, name), end="")

@@ -1,0 +1,39 @@
+"""statetrim merge"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .. import arguments, checks, terminal
+from ..app import app
+
+
+@app.command()
+def merge(
+    parts: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Statistics files of one model, on different data.", callback=checks.must_exist
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="File to write the statistics to.")
+    ],
+) -> None:
+    """Add up statistics that were collected in separate runs."""
+    arguments.check_output_free(output)
+    from ...artifacts.statistics import Statistics
+    from ...artifacts.statistics import merge as run
+    from ...storage.output import run_and_save
+
+    record = {"format": "statetrim merge", "parts": [str(part) for part in parts]}
+    run_and_save(
+        output, record, lambda _: run([Statistics.load(part) for part in parts]), Statistics.load
+    )
+    show_merged(len(parts), str(output))
+
+
+def show_merged(parts: int, output: str) -> None:
+    """Print how many statistics files were added, and where the sum is."""
+    terminal.print_text(f"{parts} statistics added, written to {output}")

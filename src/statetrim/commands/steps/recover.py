@@ -1,0 +1,101 @@
+"""statetrim recover"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ...progress import is_rank_zero
+from ...recovery.options import RecoverRunOptions
+from .. import arguments, terminal
+from ..arguments import FamilyFile, Json
+from ..command import command
+
+if TYPE_CHECKING:
+    from ...recovery.adapters import Coverage
+    from ...storage.checkpoint import Checkpoint
+
+
+Model = Annotated[str, typer.Argument(help="The pruned checkpoint.")]
+
+
+@command(RecoverRunOptions)
+def recover(
+    model: Model, options: RecoverRunOptions, family: FamilyFile = None, as_json: Json = False
+) -> None:
+    """Distil the original model into a pruned one, and write an ordinary checkpoint."""
+    from ...progress import is_rank_zero
+    from ...recovery.recover import recover as run
+    from ..progress import show_progress
+
+    opened = arguments.open_model(model, family)
+    if options.teacher is not None:
+        options = replace(options, teacher=arguments.open_model(str(options.teacher), family))
+    with show_progress("recovering") as progress:
+        options = replace(options, on_coverage=show_coverage, progress=progress)
+        recovered = run.run(opened, options)
+    if is_rank_zero():
+        show_recovery(recovered, str(options.out), as_json=as_json)
+
+
+def show_coverage(coverage: Coverage) -> None:
+    """Print what will be trained to standard error, in rank 0 only."""
+    if is_rank_zero():
+        terminal.note(coverage_text(coverage))
+
+
+def coverage_text(coverage: Coverage) -> str:
+    """How many modules and parameters are trained, as a sentence."""
+    share = coverage.trained_parameters / max(1, coverage.all_parameters)
+    others = []
+    for name, (adapted, total) in (("softmax", coverage.softmax), ("MLP", coverage.mlp)):
+        if total:
+            others.append(f"{name} {adapted} of {total}")
+    return (
+        f"training {coverage.projections} of {coverage.projections} projections and "
+        f"{coverage.convolutions} convolutions of {coverage.layers} linear-attention layers"
+        + (f" ({', '.join(others)} projections)" if others else "")
+        + f": {coverage.trained_parameters:,} parameters, {share:.2%}"
+    )
+
+
+def show_recovery(recovered: Checkpoint, output: str, *, as_json: bool) -> None:
+    """Print mean losses of the first and the last tenth of the steps, and held-out recall, from the
+    recover.json of the checkpoint."""
+    from statistics import mean
+
+    from rich.table import Table
+
+    from ...storage.json_file import read_json
+    from ...storage.output import ARTIFACTS, MAX_RECORD_BYTES
+
+    record = read_json(recovered.path / ARTIFACTS / "recover.json", MAX_RECORD_BYTES)
+    curve = record["curve"]
+    if as_json:
+        terminal.print_json({"output": output, "coverage": record["coverage"], "curve": curve})
+        return
+    table = Table(title="Recovery", title_justify="left")
+    steps = max(1, len(curve) // 10)
+    for name in ("training loss", f"first {steps} steps", f"last {steps} steps"):
+        table.add_column(name, justify="left" if name == "training loss" else "right")
+    for name in ("loss", "ce", "kl"):
+        if curve[0].get(name) is not None:
+            first = mean(step[name] for step in curve[:steps])
+            last = mean(step[name] for step in curve[-steps:])
+            table.add_row(name, f"{first:.4f}", f"{last:.4f}")
+    checks = record.get("held_out", [])
+    if checks and "recall" in checks[0]:
+        first, last = checks[0]["recall"], checks[-1]["recall"]
+        table.add_row("held-out recall", f"{first:.4f}", f"{last:.4f}")
+    terminal.print_table(table)
+    trained = len(record["trained_tensors"])
+    terminal.print_text(
+        f"{curve[-1]['tokens']:,} tokens in {len(curve)} steps; {trained} tensors changed, the "
+        f"others are as they were; written to {output}",
+    )
+    terminal.print_text(
+        "the training loss is of other batches at each end, so small changes say little; measure "
+        "with: statetrim evaluate"
+    )

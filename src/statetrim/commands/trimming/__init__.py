@@ -1,0 +1,1 @@
+"""`statetrim trim`, and what it shows before, during and after a run."""

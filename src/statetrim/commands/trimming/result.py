@@ -1,0 +1,94 @@
+"""What a person sees when `trim` has finished: scores, checks, sizes, commands and verdict."""
+
+from ...artifacts.scores import Scores
+from ...maths.units import MIB
+from ...pipelines.job import CONTROL_METHOD, Job
+from ...pipelines.stages import DECISION, RECORD
+from ...serving.deployment import serve_commands, ship_verdict
+from ...serving.engine_names import ENGINE_NAMES, command_with_comment, requested_engine
+from ...serving.engines import compatibility_of_geometry
+from ...storage.checkpoint import Checkpoint
+from ...storage.json_file import read_json
+from ...storage.output import ARTIFACTS
+from .. import terminal
+from ..measures.evaluate import show_scores, show_verdict
+from ..state import state_size_text
+from .observer import TerminalObserver
+from .planned_steps import state_share
+
+
+def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_json: bool) -> None:
+    """Print the scores, checks, sizes, commands and verdict of a finished trim."""
+    if not observer.started:
+        terminal.note(f"{cut.path} is already complete; nothing was run")
+    artifacts = cut.path / ARTIFACTS
+    record, scores = read_json(artifacts / RECORD, MIB), Scores.load(artifacts / "scores.json")
+    verdict = ship_verdict(scores, scores.models[1], cut)
+    if as_json:
+        results = {"scores": scores.as_json(samples=False), "ship": verdict.as_json()}
+        results["state_share"] = state_share(job, cut.geometry)
+        terminal.print_json({"output": str(cut.path), **results, **record})
+        return
+    if (artifacts / DECISION).exists():
+        terminal.note(read_json(artifacts / DECISION, MIB)["sentence"])
+    terminal.print_text(columns_text(scores))
+    show_scores(scores, [], str(artifacts / "scores.json"), as_json=False)
+    checks, state_storage = record["checks"], scores.lineage.get("state")
+    if state_storage:
+        terminal.print_text(f"the cut was measured with states in {state_storage['dtype']}")
+    for sentence in (
+        f"checked in {checks['runtime']}: equals the masked original within "
+        f"{checks['sliced_against_masked']:.0e}, decode equals prefill within "
+        f"{checks['prefill_against_decode']:.0e}",
+        state_size_text(job.model.geometry, cut.geometry),
+        f"the smaller checkpoint is {cut.path}; its artifacts are in {artifacts}",
+        "",
+    ):
+        terminal.print_text(sentence)
+    for line in (
+        f"load it:   {cut.family.auto_class(cut.config)}.from_pretrained("
+        f"{str(cut.path)!r}){_import_hint(checks['runtime'])}",
+        *_serving_lines(cut, requested_engine(record)),
+        f"push it:   statetrim push {cut.path} YOUR-NAME/{cut.path.resolve().name}   "
+        "# private, and without records that name your files",
+    ):
+        is_command = line.startswith(("load it:", "serve it:", "push it:"))
+        show_line = terminal.print_command if is_command else terminal.print_text
+        show_line(line)
+    show_verdict(verdict, str(cut.path))
+
+
+def columns_text(scores: Scores) -> str:
+    """What each column of the table of scores is, as a sentence."""
+    original, result, *others = scores.models
+    descriptions = {
+        "pruned": "pruned the same cut before it was refitted or trained",
+        CONTROL_METHOD: f"{CONTROL_METHOD} a random cut to the same shape",
+    }
+    sentences = [f"{original} is the original", f"{result} the result"]
+    for name in others:
+        if name in descriptions:
+            sentences.append(descriptions[name])
+    return "; ".join(sentences)
+
+
+def _serving_lines(cut: Checkpoint, first_engine: str | None) -> list[str]:
+    """A command for each engine that serves this cut, and the names of those that refuse it."""
+    commands = serve_commands(cut, cut.geometry, str(cut.path), first_engine=first_engine)
+    lines = []
+    for engine, command in commands.items():
+        if engine in ENGINE_NAMES.values():
+            lines.append(f"serve it:  {command_with_comment(engine, command)}")
+    refusing = set()
+    for row in compatibility_of_geometry(str(cut.config.get("model_type")), cut.geometry):
+        if row.verdict == "refused":
+            refusing.add(row.engine)
+    inspect = f"statetrim inspect {cut.path}"
+    if refusing:
+        lines.append(f"refused by {', '.join(sorted(refusing))}: {inspect} shows why")
+    return lines or [f"no server is known for this model type; {inspect} says what runs it"]
+
+
+def _import_hint(runtime: str) -> str:
+    """A comment that fla must be imported first; empty for transformers."""
+    return "" if runtime == "transformers" else "   # after: import fla"

@@ -1,1 +1,0 @@
-"""Console output, with a module per command."""

@@ -1,1 +1,0 @@
-"""Console output of the commands that measure a model."""

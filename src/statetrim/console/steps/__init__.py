@@ -1,1 +1,0 @@
-"""Console output of the commands for single steps of `trim`."""

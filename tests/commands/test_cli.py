@@ -1,0 +1,141 @@
+"""The commands as a user types them."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import statetrim as st
+from helpers.forker import Forker
+from statetrim.progress import Progress, counter
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(warm_forker: Forker) -> Run:
+    def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        words = [str(argument) for argument in arguments]
+        result = warm_forker.run(words, folder=cwd)
+        return subprocess.CompletedProcess(words, result["code"], result["out"], result["err"])
+
+    return run
+
+
+def test_select_and_prune_end_in_a_smaller_checkpoint(
+    run: Run, checkpoint: Any, tmp_path: Path
+) -> None:
+    model = checkpoint("qwen3_5_text")
+    options = ["--keep", "0.5", "--method", "l1", "--option", "score=q"]
+    selected = run("select", model, *options, "-o", "p.json", cwd=tmp_path)
+    assert selected.returncode == 0, selected.stderr
+    assert "6 of 12 channels" in selected.stdout
+    plan = st.Plan.load(tmp_path / "p.json")
+    assert (plan.requested, plan.keep, plan.options) == ("0.5", 6, {"score": "q"})
+
+    dry = run("prune", model, "p.json", "-o", "out", "--dry-run", "--json", cwd=tmp_path)
+    assert json.loads(dry.stdout)["head_k_dim"] == [12, 6]
+    assert [path.name for path in tmp_path.iterdir()] == ["p.json"]
+
+    done = run("prune", model, "p.json", "-o", "out", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    small = st.open(tmp_path / "out")
+    assert small.geometry.head_k_dim == 6
+    assert report["parameters"] == [st.open(model).parameters, small.parameters]
+    assert report["weight_bytes"][1] == 4 * small.parameters
+
+    again = run("prune", model, "p.json", "-o", "out", cwd=tmp_path)
+    assert again.returncode == 0, "the same job is already done"
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_a_mistake_is_one_sentence_and_exit_code_2(
+    run: Run, checkpoint: Any, tmp_path: Path
+) -> None:
+    result = run("inspect", tmp_path / "nowhere")
+    assert result.returncode == 2 and result.stdout == ""
+    assert result.stderr.startswith("statetrim: ") and result.stderr.count("\n") == 1
+
+    shown = run("--traceback", "inspect", tmp_path / "nowhere")
+    assert shown.returncode == 1 and "Traceback" in shown.stderr
+
+
+def test_a_plan_is_never_overwritten(run: Run, checkpoint: Any, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("mine")
+    result = run("select", checkpoint("mamba2"), "--keep", 4, "-o", tmp_path / "plan.json")
+    assert result.returncode == 2 and "exists already" in result.stderr
+    assert (tmp_path / "plan.json").read_text() == "mine"
+
+
+@pytest.mark.parametrize("command", ["inspect", "select", "prune"])
+def test_every_command_explains_itself(run: Run, command: str) -> None:
+    result = run(command, "--help")
+    assert result.returncode == 0 and "Usage" in result.stdout
+
+
+def test_a_log_gets_a_line_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from statetrim.commands import progress as console
+
+    with console.show_progress("calibrating") as quick:
+        quick(Progress(512, 1024, "tokens"))
+    monkeypatch.setattr(console._ProgressLines, "interval", 0.0)
+    with console.show_progress("pruning") as slow:
+        written = counter(slow, 2048, "bytes")
+        written(512)
+        written(512)
+    with console.show_progress("evaluating") as task:
+        task(Progress(2, 2, "samples", "small: text"))
+        task(Progress(1, 1, "tasks", "small: text"))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "pruning: 512 of 2,048 bytes, 25%",
+        "pruning: 1,024 of 2,048 bytes, 50%",
+        "small: text done",
+    ]
+
+
+def test_both_axes_are_chosen_shown_and_cut(run: Run, checkpoint: Any, tmp_path: Path) -> None:
+    model = checkpoint("qwen3_5_text")
+    seen = run("inspect", model, "--keep", "6", "--keep-values", "4", "--json")
+    report = json.loads(seen.stdout)
+    assert (report["after"]["head_k_dim"], report["after"]["head_v_dim"]) == (6, 4)
+    weights_only = ["--method", "l1", "--value-method", "readout_l1"]
+    selected = run("select", model, "--square", "4", *weights_only, "-o", "p.json", cwd=tmp_path)
+    assert selected.returncode == 0, selected.stderr
+    assert "4 of 12 channels" in selected.stdout and "4 of 8 channels" in selected.stdout
+    plan = st.Plan.load(tmp_path / "p.json")
+    assert (plan.keep, plan.keep_values, plan.value_method) == (4, 4, "readout_l1")
+    done = run("prune", model, "p.json", "-o", "out", "--json", cwd=tmp_path)
+    pruned = json.loads(done.stdout)
+    assert (pruned["head_k_dim"], pruned["head_v_dim"]) == ([12, 4], [8, 4])
+    small = st.open(tmp_path / "out")
+    assert pruned["parameters"][1] == small.parameters
+    assert st.inspect(st.open(model), 4, 4).parameters_after == small.parameters
+    options = ["--keep-values", "0.5", *weights_only]
+    values = run("select", model, *options, "-o", "v.json", cwd=tmp_path)
+    assert values.returncode == 0, values.stderr
+    plan = st.Plan.load(tmp_path / "v.json")
+    assert (plan.keep, plan.keep_values, plan.method, plan.requested_values) == (
+        12,
+        4,
+        "none",
+        "0.5",
+    )
+    assert "key head" not in values.stdout
+    for arguments, message in (
+        ([], "say how many channels"),
+        (["--square", "4", "--keep", "6"], "leave out the other two"),
+        (["--keep-values", "8"], "nothing would change"),
+        (["--keep-values", "4", "--value-method", "drrqr"], "does not choose value"),
+        (["--keep-values", "4", "--value-method", "readout_greedy"], "needs readout_gram"),
+        (["--keep-values", "4", "--value-option", "tolerance=2"], "no option 'tolerance'"),
+    ):
+        refused = run("select", model, *arguments, "-o", "n.json", cwd=tmp_path)
+        assert refused.returncode == 2 and message in refused.stderr, refused.stderr
+        assert not (tmp_path / "n.json").exists()

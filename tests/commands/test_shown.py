@@ -1,0 +1,59 @@
+"""What commands print about results, from records written by hand."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from statetrim.artifacts.scores import Scores
+from statetrim.commands.steps.calibrate import show_statistics
+from statetrim.commands.steps.recover import show_recovery
+from statetrim.commands.trimming.result import columns_text
+
+
+def shown_statistics(squares: list[float], capsys: pytest.CaptureFixture[str]) -> str:
+    layers = {
+        number: SimpleNamespace(tokens=10, output_square=torch.tensor([10 * square]))
+        for number, square in enumerate(squares)
+    }
+    statistics: Any = SimpleNamespace(layers=layers, generated={}, sum_names={"output_square"})
+    model: Any = SimpleNamespace(geometry=SimpleNamespace(num_k_heads=2))
+    show_statistics(statistics, model, "statistics.safetensors", as_json=False)
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_a_small_output_is_explained_and_a_usual_one_not_mentioned(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert shown_statistics([1e-3, 2e-6], capsys) == ""
+    note = shown_statistics([1e-3, 2e-9, 3e-8], capsys)
+    assert note.startswith("in 2 of 3 layers") and "2e-09" in note and "eps" in note
+
+
+def test_recovery_shows_means_of_both_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Losses of single batches are noisy, so means are shown; here the last loss is the worst."""
+    losses = [2.0, 4.0, *[2.5] * 16, 1.0, 4.5]
+    curve = [{"loss": loss, "tokens": 64 * n} for n, loss in enumerate(losses, 1)]
+    record = {"curve": curve, "coverage": {}, "trained_tensors": ["a"]}
+    (tmp_path / "statetrim").mkdir()
+    (tmp_path / "statetrim" / "recover.json").write_text(json.dumps(record))
+    recovered: Any = SimpleNamespace(path=tmp_path)
+    show_recovery(recovered, "OUT", as_json=False)
+    text = capsys.readouterr().out
+    row = next(line for line in text.splitlines() if "3.0000" in line)
+    assert "2.7500" in row and "first 2 steps" in text and "last 2 steps" in text
+    assert "statetrim evaluate" in text
+
+
+def test_the_columns_of_trims_scores_are_explained() -> None:
+    explanation = columns_text(Scores(["Qwen/Qwen3.5-4B", "recovered", "pruned", "rand"], []))
+    assert explanation == (
+        "Qwen/Qwen3.5-4B is the original; recovered the result; pruned the same cut before it was "
+        "refitted or trained; rand a random cut to the same shape"
+    )
+    assert columns_text(Scores(["m", "pruned"], [])) == "m is the original; pruned the result"
