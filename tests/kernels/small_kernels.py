@@ -21,10 +21,13 @@ WIDTH = 16
 
 
 @triton.jit
-def _product(a: Any, b: Any, out: Any, n: tl.constexpr) -> None:
+def _bfloat16(a: Any, b: Any, dot: Any, product: Any, rounded: Any, n: tl.constexpr) -> None:
     index = tl.arange(0, n)
     at = index[:, None] * n + index[None, :]
-    tl.store(out + at, tl.dot(tl.load(a + at), tl.load(b + at)))
+    x, y = tl.load(a + at), tl.load(b + at)
+    tl.store(dot + at, tl.dot(x, y))
+    tl.store(product + at, x * y)
+    tl.store(rounded + at, (x.to(tl.float32) * 1.01).to(tl.bfloat16))
 
 
 @triton.jit
@@ -45,19 +48,27 @@ def _autotuned(out: Any, n: tl.constexpr, step: tl.constexpr) -> None:
     tl.store(out + tl.arange(0, n), step)
 
 
+def _grid(arguments: dict[str, Any]) -> tuple[int]:
+    arguments["out"] = torch.zeros(1)  # as vLLM's convolution does, with the tensor it passed
+    return (1,)
+
+
 def main() -> dict[str, float]:
     triton_on_cpu.mend_modules("__main__")
     torch.manual_seed(0)
     a, b = torch.randn(2, WIDTH, WIDTH, dtype=torch.bfloat16)
-    product, x, exponential = torch.empty(WIDTH, WIDTH), torch.randn(WIDTH), torch.empty(WIDTH)
+    dot, (product, rounded) = torch.empty(WIDTH, WIDTH), torch.empty_like(torch.stack([a, b]))
+    x, exponential = torch.randn(WIDTH), torch.empty(WIDTH)
     counts, steps = torch.full((WIDTH,), -1), torch.zeros(WIDTH)
-    _product[(1,)](a, b, product, WIDTH)
-    _counted[(1,)](counts, WIDTH)
+    _bfloat16[(1,)](a, b, dot, product, rounded, WIDTH)
+    _counted[_grid](counts, WIDTH)
     _exponential[(1,)](x, exponential, WIDTH)
     _autotuned[(1,)](steps, WIDTH)
     return {
-        "bfloat16 dot": float((product - a.double() @ b.double()).abs().max()),
-        "loop counter": float((counts - torch.arange(WIDTH)).abs().max()),
+        "bfloat16 dot": float((dot - a.double() @ b.double()).abs().max()),
+        "bfloat16 product": float((product - a * b).abs().max()),
+        "bfloat16 rounding": float((rounded - (a.float() * 1.01).bfloat16()).abs().max()),
+        "loop counter, grid function": float((counts - torch.arange(WIDTH)).abs().max()),
         "name bound early": float((exponential - x.exp()).abs().max()),
         "first configuration": float((steps - 1).abs().max()),
     }

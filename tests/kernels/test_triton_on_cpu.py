@@ -29,7 +29,7 @@ def test_the_interpreter_computes_what_it_would_fail_without_the_changes() -> No
     done = subprocess.run([sys.executable, worker], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     differences = json.loads(done.stdout.splitlines()[-1])
-    assert len(differences) == 4
+    assert len(differences) == 6
     assert max(differences.values()) < 1e-5, differences
 
 

@@ -10,16 +10,19 @@ The interpreter computes every value that a kernel stores, with NumPy, thousands
 than a GPU. It finds wrong indices, masks and arithmetic. It does not show what a GPU adds: tf32,
 races between blocks, the order of sums, alignment, compilation, speed.
 
-Five things stop the kernels of fla, vLLM and SGLang in the interpreter of the KNOWN_VERSIONS, and
+Six things stop the kernels of fla, vLLM and SGLang in the interpreter of the KNOWN_VERSIONS, and
 are mended here:
 
 - Autotuning times configurations on a GPU. Here the first one is taken.
-- `tl.dot` multiplies the bits of bfloat16 numbers as integers (docs/upstream). Here they are
-  widened to float32 first.
+- Arithmetic on bfloat16, `tl.dot` too, is done on the bits as if they were integers, and float32
+  is cut off, not rounded, to bfloat16 (docs/upstream). Here both are as on a GPU.
 - A counter of `for i in range(n)` is a Python integer, without `.to(tl.int64)`.
 - Functions of `tl` are replaced while a kernel runs, so a name bound earlier (`exp = tl.exp`) would
   call the compiler's function.
-- Kernels are launched on the current GPU. Here `torch.cuda.device` does nothing.
+- A function that computes the grid gets the converted arguments, where vLLM's convolution puts
+  tensors. Here it gets a copy of them.
+- Kernels are launched on the current GPU. Here `torch.cuda.device` does nothing, nor does
+  `torch.cpu.device`, which SGLang takes instead.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any
 
 KNOWN_VERSIONS = ("3.8", "3.9")
@@ -50,11 +54,14 @@ def install() -> None:
     from triton.runtime import autotuner, interpreter
 
     autotuner.Autotuner._bench = lambda self, *args, config, **kwargs: [0.0, 0.0, 0.0]
-    dot = interpreter.InterpreterBuilder.create_dot
-    interpreter.InterpreterBuilder.create_dot = lambda self, a, b, *rest: dot(
-        self, _widened(a), _widened(b), *rest
+    _mend_bfloat16(interpreter.InterpreterBuilder)
+    _patch_language_once(interpreter)
+    start = interpreter.GridExecutor.__init__
+    interpreter.GridExecutor.__init__ = lambda self, fn, names, grid, *rest: start(
+        self, fn, names, _of_a_copy(grid) if callable(grid) else grid, *rest
     )
     torch.cuda.device = contextlib.nullcontext  # type: ignore[assignment,misc]
+    torch.cpu.device = contextlib.nullcontext  # type: ignore[attr-defined]
 
 
 def mend_modules(*prefixes: str) -> None:
@@ -75,15 +82,109 @@ def mend_modules(*prefixes: str) -> None:
             members["range"] = _range_of_counters
 
 
+def _of_a_copy(grid: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Any]:
+    return lambda arguments: grid(dict(arguments))
+
+
+@contextlib.contextmanager
+def launched_kernels() -> Iterator[set[str]]:
+    """Within, the names of all kernels that run are added to the set."""
+    from triton.runtime.interpreter import GridExecutor
+
+    names: set[str] = set()
+    launch = GridExecutor.__call__
+
+    def noted_launch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        names.add(self.fn.__name__)
+        return launch(self, *args, **kwargs)
+
+    GridExecutor.__call__ = noted_launch
+    try:
+        yield names
+    finally:
+        GridExecutor.__call__ = launch
+
+
+def _patch_language_once(interpreter: Any) -> None:
+    """Replace functions of `tl` once per kernel, and not again in every function it calls, which
+    takes longer than the kernel itself."""
+    import triton.language as tl
+
+    patch = interpreter._patch_lang
+    both_modules = FunctionType((lambda: None).__code__, {"tl": tl, "core": tl.core})
+    patched = []
+
+    def patch_once(function: Any) -> Any:
+        if patched:
+            return interpreter._LangPatchScope()
+        scope = patch(both_modules)
+        restore = scope.restore
+        scope.restore = lambda: (patched.clear(), restore())
+        patched.append(scope)
+        return scope
+
+    interpreter._patch_lang = patch_once
+
+
+def _mend_bfloat16(builder: Any) -> None:
+    """Compute with bfloat16 as with numbers, in float32, and round results to the nearest."""
+    import numpy
+    import triton.language as tl
+
+    binary, unary, fma, dot, cast = (
+        builder.binary_op, builder.unary_op, builder.create_fma, builder.create_dot,
+        builder.cast_impl,
+    )  # fmt: skip
+
+    def rounded(result: Any, *operands: Any) -> Any:
+        is_number = result.data.dtype != numpy.bool_
+        return _narrowed(result) if is_number and any(map(_is_bfloat16, operands)) else result
+
+    def mended_cast(self: Any, source: Any, dtype: Any) -> Any:
+        if source.dtype.scalar == dtype.scalar:
+            return cast(self, source, dtype)
+        if dtype.scalar == tl.bfloat16:
+            return _narrowed(cast(self, source, tl.float32))
+        return cast(self, _widened(source), dtype)
+
+    builder.cast_impl = mended_cast
+    builder.create_dot = lambda self, a, b, *rest: dot(self, _widened(a), _widened(b), *rest)
+    builder.unary_op = lambda self, x, op: rounded(unary(self, _widened(x), op), x)
+    builder.binary_op = lambda self, x, y, op: rounded(
+        binary(self, _widened(x), _widened(y), op), x, y
+    )
+    builder.create_fma = lambda self, x, y, z: rounded(
+        fma(self, _widened(x), _widened(y), _widened(z)), x, y, z
+    )
+
+
+def _is_bfloat16(handle: Any) -> bool:
+    import triton.language as tl
+
+    return bool(handle.dtype.scalar == tl.bfloat16)
+
+
 def _widened(handle: Any) -> Any:
     """The interpreter's block of bfloat16, which it stores as uint16, as one of float32."""
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
 
-    if handle.dtype.scalar != tl.bfloat16:
+    if not _is_bfloat16(handle):
         return handle
     bits = handle.data.astype("uint32") << 16
     return TensorHandle(bits.view("float32"), tl.float32)
+
+
+def _narrowed(handle: Any) -> Any:
+    """A block of float32 rounded to the nearest bfloat16, ties to even."""
+    import numpy
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    bits = numpy.ascontiguousarray(handle.data).view("uint32")
+    nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    upper = numpy.where(numpy.isnan(handle.data), 0x7FC0, nearest)
+    return TensorHandle(upper.astype("uint16"), tl.bfloat16)
 
 
 class _Counter(int):
