@@ -108,7 +108,7 @@ def _layer_groups(
     """
     layers = model.geometry.layers
     output_projection = names_by_layer(model.channel_rows, "o_proj")[layers[0]]
-    hidden = model.tensors[output_projection][1].shape[0]
+    hidden = model.logical_tensors[output_projection].shape[0]
     layer_bytes = 0
     for plan in plans.values():
         columns = model.geometry.num_v_heads * (plan.keep_values or model.geometry.head_v_dim)

@@ -102,7 +102,7 @@ def _active_parameters(model: Checkpoint) -> float:
     if isinstance(experts_per_token, int) and isinstance(experts, int) and experts > 0:
         active_fraction = experts_per_token / experts
     parameters = 0.0
-    for name, (_, tensor) in model.tensors.items():
+    for name, tensor in model.logical_tensors.items():
         if "embed_tokens" not in name and "embeddings" not in name:
             parameters += prod(tensor.shape) * (active_fraction if ".experts." in name else 1.0)
     return parameters

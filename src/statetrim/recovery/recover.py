@@ -64,6 +64,11 @@ def recover(student: ModelLike, options: RecoverRunOptions) -> Checkpoint:
             raise StatetrimError("a control run trains the original model: give it as --teacher")
         student = teacher
     student = as_checkpoint(student)
+    if student.quantized:
+        raise StatetrimError(
+            f"{student.path} is quantised, and what is learned would be lost in rounding; recover "
+            f"the cut of the unquantised model, then quantise the result"
+        )
     _check_options(options, student, teacher)
     check_writable(options.out)
     data = load_training_rows(student, teacher, options.text, options)

@@ -86,7 +86,7 @@ def check_finite(names: list[str], tensor: Tensor, checkpoint: Checkpoint) -> No
         return
     culprit = names[0]
     for name in names:
-        readable = checkpoint.tensors[name][1].dtype in DTYPES
+        readable = checkpoint.logical_tensors[name].dtype in DTYPES
         if readable and not _is_finite(checkpoint.tensor(name)):
             culprit = name
             break

@@ -102,7 +102,8 @@ def load_live(model: ModelLike, placement: Placement | None = None) -> LiveModel
     runtime, dtype = _choose_runtime_and_dtype(checkpoint, placement.torch_dtype, device)
     placement = replace(placement, dtype=dtype)
     logger.info("%s runs in %s (%s)", model_type, runtime.name, runtime.reason)
-    load_model = _load_streamed if placement.layerwise else _load_in_memory
+    own_reader = placement.layerwise or bool(checkpoint.quantized)
+    load_model = _load_from_files if own_reader else _load_in_memory
     with (
         _hide_gpu_kernels(device),
         tempfile.TemporaryDirectory(prefix="statetrim-") as name,
@@ -162,18 +163,23 @@ def _choose_runtime_and_dtype(
 
 
 def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype | None:
-    """The dtype of the largest tensor; None for one that torch does not have."""
-    largest = max(checkpoint.tensors.values(), key=lambda entry: entry[1].nbytes, default=None)
-    return None if largest is None else DTYPES.get(largest[1].dtype)
+    """The dtype of the largest tensor that is not quantised; None without one."""
+    stored = [info for _, info in checkpoint.tensors.values() if info.dtype in DTYPES]
+    largest = max(stored, key=lambda info: info.nbytes, default=None)
+    return None if largest is None else DTYPES[largest.dtype]
 
 
-def _load_streamed(
+def _load_from_files(
     checkpoint: Checkpoint, staging_directory: Path, placement: Placement, runtime: Runtime
 ) -> LiveModel:
-    """Build the model without weights; each layer reads its own from disk when it runs."""
+    """Build the model without weights; with `layerwise` each layer reads its own from disk when it
+    runs, else all are read now. Quantised weights are dequantised."""
     device = placement.input_device
     module = empty_model(checkpoint, staging_directory, placement.torch_dtype, device)
     weights = StoredWeights(module, checkpoint, device)
+    if not placement.layerwise:  # a quantised model
+        weights.load(module)
+        return LiveModel(module, checkpoint, device, runtime)
     live = LiveModel(module, checkpoint, device, runtime, weights)
     weights.stream([*live.decoder_layers, *live.mixers.values()])
     return live

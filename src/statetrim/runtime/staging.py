@@ -15,11 +15,7 @@ from ..storage.auxiliary_files import auxiliary_files
 from ..storage.checkpoint import Checkpoint, path_inside
 from ..storage.file_names import CONFIG, INDEX
 from ..storage.json_file import read_json, write_json
-from ..storage.redirections import (
-    check_no_redirections,
-    check_run_not_quantized,
-    without_redirections,
-)
+from ..storage.redirections import check_no_redirections, without_redirections
 
 GENERATION_CONFIG = "generation_config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -46,9 +42,8 @@ def staged_tokenizer(checkpoint: Checkpoint) -> Iterator[Path]:
 
 def stage_checkpoint(checkpoint: Checkpoint, directory: Path) -> None:
     """Link the weights into `directory`, and write their configs without redirections; refuses a
-    checkpoint that redirects to other files, or whose quantization cannot be run."""
+    checkpoint that redirects to other files."""
     check_no_redirections(checkpoint.path, checkpoint.config)
-    check_run_not_quantized(checkpoint.path, checkpoint.config)
     _write_config(checkpoint, directory)
     if checkpoint.index is not None:
         write_json(directory / INDEX, checkpoint.index)

@@ -214,13 +214,13 @@ class _LazyTensor:
         self.checkpoint, self.name = checkpoint, name
 
     def __getitem__(self, index: Any) -> Tensor:
-        shard, info = self.checkpoint.tensors[self.name]
-        if info.dtype in DTYPES:
+        if self.checkpoint.logical_tensors[self.name].dtype in DTYPES:
             stored = self.checkpoint.tensor(self.name)
             check_finite([self.name], stored, self.checkpoint)  # before it is on a GPU
             return stored
         from safetensors import safe_open
 
+        shard, _ = self.checkpoint.tensors[self.name]
         with safe_open(shard.path, framework="pt") as file:
             tensor: Tensor = file.get_tensor(self.name)
             return tensor
@@ -284,7 +284,7 @@ def _source_names(module: Any, checkpoint: Checkpoint) -> dict[str, list[str]]:
     for rule in converters:
         targets |= dict.fromkeys(rule.source_patterns, rule.target_patterns)
     sources: dict[str, list[str]] = defaultdict(list)
-    for source in checkpoint.tensors:
+    for source in checkpoint.logical_tensors:
         name, pattern = rename_source_key(
             source, renamings, converters, module.base_model_prefix, model_names
         )

@@ -13,6 +13,7 @@ from ..errors import StatetrimError, check_option_names
 from ..methods import find_method, method_names
 from ..methods.contract import Evidence, HeadEvidence, Method, Select, Selectable, ValueEvidence
 from ..storage.checkpoint import Checkpoint
+from ..storage.quantized.siblings import small_tensor_digests
 from ..version import __version__
 
 AnyEvidence = Evidence | ValueEvidence | HeadEvidence
@@ -92,13 +93,14 @@ def _select_layer(
 def plan_lineage(
     model: Checkpoint, statistics: Statistics | None, choices: Sequence[MethodChoice]
 ) -> dict[str, Any]:
-    """The lineage of a plan: version, model type, digest of the model, and the lineage of the
+    """The lineage of a plan: version, model type, digests of the model, and the lineage of the
     statistics, None if no method needs them."""
     needs_statistics = statistics is not None and any(choice.method.needs for choice in choices)
     return {
         "statetrim": __version__,
         "model_type": model.config.get("model_type"),
         "source": model.digest,
+        "small_tensors": small_tensor_digests(model),
         "statistics": dict(statistics.lineage) if statistics and needs_statistics else None,
     }
 

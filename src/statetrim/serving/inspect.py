@@ -128,7 +128,7 @@ def _parameters_after(model: Checkpoint, after: Geometry) -> int:
     removes_heads = model.geometry.num_v_heads != after.num_v_heads
     rows_by_tensor = model.head_rows if removes_heads else model.channel_rows
     for name, layer_rows in rows_by_tensor.items():
-        _, tensor = model.tensors[name]
+        tensor = model.logical_tensors[name]
         for channel_rows in layer_rows.channel_rows:
             heads, width = channel_rows.rows.shape
             removed_rows = heads * (width - after.width(channel_rows.axis))

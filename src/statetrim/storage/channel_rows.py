@@ -16,6 +16,11 @@ _SOFTMAX_TENSORS = {
     "q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight",
     "q_proj.bias", "k_proj.bias", "v_proj.bias", "o_proj.bias",
 }  # fmt: skip
+_PACKED_TENSORS = {
+    "qweight", "qzeros", "scales", "g_idx", "weight_packed", "weight_zero_point", "weight_g_idx",
+    "weight_scale", "weight_scale_inv", "absmax", "quant_map",
+}  # fmt: skip
+"""Names of GPTQ, AWQ, bitsandbytes and of schemes of compressed-tensors that cannot be cut."""
 _DIMENSIONS: dict[Role, int] = {
     "q_proj": 2,
     "k_proj": 2,
@@ -87,6 +92,11 @@ def find_channel_rows(
             for rows in by_layer[layer][leaf]:
                 _check_fit(rows, tensor, geometry)
             rows_by_tensor[name] = LayerRows(layer, by_layer[layer][leaf])
+        elif leaf.rpartition(".")[2] in _PACKED_TENSORS:
+            raise StatetrimError(
+                f"tensor {name[:200]!r} is of a quantised weight that cannot be cut; prune the "
+                f"unquantised weights and quantise the result"
+            )
         elif leaf not in family.unchanged_tensors:
             raise StatetrimError(
                 f"tensor {name[:200]!r} is not one that family {type(family).__name__} knows; "
@@ -184,8 +194,8 @@ def _check_fit(rows: ChannelRows, tensor: TensorInfo, geometry: Geometry) -> Non
     """Raise StatetrimError unless `tensor` has a dtype and shape that fit `rows` and `geometry`."""
     if tensor.dtype not in DTYPES:
         raise StatetrimError(
-            f"tensor {tensor.name!r} is stored as {tensor.dtype}: quantised rows cannot be cut; "
-            f"prune the original weights and quantise the result"
+            f"tensor {tensor.name!r} is stored as {tensor.dtype}, quantised in a way that cannot "
+            f"be cut; prune the unquantised weights and quantise the result"
         )
     convolution = rows.role in ("q_conv", "k_conv", "v_conv")
     dimensions = _DIMENSIONS.get(rows.role, len(tensor.shape))

@@ -23,14 +23,14 @@ from .file_names import CONFIG, INDEX, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, SINGLE
 from .hub.cache import model_name, repository_in_cache
 from .hub.download import HubModel, missing_weight_files
 from .json_file import read_json
+from .quantized.find import QuantizedTensor, activation_scales, find_quantized_tensors
+from .quantized.rewrite import dequantize, quantize_like
 from .redirections import check_no_redirections
 from .resplit_tensors import RowRange, find_resplit_tensors
-from .safetensors_file import Shard, TensorInfo, read_shard, read_tensor
+from .safetensors_file import Shard, TensorInfo, read_rows, read_shard, read_tensor
 
 Weights = bool | Literal["headers"]
 """Which weights to open: the files, none, or only the headers of a model on the hub."""
-
-_QUANTIZED_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,16 @@ class Checkpoint:
     @cached_property
     def parameters(self) -> int:
         """Number of stored parameters; 0 if only the config was opened."""
-        return sum(prod(tensor.shape) for _, tensor in self.tensors.values())
+        return sum(prod(tensor.shape) for tensor in self.logical_tensors.values())
+
+    @cached_property
+    def quantized(self) -> dict[str, QuantizedTensor]:
+        """Name of a weight without quantisation -> how it is stored; empty if none is quantised."""
+        return find_quantized_tensors(self._infos, self.config)
+
+    @property
+    def _infos(self) -> dict[str, TensorInfo]:
+        return {name: info for name, (_, info) in self.tensors.items()}
 
     @cached_property
     def resplit_tensors(self) -> dict[str, RowRange]:
@@ -100,8 +109,7 @@ class Checkpoint:
 
         Happens when transformers loads and saves a model; see `resplit_tensors.py`.
         """
-        tensors = {name: info for name, (_, info) in self.tensors.items()}
-        return find_resplit_tensors(self.family, self.config, self.geometry, tensors)
+        return find_resplit_tensors(self.family, self.config, self.geometry, self._infos)
 
     @cached_property
     def flattened_heads(self) -> dict[str, int]:
@@ -114,18 +122,39 @@ class Checkpoint:
         return heads
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor with its own rows, in the stored dtype; one of `flattened_heads` as a vector."""
+        """A tensor with its own rows, in the stored dtype; one of `flattened_heads` as a vector,
+        and a quantised weight as float32 values."""
+        if name in self.quantized:
+            return dequantize(self.quantized[name], self)
         if name in self.resplit_tensors:
             row_range = self.resplit_tensors[name]
-            joined = torch.cat([self._read_stored(piece) for piece in row_range.names])
+            joined = torch.cat([self.read_stored(piece) for piece in row_range.names])
             return joined[row_range.start : row_range.start + row_range.size]
-        stored = self._read_stored(name)
+        stored = self.read_stored(name)
         return stored.flatten() if name in self.flattened_heads else stored
 
-    def _read_stored(self, name: str) -> Tensor:
+    def stored_names(self, name: str) -> tuple[str, ...]:
+        """The stored tensors that hold the tensor `name`: several for a quantised weight."""
+        return self.quantized[name].stored_names if name in self.quantized else (name,)
+
+    def as_stored(self, name: str, value: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """`value` rounded to the form in which the tensor `name` is stored, and that form."""
+        if name in self.quantized:
+            return quantize_like(self.quantized[name], value, self)
+        rounded = value.to(self.read_stored(name).dtype)
+        return rounded, {name: rounded}
+
+    def read_stored(self, name: str) -> Tensor:
+        """A tensor in its stored dtype and shape."""
         shard, info = self.tensors[name]
         with shard.path.open("rb") as file:
             return read_tensor(file, info)
+
+    def read_stored_rows(self, name: str, start: int, stop: int) -> Tensor:
+        """The bytes of some rows of a tensor, uint8 [rows, bytes]."""
+        shard, info = self.tensors[name]
+        with shard.path.open("rb") as file:
+            return read_rows(file, info, start, stop)
 
     @cached_property
     def channel_rows(self) -> dict[str, LayerRows]:
@@ -133,25 +162,40 @@ class Checkpoint:
 
         Raises StatetrimError if a tensor's name, shape or dtype is not what the family expects.
         """
-        return find_channel_rows(self.family, self.config, self.geometry, self._logical_tensors)
+        return find_channel_rows(
+            self.family, self.config, self.geometry, self.logical_tensors.values()
+        )
 
     @cached_property
     def head_rows(self) -> dict[str, LayerRows]:
         """Tensor name -> its layer and rows of its heads; StatetrimError for unexpected tensors."""
         self.check_tensors()
-        return find_head_rows(self.family, self.config, self.geometry, self._logical_tensors)
+        return find_head_rows(
+            self.family, self.config, self.geometry, self.logical_tensors.values()
+        )
 
     def check_tensors(self) -> None:
         """Raise StatetrimError if a tensor's name, shape or dtype is not as the family expects."""
         _ = self.channel_rows  # resolving them, once, is the check
 
-    @property
-    def _logical_tensors(self) -> list[TensorInfo]:
-        """Header entries with the shapes that `tensor` returns."""
-        return [self._with_logical_shape(tensor) for _, tensor in self.tensors.values()]
+    @cached_property
+    def logical_tensors(self) -> dict[str, TensorInfo]:
+        """Name -> header entry with the shape that `tensor` returns.
+
+        A quantised weight is one tensor, of dtype F32; its scales are not listed.
+        """
+        hidden = set(activation_scales(self._infos))
+        for weight in self.quantized.values():
+            hidden.update(weight.stored_names)
+        logical: dict[str, TensorInfo] = {}
+        for name, info in self._infos.items():
+            if name not in hidden:
+                logical[name] = self._with_logical_shape(info)
+        for name, weight in self.quantized.items():
+            logical[name] = replace(weight.codes, name=name, dtype="F32", shape=weight.shape)
+        return logical
 
     def _with_logical_shape(self, tensor: TensorInfo) -> TensorInfo:
-        """The header entry with the shape that `Checkpoint.tensor` returns."""
         if tensor.name in self.resplit_tensors:
             rows = self.resplit_tensors[tensor.name].size
             return replace(tensor, shape=(rows, *tensor.shape[1:]))
@@ -249,8 +293,7 @@ def open_checkpoint(
     config = read_json(config_file, MAX_CONFIG_BYTES, allow_nan=True)
     family = family or family_of(config)
     config_only = Checkpoint(config_file.parent, config, family, geometry_of(family, config))
-    can_prune = family.refusal(config) is None and not _quantization_text(config)
-    if hub is not None and weights and can_prune:
+    if hub is not None and weights and family.refusal(config) is None:
         if weights == "headers" and missing_weight_files(config_only.path):
             return replace(config_only, shards=hub.read_headers(config_only.path))
         path = hub.download(progress)
@@ -265,7 +308,6 @@ def require_prunable(model: Checkpoint) -> Checkpoint:
     reason = model.family.refusal(model.config)
     if reason:
         raise StatetrimError(f"{model.config.get('model_type')} cannot be pruned: {reason}")
-    check_rows_not_quantized(model)
     check_no_redirections(model.path, model.config)
     if not model.shards:
         raise StatetrimError(
@@ -297,35 +339,6 @@ def check_heads_removable(model: Checkpoint) -> None:
         raise StatetrimError(
             f"the heads of {model.config.get('model_type')} cannot be removed: {reason}"
         )
-
-
-def check_rows_not_quantized(model: Checkpoint) -> None:
-    """Raise StatetrimError for quantised weights: rows share scales or packed words."""
-    quantization = _quantization_text(model.config)
-    if quantization is not None:
-        raise StatetrimError(
-            f"the checkpoint is quantised ({quantization}): scales cover blocks of rows, so rows "
-            f"cannot be cut; prune the original weights and quantise the result"
-        )
-    for name in _QUANTIZED_FILES:
-        if (model.path / name).exists():
-            raise StatetrimError(
-                f"the checkpoint is quantised ({name} is next to its weights): rows cannot be "
-                f"dropped from packed weights; prune the original weights and quantise the result"
-            )
-
-
-def _quantization_text(config: Config) -> str | None:
-    """The quantisation method and the config field that names it; None if not quantised."""
-    for section in (config, config.get("text_config"), config.get("llm_config")):
-        if not isinstance(section, dict):
-            continue
-        for key in ("quantization_config", "compression_config"):
-            value = section.get(key)
-            if value is not None:
-                quant_method = value.get("quant_method") if isinstance(value, dict) else None
-                return f"{str(quant_method or 'unnamed')[:40]}, by config field {key!r}"
-    return None
 
 
 def _existing_path(model: str | Path) -> Path | None:

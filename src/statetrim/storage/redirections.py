@@ -24,6 +24,7 @@ _KERNEL_FIELDS = {
 _WEIGHTS_FIELD = "transformers_weights"
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 _REMOTE_CODE_FIELD = "auto_map"
+_QUANTIZATION_FIELDS = ("quantization_config", "compression_config")
 
 
 def check_no_redirections(directory: Path, config: Mapping[str, Any]) -> None:
@@ -51,28 +52,15 @@ def check_no_redirections(directory: Path, config: Mapping[str, Any]) -> None:
                     )
 
 
-def check_run_not_quantized(directory: Path, config: Mapping[str, Any]) -> None:
-    """Raise StatetrimError if `config` names a quantisation: its kernels may come from the hub.
-
-    No file is read; the message names `directory`.
-    """
-    for section in _nested_configs(config):
-        for name in ("quantization_config", "compression_config"):
-            if section.get(name) is not None:
-                raise StatetrimError(
-                    f"{directory} is quantised, and transformers may fetch code to run it; run the "
-                    f"original weights, or evaluate with --engine vllm"
-                )
-
-
 def without_redirections(config: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of the config without the fields that choose kernels or remote code (`auto_map`).
 
-    Nested configs are copied so too. The model runs without these fields.
+    Nested configs are copied so too. The model runs without these fields, also a quantised one:
+    its weights are dequantised on loading, so that no kernel for them is fetched from the hub.
     """
     kept: dict[str, Any] = {}
     for name, value in config.items():
-        if name not in _KERNEL_FIELDS and name != _REMOTE_CODE_FIELD:
+        if name not in (*_KERNEL_FIELDS, *_QUANTIZATION_FIELDS, _REMOTE_CODE_FIELD):
             kept[name] = without_redirections(value) if isinstance(value, dict) else value
     return kept
 

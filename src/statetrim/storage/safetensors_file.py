@@ -48,6 +48,15 @@ DTYPES = {
 }
 """The dtypes whose rows can be pruned; others hold packed or scaled values."""
 
+STORED_DTYPES = DTYPES | {
+    "F8_E4M3": torch.float8_e4m3fn,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
+"""The dtypes that can be read."""
+
 _COPY_UNSUPPORTED = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
@@ -96,6 +105,27 @@ class TensorEdit:
         if self.split_heads:
             return self.split_heads, prod(shape) // self.split_heads
         return tuple(shape)
+
+
+@dataclass(frozen=True, eq=False)
+class ComputedTensor:
+    """A tensor that takes the place of a stored one of the same dtype, made while it is written."""
+
+    shape: tuple[int, ...]
+    blocks: Callable[[], Iterator[Tensor]]
+    """Its values in order, in tensors whose bytes are written one after the other."""
+
+    def result_shape(self, stored_shape: Sequence[int]) -> tuple[int, ...]:
+        """Its own shape, whatever that of the stored tensor."""
+        return self.shape
+
+    def collect(self, dtype: torch.dtype) -> Tensor:
+        """The whole tensor, in memory, as one of `dtype`."""
+        raw = [block.contiguous().flatten().view(torch.uint8) for block in self.blocks()]
+        return torch.cat(raw).view(dtype).reshape(self.shape)
+
+
+Edit = TensorEdit | ComputedTensor
 
 
 def read_shard(path: Path) -> Shard:
@@ -198,12 +228,25 @@ def write_tensors(
 def read_tensor(file: BufferedReader, tensor: TensorInfo) -> Tensor:
     """Read a tensor in its stored dtype from an open shard.
 
-    Raises KeyError for a dtype that is not in `DTYPES`, StatetrimError for a truncated file.
+    Raises KeyError for a dtype not in `STORED_DTYPES`, StatetrimError for a truncated file.
     """
     return next(_read_blocks(file, tensor, tensor.nbytes), torch.empty(0)).reshape(tensor.shape)
 
 
-def tensors_after(shard: Shard, edits: Mapping[str, TensorEdit]) -> list[TensorInfo]:
+def read_rows(file: BufferedReader, tensor: TensorInfo, start: int, stop: int) -> Tensor:
+    """The bytes of rows `start` to `stop` of a tensor, uint8 [rows, bytes].
+
+    Raises StatetrimError for a truncated file.
+    """
+    row_bytes = tensor.nbytes // max(1, tensor.shape[0])
+    first = tensor.start + start * row_bytes
+    rows = TensorInfo(
+        tensor.name, "U8", (stop - start, row_bytes), first, (stop - start) * row_bytes
+    )
+    return read_tensor(file, rows)
+
+
+def tensors_after(shard: Shard, edits: Mapping[str, Edit]) -> list[TensorInfo]:
     """Header entries of the file that `rewrite_shard` writes."""
     after: list[TensorInfo] = []
     for tensor in shard.tensors:
@@ -222,7 +265,7 @@ def tensors_after(shard: Shard, edits: Mapping[str, TensorEdit]) -> list[TensorI
 
 
 def rewrite_shard(
-    shard: Shard, target: BinaryIO, edits: Mapping[str, TensorEdit], advance: Advance
+    shard: Shard, target: BinaryIO, edits: Mapping[str, Edit], advance: Advance
 ) -> None:
     """Write `shard` to `target` with `edits` (tensor name -> edit) applied.
 
@@ -300,14 +343,16 @@ def _read_blocks(file: BufferedReader, tensor: TensorInfo, block_bytes: int) -> 
         buffer = bytearray(min(step, tensor.nbytes - done))
         if file.readinto(buffer) != len(buffer):
             raise StatetrimError(f"{file.name} became shorter while it was read")
-        values = torch.frombuffer(buffer, dtype=DTYPES[tensor.dtype])
+        values = torch.frombuffer(buffer, dtype=STORED_DTYPES[tensor.dtype])
         yield values.reshape(-1, *tensor.shape[1:])
 
 
-def _edited_blocks(
-    file: BufferedReader, tensor: TensorInfo, edit: TensorEdit
-) -> Iterator[bytearray]:
+def _edited_blocks(file: BufferedReader, tensor: TensorInfo, edit: Edit) -> Iterator[bytearray]:
     """Yield the bytes of a tensor after `edit`, in blocks; a replacement is one block."""
+    if isinstance(edit, ComputedTensor):
+        for block in edit.blocks():
+            yield bytearray(block.contiguous().flatten().view(torch.uint8).numpy())
+        return
     if edit.replacement is None:
         blocks = _read_blocks(file, tensor, BLOCK_BYTES)
     else:

@@ -39,7 +39,16 @@ from ..storage.file_names import CONFIG, INDEX
 from ..storage.json_file import write_json, write_text
 from ..storage.models import ModelLike, as_checkpoint, load_if_path
 from ..storage.output import ARTIFACTS, CARD, open_output
-from ..storage.safetensors_file import Shard, TensorEdit, TensorInfo, rewrite_shard, tensors_after
+from ..storage.quantized.rewrite import cut_quantized, edited_rows, is_exact, relative_error
+from ..storage.quantized.siblings import check_sibling
+from ..storage.safetensors_file import (
+    Edit,
+    Shard,
+    TensorEdit,
+    TensorInfo,
+    rewrite_shard,
+    tensors_after,
+)
 from ..storage.space import check_space
 from ..version import __version__
 
@@ -55,7 +64,7 @@ class Surgery:
     plan: Plan
     geometry: Geometry  # of the cut
     config: Config  # of the cut
-    edits: dict[str, TensorEdit]  # by tensor name
+    edits: dict[str, TensorEdit]  # by the name of a tensor without quantisation
     auxiliary_files: dict[str, Path]  # to copy: name in the cut -> source
 
     def __repr__(self) -> str:
@@ -66,7 +75,18 @@ class Surgery:
     @cached_property
     def shards(self) -> list[tuple[Shard, list[TensorInfo]]]:
         """Each shard of the original with the header entries of the shard to write."""
-        return [(shard, tensors_after(shard, self.edits)) for shard in self.model.shards]
+        return [(shard, tensors_after(shard, self.stored_edits)) for shard in self.model.shards]
+
+    @cached_property
+    def stored_edits(self) -> dict[str, Edit]:
+        """The edits by stored name: a quantised weight is stored as several tensors."""
+        edits: dict[str, Edit] = {}
+        for name, edit in self.edits.items():
+            if name in self.model.quantized:
+                edits |= cut_quantized(self.model.quantized[name], edit, self.model)
+            else:
+                edits[name] = edit
+        return edits
 
     @property
     def bytes_before(self) -> int:
@@ -112,10 +132,7 @@ def prepare(model: ModelLike, plan: Plan | str | Path, *, uneven: bool = False) 
     """
     model, plan = require_prunable(as_checkpoint(model)), load_if_path(Plan.load, plan)
     if not model.has_digest(plan.lineage.get("source")):
-        raise StatetrimError(
-            "the plan was made for another model (its 'source' is not this checkpoint's); "
-            "make one for this model with: statetrim select"
-        )
+        check_sibling(model, plan.lineage)
     if plan.kept_values is not None:
         check_values_prunable(model)
     if plan.kept_heads is not None:
@@ -190,7 +207,10 @@ def prune(
             check_space(partial, surgery.bytes_after + auxiliary_bytes)
             _write_shards(surgery, partial, counter(report, surgery.bytes_after, "bytes"))
             _write_other_files(surgery, partial)
-            _check_result(surgery, partial)
+            result = _check_result(surgery, partial)
+            errors = _requantization_errors(surgery, result)
+            if errors:
+                write_json(partial / ARTIFACTS / RECORD, surgery.record | {"requantized": errors})
             work.publish()
     return open_checkpoint(out, surgery.model.family)
 
@@ -210,7 +230,7 @@ def _write_shards(surgery: Surgery, partial: Path, advance: Advance) -> None:
             scratch = scratch_path(target)
             try:
                 with scratch.open("xb") as file:
-                    rewrite_shard(shard, file, surgery.edits, advance)
+                    rewrite_shard(shard, file, surgery.stored_edits, advance)
             except BaseException:
                 discard(scratch)
                 raise
@@ -247,7 +267,18 @@ def _original_card(surgery: Surgery) -> str:
         return card.read(MIB)
 
 
-def _check_result(surgery: Surgery, partial: Path) -> None:
+def _requantization_errors(surgery: Surgery, result: Checkpoint) -> dict[str, float]:
+    """Name -> relative error of each weight that had to be quantised again, as it was written."""
+    errors: dict[str, float] = {}
+    for name, tensor in surgery.model.quantized.items():
+        edit = surgery.edits.get(name)
+        if edit is not None and not is_exact(tensor, edit):
+            wanted = edited_rows(tensor, edit, surgery.model)
+            errors[name] = relative_error(result.quantized[name], wanted, result)
+    return errors
+
+
+def _check_result(surgery: Surgery, partial: Path) -> Checkpoint:
     """Open the result; AssertionError unless its geometry and tensor names are those expected.
 
     A mismatch is a defect of statetrim.
@@ -255,3 +286,4 @@ def _check_result(surgery: Surgery, partial: Path) -> None:
     result = require_prunable(open_checkpoint(partial, surgery.model.family))
     assert result.geometry == surgery.geometry
     assert set(result.tensors) == set(surgery.model.tensors)
+    return result

@@ -11,6 +11,7 @@ Every other tensor is copied byte for byte.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from functools import partial as bind
 from pathlib import Path
 from typing import Any
@@ -138,23 +139,29 @@ def _write_shards(
     """
     errors: dict[int, LayerError] = {}
 
-    def refitted(layer: int, before: Tensor) -> Tensor:
-        sums = statistics.layers[layer]
-        after = fit_projection(sums, damping).to(before.dtype)
-        error_before, error_after = relative_error(before, sums), relative_error(after, sums)
+    def refitted(layer: int, name: str) -> dict[str, Tensor]:
+        sums, before = statistics.layers[layer], small.tensor(name)
+        rounded, stored = small.as_stored(name, fit_projection(sums, damping))
+        error_before, error_after = relative_error(before, sums), relative_error(rounded, sums)
         if not error_after < error_before:  # rounding to the stored dtype undid a tiny gain
-            after, error_after = before, error_before
+            stored, error_after = {}, error_before
         errors[layer] = LayerError(error_before, error_after)
-        return after
+        return stored
 
     replacements: dict[str, Callable[[Tensor], Tensor]] = {}
     for layer, name in names_by_layer(small.channel_rows, "o_proj").items():
-        replacements[name] = bind(refitted, layer)
+        fit = cache(bind(refitted, layer, name))
+        for stored_name in small.stored_names(name):
+            replacements[stored_name] = bind(_replace, fit, stored_name)
     for shard in small.shards:
         target = partial / shard.path.name
         with atomic_write(target) as scratch, scratch.open("xb") as file:
             patch_shard(shard, file, replacements, advance)
     return errors
+
+
+def _replace(fit: Callable[[], dict[str, Tensor]], name: str, before: Tensor) -> Tensor:
+    return fit().get(name, before)
 
 
 def _load_sums(
@@ -187,7 +194,7 @@ def _check_statistics(small: Checkpoint, statistics: Statistics) -> None:
     if not small.has_digest(statistics.lineage.get("source")):
         raise StatetrimError("the statistics were made with another model; calibrate this one")
     for layer, name in names_by_layer(small.channel_rows, "o_proj").items():
-        hidden, columns = small.tensors[name][1].shape
+        hidden, columns = small.logical_tensors[name].shape
         shapes = {
             "readout_moment": (columns, columns),
             "target_moment": (hidden, columns),

@@ -234,7 +234,7 @@ def _default_dtype(engine: Engine, model: Checkpoint) -> str:
     first of bfloat16, float16, float32; float32 if it is none of these."""
     if engine == "vllm":
         return "bfloat16"
-    stored_dtypes = {model.tensors[name][1].dtype for name in model.channel_rows}
+    stored_dtypes = {model.logical_tensors[name].dtype for name in model.channel_rows}
     for name in sorted(stored_dtypes & set(DTYPE_NAMES)):
         return DTYPE_NAMES[name]
     return "float32"

@@ -1,0 +1,1 @@
+"""Weights stored quantised: how they are found, read, cut and written again."""

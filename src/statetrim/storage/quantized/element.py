@@ -1,0 +1,80 @@
+"""How one element of a quantised weight is stored, and what it is worth.
+
+A code is the element's bits as uint8. Two 4-bit codes share a byte, the first in its low half;
+32-bit words of packed integers have the same bytes, because safetensors is little-endian.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_FP4_VALUES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+_FP4_MIDPOINTS = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
+_FP4_SIGN = 8
+_INT4_OFFSET = 8
+
+
+@dataclass(frozen=True)
+class Element:
+    """A kind of element. A block's largest magnitude is scaled to one of `largest_codes`; the first
+    is what quantisers use. Integers reach one further below zero than above."""
+
+    name: str
+    bits: int
+    largest_codes: tuple[float, ...]
+    decode: Callable[[Tensor], Tensor]
+    """Codes -> float32 values."""
+    encode: Callable[[Tensor], Tensor]
+    """Float32 values, at most about the largest -> codes of the nearest."""
+
+    def unpack(self, stored: Tensor, columns: int) -> Tensor:
+        """Codes [rows, columns] of stored bytes [rows, bytes]."""
+        if self.bits == 8:
+            return stored
+        halves = torch.stack([stored & 15, stored >> 4], dim=2)
+        return halves.flatten(1)[:, :columns]
+
+    def pack(self, codes: Tensor) -> Tensor:
+        """The bytes to store for codes [rows, columns]."""
+        if self.bits == 8:
+            return codes
+        return codes[:, 0::2] | (codes[:, 1::2] << 4)
+
+
+def _encode_fp8(values: Tensor) -> Tensor:
+    # A conversion alone would make NaN of what is larger.
+    return values.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+
+
+def _encode_int8(values: Tensor) -> Tensor:
+    return values.round().clamp(-128, 127).to(torch.int8).view(torch.uint8)
+
+
+def _encode_int4(values: Tensor) -> Tensor:
+    return (values.round().clamp(-8, 7) + _INT4_OFFSET).to(torch.uint8)
+
+
+def _encode_fp4(values: Tensor) -> Tensor:
+    magnitudes = values.abs()
+    codes = torch.bucketize(magnitudes, _FP4_MIDPOINTS)
+    # Halfway between two values the one with the even code is nearest.
+    halfway = torch.isin(magnitudes, _FP4_MIDPOINTS)
+    codes += halfway & (codes % 2 == 1)
+    return (codes + _FP4_SIGN * values.signbit()).to(torch.uint8)
+
+
+def _decode_fp4(codes: Tensor) -> Tensor:
+    magnitudes = _FP4_VALUES[(codes % _FP4_SIGN).long()]
+    return torch.where(codes >= _FP4_SIGN, -magnitudes, magnitudes)
+
+
+FP8 = Element(
+    "FP8", 8, (448.0,), lambda codes: codes.view(torch.float8_e4m3fn).float(), _encode_fp8
+)
+INT8 = Element(
+    "INT8", 8, (127.5, 127.0, 128.0), lambda codes: codes.view(torch.int8).float(), _encode_int8
+)
+FP4 = Element("FP4", 4, (6.0,), _decode_fp4, _encode_fp4)
+INT4 = Element("INT4", 4, (7.5, 7.0, 8.0), lambda codes: codes.float() - _INT4_OFFSET, _encode_int4)

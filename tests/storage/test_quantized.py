@@ -1,0 +1,212 @@
+"""Quantised weights: read as their libraries read them, and cut exactly where that is possible."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from safetensors.torch import save_file
+from torch import Tensor
+
+import statetrim as st
+from helpers.quantized import FORMATS, Format, largest_by_block, spread
+from statetrim.storage.quantized.element import FP4, FP8
+from statetrim.storage.quantized.find import QuantizedTensor, find_quantized_tensors
+from statetrim.storage.quantized.rewrite import cut_quantized, dequantize, is_exact, quantize_like
+from statetrim.storage.safetensors_file import ComputedTensor, TensorEdit, read_shard
+
+ROWS, COLUMNS = 64, 96
+KEPT_ROWS = torch.arange(ROWS) % 3 != 1
+KEPT_COLUMNS = torch.arange(COLUMNS) % 3 != 2  # 64: a multiple of every group
+LIBRARY = [name for name, form in FORMATS.items() if "config_groups" in form.config]
+
+
+class Stored:
+    """A quantised weight in memory."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.tensors = {f"a.{leaf}": value.contiguous() for leaf, value in tensors.items()}
+
+    def read_stored(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def read_stored_rows(self, name: str, start: int, stop: int) -> Tensor:
+        return self.tensors[name][start:stop].contiguous().view(torch.uint8)
+
+
+def weight() -> Tensor:
+    return torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(3))
+
+
+def find(stored: Stored, form: Format, directory: Path) -> QuantizedTensor:
+    save_file(stored.tensors, directory / "a.safetensors")
+    infos = {info.name: info for info in read_shard(directory / "a.safetensors").tensors}
+    return find_quantized_tensors(infos, {"quantization_config": form.config})["a.weight"]
+
+
+@pytest.fixture(params=FORMATS)
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Format, Stored, QuantizedTensor]:
+    form = FORMATS[request.param]
+    stored = Stored(form.quantize(weight()))
+    return form, stored, find(stored, form, tmp_path)
+
+
+def collect(computed: dict[str, ComputedTensor], stored: Stored) -> dict[str, Tensor]:
+    """The tensors as a file would hold them."""
+    result = {}
+    for name, output in computed.items():
+        result[name] = output.collect(stored.read_stored(name).dtype)
+    return result
+
+
+def leaves(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix("a."): value for name, value in tensors.items()}
+
+
+def stored_leaves(stored: Stored) -> dict[str, Tensor]:
+    return leaves(stored.tensors)
+
+
+def edit(*, rows: bool = False, columns: bool = False) -> TensorEdit:
+    masks = ({0: KEPT_ROWS} if rows else {}) | ({1: KEPT_COLUMNS} if columns else {})
+    return TensorEdit(masks)
+
+
+def as_bytes(tensor: Tensor) -> bytes:
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_values_are_those_of_the_library(name: str, tmp_path: Path) -> None:
+    form = FORMATS[name]
+    tensors = form.quantize(weight())
+    stored = Stored(tensors)
+    args = QuantizationArgs(**form.config["config_groups"]["group_0"]["weights"])
+    scheme = QuantizationScheme(targets=["Linear"], weights=args)
+    compressor = BaseCompressor.get_value_from_registry(form.config["format"])
+    expected = compressor.decompress(dict(tensors), scheme)["weight"]
+    actual = dequantize(find(stored, form, tmp_path), stored)
+    rounding = 2**-8 if expected.dtype == torch.bfloat16 else 0  # of the library's NVFP4
+    torch.testing.assert_close(actual, expected.float(), rtol=rounding, atol=0)
+
+
+def test_values_of_fine_grained_fp8(tmp_path: Path) -> None:
+    form = FORMATS["fine-grained fp8"]
+    tensors = form.quantize(weight())
+    expected = tensors["weight"].float() * spread(tensors["weight_scale_inv"], 16, weight())
+    stored = Stored(tensors)
+    assert torch.equal(dequantize(find(stored, form, tmp_path), stored), expected)
+
+
+def test_removed_rows_leave_the_others_as_they_are(
+    case: tuple[Format, Stored, QuantizedTensor],
+) -> None:
+    """Bit for bit what quantising the cut weight gives, where a scale belongs to one row."""
+    form, stored, tensor = case
+    cut = collect(cut_quantized(tensor, edit(rows=True), stored), stored)
+    small = tensor.resized(int(KEPT_ROWS.sum()), COLUMNS)
+    if tensor.block[0] == 1:
+        assert is_exact(tensor, edit(rows=True))
+        quantised = form.quantize(weight()[KEPT_ROWS])
+        for name in cut if tensor.global_scale is None else ():
+            assert as_bytes(cut[name]) == as_bytes(quantised[name.removeprefix("a.")])
+    values = dequantize(small, Stored(stored_leaves(stored) | leaves(cut)))
+    kept = dequantize(tensor, stored)[KEPT_ROWS]
+    if form.exact or tensor.block[0] == 1:
+        assert torch.equal(values, kept)
+    else:
+        assert 0 < float((values - kept).norm() / kept.norm()) < 0.04
+
+
+def test_removed_columns(case: tuple[Format, Stored, QuantizedTensor]) -> None:
+    """Exact, or no worse than what the library makes of the values that stay."""
+    form, stored, tensor = case
+    cut = collect(cut_quantized(tensor, edit(columns=True), stored), stored)
+    kept = dequantize(tensor, stored)[:, KEPT_COLUMNS]
+    small = tensor.resized(ROWS, int(KEPT_COLUMNS.sum()))
+    values = dequantize(small, Stored(stored_leaves(stored) | leaves(cut)))
+    if form.exact:
+        assert torch.equal(values, kept)
+        return
+    assert not is_exact(tensor, edit(columns=True))
+    library = Stored(stored_leaves(stored) | form.quantize(kept))
+    error, library_error = ((w - kept).norm() for w in (values, dequantize(small, library)))
+    if tensor.element is FP8:
+        for leaf, expected in form.quantize(kept).items():
+            assert as_bytes(cut[f"a.{leaf}"]) == as_bytes(expected), leaf
+    assert 0 < float(error) <= 1.02 * float(library_error)  # NVFP4's global scale stays
+
+
+def test_whole_groups_of_columns_are_removed_exactly(
+    case: tuple[Format, Stored, QuantizedTensor],
+) -> None:
+    """As when a head goes: codes and scales of the others are copied."""
+    _, stored, tensor = case
+    mask = torch.arange(COLUMNS) >= 32
+    cut = collect(cut_quantized(tensor, TensorEdit({1: mask}), stored), stored)
+    small = tensor.resized(ROWS, COLUMNS - 32)
+    values = dequantize(small, Stored(stored_leaves(stored) | leaves(cut)))
+    assert torch.equal(values, dequantize(tensor, stored)[:, mask])
+
+
+def test_a_factor_beyond_the_range_changes_the_global_scale(
+    case: tuple[Format, Stored, QuantizedTensor],
+) -> None:
+    _, stored, tensor = case
+    factors = torch.full((COLUMNS,), 1e3, dtype=torch.float64)
+    cut = collect(cut_quantized(tensor, TensorEdit({}, factors), stored), stored)
+    values = dequantize(tensor, Stored(stored_leaves(stored) | leaves(cut)))
+    wanted = dequantize(tensor, stored) * 1e3
+    assert float((values - wanted).norm() / wanted.norm()) < 0.04
+
+
+def test_a_replaced_weight_is_rounded_once(case: tuple[Format, Stored, QuantizedTensor]) -> None:
+    _, stored, tensor = case
+    value = weight().flip(0)
+    rounded, parts = quantize_like(tensor, value, stored)
+    again = dequantize(tensor, Stored(stored_leaves(stored) | leaves(parts)))
+    assert torch.equal(rounded, again)
+    assert float((rounded - value).norm() / value.norm()) < 0.15
+
+
+def test_fp4_rounds_to_the_nearest_even() -> None:
+    values = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, -0.25, 5.1, 7.0, 0.2])
+    expected = [0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0, -0.0, 6.0, 6.0, 0.0]
+    assert FP4.decode(FP4.encode(values)).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "scale", [torch.ones(3, 6), torch.ones(4), torch.ones(64, 96), torch.ones(0, 6)]
+)
+def test_scales_of_another_shape_are_refused(scale: Tensor, tmp_path: Path) -> None:
+    form = FORMATS["fine-grained fp8"]
+    tensors = form.quantize(weight()) | {"weight_scale_inv": scale}
+    with pytest.raises(st.StatetrimError, match=r"a\.weight_scale_inv"):
+        find(Stored(tensors), form, tmp_path)
+
+
+@pytest.mark.parametrize("block", [[0, 16], [16], "16x16", [16, True], [2**40, 16]])
+def test_a_block_size_that_is_none_is_refused(block: Any, tmp_path: Path) -> None:
+    form = FORMATS["fine-grained fp8"]
+    stored = Stored(form.quantize(weight()))
+    save_file(stored.tensors, tmp_path / "a.safetensors")
+    infos = {info.name: info for info in read_shard(tmp_path / "a.safetensors").tensors}
+    with pytest.raises(st.StatetrimError, match="block size"):
+        find_quantized_tensors(infos, {"quantization_config": {"weight_block_size": block}})
+
+
+def test_a_width_that_does_not_fill_a_group_is_refused(tmp_path: Path) -> None:
+    form = FORMATS["w4a16"]
+    stored = Stored(form.quantize(weight()))
+    with pytest.raises(st.StatetrimError, match="multiple of 16"):
+        cut_quantized(
+            find(stored, form, tmp_path), TensorEdit({1: torch.arange(COLUMNS) < 40}), stored
+        )
+
+
+def test_blocks_are_those_of_the_matrix() -> None:
+    """The helper that makes the scales, on a matrix that its blocks do not fill."""
+    matrix = torch.arange(20.0).reshape(4, 5)
+    assert largest_by_block(matrix, 3).tolist() == [[12.0, 14.0], [17.0, 19.0]]

@@ -1,0 +1,173 @@
+"""Quantised checkpoints are cut, refitted and run; the same plan cuts the quantised sibling."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+import statetrim as st
+from helpers import tiny
+from helpers.quantized import FORMATS, quantize_checkpoint, write_shards
+from helpers.sums import assert_statistics_close
+from statetrim.runtime.loading import load
+from statetrim.surgery.refit import layer_errors
+
+MODEL_TYPE = "qwen3_5_text"
+KEYS, VALUES = 8, 4
+TOKENS = {"tokens": 640, "length": 20, "batch_size": 4, "recall": 0.0}
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build(MODEL_TYPE, tmp_path_factory.mktemp("models") / "original")
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def quantized(
+    request: pytest.FixtureRequest, original: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path]:
+    directory = tmp_path_factory.mktemp("quantized") / "model"
+    return request.param, quantize_checkpoint(original, directory, FORMATS[request.param])
+
+
+def plan_for(model: Path, *, values: bool = False) -> st.Plan:
+    kept_values = VALUES if values else None
+    return st.select(model, "l1", KEYS, keep_values=kept_values, value_method="readout_l1")
+
+
+def dequantized(model: Path, out: Path) -> Path:
+    """The checkpoint with the values that its quantised weights stand for, in float32."""
+    opened = st.open(model)
+    out.mkdir()
+    tensors = {name: opened.tensor(name).contiguous() for name in opened.logical_tensors}
+    save_file(tensors, out / "model.safetensors", {"format": "pt"})
+    config = json.loads((model / "config.json").read_text())
+    del config["quantization_config"]
+    (out / "config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (out / name).write_bytes((model / name).read_bytes())
+    return out
+
+
+def logits(model: Path) -> Tensor:
+    ids = torch.arange(40).reshape(2, 20) % tiny.VOCABULARY
+    with torch.no_grad():
+        result: Tensor = load(model, dtype="float32")(input_ids=ids).logits
+    return result
+
+
+def test_keys_are_removed_as_from_the_dequantised_model(
+    quantized: tuple[str, Path], original: Path, tmp_path: Path
+) -> None:
+    """Exactly, where a scale belongs to a row or a tensor; else within the format's own error."""
+    name, model = quantized
+    cut = st.prune(model, plan_for(model), tmp_path / "cut")
+    plain = dequantized(model, tmp_path / "plain")
+    expected = logits(st.prune(plain, plan_for(plain), tmp_path / "expected").path)
+    requantized = json.loads((cut.path / "statetrim" / "prune.json").read_text()).get("requantized")
+    if requantized:
+        assert "block" in name or "fine" in name
+        assert all(0 < error < 0.05 for error in requantized.values())
+    difference = float((logits(cut.path) - expected).norm())
+    if requantized:
+        assert difference < float((logits(model) - logits(original)).norm())
+    else:
+        assert difference < 1e-5 * float(expected.norm())
+
+
+def test_every_untouched_tensor_is_copied(quantized: tuple[str, Path], tmp_path: Path) -> None:
+    _, model = quantized
+    cut = st.prune(model, plan_for(model), tmp_path / "cut")
+    before, after = tiny.tensors(model), tiny.tensors(cut.path)
+    mixers = [name for name in before if "linear_attn" in name]
+    assert before.keys() == after.keys() and mixers
+    for name in before.keys() - set(mixers):
+        assert (
+            before[name].flatten().view(torch.uint8).equal(after[name].flatten().view(torch.uint8))
+        )
+    config = json.loads((cut.path / "config.json").read_text())
+    assert config["quantization_config"] == FORMATS[quantized[0]].config
+
+
+def test_values_and_a_refit(quantized: tuple[str, Path], tmp_path: Path) -> None:
+    """The norm is folded into a quantised projection, and the refit is quantised again."""
+    _, model = quantized
+    text = tiny.write_text(tmp_path / "text.txt", 2000)
+    cut = st.prune(model, plan_for(model, values=True), tmp_path / "cut")
+    statistics = st.calibrate(cut, text, original=model, **TOKENS)
+    refitted = st.refit(cut, statistics, out=tmp_path / "refitted")
+    record = json.loads((refitted.path / "statetrim" / "refit.json").read_text())
+    for errors in record["layers"].values():
+        assert errors["after"] < errors["before"]
+    written = layer_errors(refitted, statistics)
+    assert written == {int(layer): errors["after"] for layer, errors in record["layers"].items()}
+
+
+def test_the_plan_of_the_original_cuts_its_sibling(
+    quantized: tuple[str, Path], original: Path, tmp_path: Path
+) -> None:
+    _, model = quantized
+    plan = plan_for(original)
+    cut = st.prune(model, plan, tmp_path / "cut")
+    assert cut.geometry == st.prune(original, plan, tmp_path / "plain").geometry
+
+
+def test_a_plan_of_another_model_does_not(
+    quantized: tuple[str, Path], original: Path, tmp_path: Path
+) -> None:
+    _, model = quantized
+    tensors = tiny.tensors(original)
+    name = "model.layers.0.linear_attn.conv1d.weight"
+    tensors[name] = tensors[name] + 1
+    other = tmp_path / "other"
+    other.mkdir()
+    write_shards(tensors, other)
+    (other / "config.json").write_bytes((original / "config.json").read_bytes())
+    with pytest.raises(st.StatetrimError, match=r"another model: 0\.conv1d\.weight"):
+        st.prune(model, plan_for(other), tmp_path / "cut")
+
+
+def test_statistics_are_those_of_the_dequantised_model(
+    quantized: tuple[str, Path], tmp_path: Path
+) -> None:
+    _, model = quantized
+    text = tiny.write_text(tmp_path / "text.txt", 2000)
+    plain = dequantized(model, tmp_path / "plain")
+    expected = st.calibrate(plain, text, dtype="float32", **TOKENS)
+    for layerwise in (False, True):
+        actual = st.calibrate(model, text, dtype="float32", layerwise=layerwise, **TOKENS)
+        assert_statistics_close(actual, expected, 1e-6)
+
+
+def test_only_other_layers_are_quantised(original: Path, tmp_path: Path) -> None:
+    """As recipes that ignore linear attention do: the cut is that of the unquantised model."""
+    form = FORMATS["nvfp4"]
+    model = quantize_checkpoint(original, tmp_path / "m", form, lambda name: "mlp" in name)
+    cut = st.prune(model, plan_for(original), tmp_path / "cut")
+    plain = st.prune(original, plan_for(original), tmp_path / "plain")
+    mixers = [name for name in plain.tensors if "linear_attn" in name]
+    for name in mixers:
+        assert torch.equal(cut.tensor(name), plain.tensor(name))
+
+
+@pytest.mark.parametrize("leaf", ["qweight", "weight_g_idx", "absmax"])
+def test_other_packed_weights_are_refused(leaf: str, original: Path, tmp_path: Path) -> None:
+    """GPTQ, AWQ, asymmetric groups, bitsandbytes."""
+    model = quantize_checkpoint(original, tmp_path / "m", FORMATS["fp8 by row"])
+    tensors = tiny.tensors(model)
+    name = next(n for n in tensors if n.endswith("out_proj.weight"))
+    tensors[name.replace("weight", leaf)] = torch.zeros(4, 4, dtype=torch.int32)
+    write_shards(tensors, model)
+    with pytest.raises(st.StatetrimError, match="quantised"):
+        st.select(model, "l1", KEYS)
+
+
+def test_a_recovery_is_refused_before_it_trains(original: Path, tmp_path: Path) -> None:
+    model = quantize_checkpoint(original, tmp_path / "m", FORMATS["fp8 by row"])
+    cut = st.prune(model, plan_for(model), tmp_path / "cut")
+    text = tiny.write_text(tmp_path / "text.txt", 2000)
+    with pytest.raises(st.StatetrimError, match="quantised"):
+        st.recover(cut, text=text, teacher=model, out=tmp_path / "recovered", tokens=100)
