@@ -102,14 +102,15 @@ def by_group(weight: Tensor, args: QuantizationArgs) -> tuple[Tensor, Tensor]:
     if strategy == "block":
         largest = largest_by_block(weight, args.block_structure[0])
         return -largest, largest
-    groups = weight.unflatten(1, (-1, args.group_size))
+    groups = torch.unflatten(weight, 1, (-1, args.group_size))
     return groups.amin(2), groups.amax(2)
 
 
 def largest_by_block(weight: Tensor, block: int) -> Tensor:
     rows, columns = weight.shape
     padded = torch.nn.functional.pad(weight, (0, -columns % block, 0, -rows % block))
-    return padded.unflatten(1, (-1, block)).unflatten(0, (-1, block)).abs().amax((1, 3))
+    rows_of_blocks = torch.unflatten(padded, 1, (-1, block))
+    return torch.unflatten(rows_of_blocks, 0, (-1, block)).abs().amax((1, 3))
 
 
 def spread(scales: Tensor, block: int, weight: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ def cut_quantized(
     source = QuantizedSource(tensor, stored)
 
     def code_blocks() -> Iterator[Tensor]:
-        for part in rows.split(_rows_at_a_time(tensor)):
+        for part in torch.split(rows, _rows_at_a_time(tensor)):
             codes = source.codes(int(part[0]), int(part[-1]) + 1)
             yield tensor.element.pack(codes[part - part[0]][:, columns])
 
@@ -93,7 +93,7 @@ def is_exact(tensor: QuantizedTensor, edit: TensorEdit) -> bool:
     for kept, size, length in zip(_kept(tensor, edit), tensor.block, tensor.shape, strict=True):
         if size in (1, length):
             continue
-        for members in (kept // size).split(size):
+        for members in torch.split(kept // size, size):
             if not bool((members == members[0]).all()):
                 return False
     return True
@@ -292,7 +292,8 @@ def _by_block(values: Tensor, tensor: QuantizedTensor) -> Tensor:
     rows, columns = values.shape
     height, width = min(tensor.block[0], rows), tensor.block[1]
     padded = torch.nn.functional.pad(values, (0, -columns % width, 0, -rows % height))
-    return padded.unflatten(1, (-1, width)).unflatten(0, (-1, height))
+    rows_of_blocks = torch.unflatten(padded, 1, (-1, width))
+    return torch.unflatten(rows_of_blocks, 0, (-1, height))
 
 
 def _rows_at_a_time(tensor: QuantizedTensor) -> int:
