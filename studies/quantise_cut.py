@@ -47,8 +47,8 @@ def main() -> None:
         "torchao",
         "auto-round",
     )
-    found = {package: version(package) for package in packages}
-    text = json.dumps({"versions": found, "rows": rows}, indent=2)
+    versions = {package: version(package) for package in packages}
+    text = json.dumps({"versions": versions, "rows": rows}, indent=2)
     arguments.results.write_text(text + "\n")
 
 

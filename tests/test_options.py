@@ -162,7 +162,7 @@ def test_the_record_of_a_job_is_that_of_version_0_1(
         "version": 1,
         "statetrim": st.__version__,
         "source": model.digest,
-        "weights": model.fingerprint,
+        "weights": model.digest,
         "keep": keep,
         "keep_values": keep_values,
         "text": "owner/name",

@@ -97,7 +97,7 @@ def test_an_interrupted_comparison_resumes(
     uninterrupted = st.trim(model, state=0.25, text=text, out=tmp_path / "whole", **OPTIONS)
     assert (
         resumed.geometry == uninterrupted.geometry
-        and resumed.fingerprint == uninterrupted.fingerprint
+        and resumed.digest == uninterrupted.digest
     )
 
 

@@ -88,7 +88,7 @@ def test_sections_without_an_artifact_are_one_line(folder: Path) -> None:
 
 
 def save_verification(folder: Path, engine: str, **fields: Any) -> Path:
-    fingerprints = [st.open(folder / name).fingerprint for name in ("my model", "OUT")]
+    fingerprints = [st.open(folder / name).digest for name in ("my model", "OUT")]
     agreements = [
         Agreement(name, "texts", [50] * 2, [agreed] * 2, [agreed] * 2, [50] * 2, 0.3, None, 40)
         for name, agreed in (("my model", 50), ("OUT", 49))

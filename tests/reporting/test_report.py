@@ -305,7 +305,7 @@ def test_scores_of_other_weights_are_told_apart(artifacts: Path, tmp_path: Path)
         json.loads((artifacts / "scores.json").read_text()),
     )
     inner = tmp_path / "SMALL" / "statetrim" / "scores.json"
-    for scored, is_other in (([small.fingerprint], False), (["0" * 64], True)):
+    for scored, is_other in (([small.digest], False), (["0" * 64], True)):
         inner.write_text(json.dumps(content | {"lineage": {"models": scored}}))
         without_file = render_markdown(build_document(read_findings([tmp_path / "SMALL"])))
         assert ("Quality was not measured" in without_file) is is_other  # left out when not its own

@@ -50,7 +50,7 @@ def weights(hub: LoopbackHub) -> set[str]:
 def test_a_hub_id_is_downloaded_and_opened(hub: LoopbackHub, checkpoint: Load) -> None:
     seen: list[st.Progress] = []
     model = open_checkpoint(REPO, progress=seen.append)
-    assert model.fingerprint == st.open(checkpoint("delta_net")).fingerprint
+    assert model.digest == st.open(checkpoint("delta_net")).digest
     assert weights(hub) <= hub.downloaded_files() and len(weights(hub)) > 1
     assert {"tokenizer.json", "README.md", "config.json"} <= hub.downloaded_files()
     never = {"modeling_tiny.py", "pytorch_model.bin", "consolidated.safetensors"}
@@ -173,7 +173,7 @@ def test_a_broken_download_resumes_where_it_stopped(
             break
         except st.StatetrimError as error:
             assert "what has arrived is kept" in str(error)
-    assert model.fingerprint == st.open(checkpoint("delta_net")).fingerprint
+    assert model.digest == st.open(checkpoint("delta_net")).digest
     ranges = [line for line in hub.requests if line.startswith(f"GET {name}")]
     assert len(ranges) == 2 and ranges[1].split()[2].startswith("bytes=")
     assert int(ranges[1].split("=")[1].split("-")[0]) > 0

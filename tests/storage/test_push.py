@@ -71,7 +71,7 @@ def test_what_was_pushed_opens_again(
         (main / name).write_bytes(content)
     with serving(tmp_path / "again") as other:
         use_hub(monkeypatch, other.url, tmp_path / "other-cache")
-        assert st.open(REPO).fingerprint == st.open(small).fingerprint
+        assert st.open(REPO).digest == st.open(small).digest
 
 
 def test_a_public_repository_is_not_pushed_to_unasked(hub: LoopbackHub, small: Path) -> None:

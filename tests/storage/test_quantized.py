@@ -14,7 +14,13 @@ import statetrim as st
 from helpers.quantized import FORMATS, Format, largest_by_block, spread
 from statetrim.storage.quantized.element import FP4, FP8
 from statetrim.storage.quantized.find import QuantizedTensor, find_quantized_tensors
-from statetrim.storage.quantized.rewrite import cut_quantized, dequantize, is_exact, quantize_like
+from statetrim.storage.quantized.rewrite import (
+    collect,
+    cut_quantized,
+    dequantize,
+    is_exact,
+    quantize_like,
+)
 from statetrim.storage.safetensors_file import ComputedTensor, TensorEdit, read_shard
 
 ROWS, COLUMNS = 64, 96
@@ -53,11 +59,11 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Format, Stored
     return form, stored, find(stored, form, tmp_path)
 
 
-def collect(computed: dict[str, ComputedTensor], stored: Stored) -> dict[str, Tensor]:
+def collect_all(computed: dict[str, ComputedTensor], stored: Stored) -> dict[str, Tensor]:
     """The tensors as a file would hold them."""
     result = {}
     for name, output in computed.items():
-        result[name] = output.collect(stored.read_stored(name).dtype)
+        result[name] = collect(output, stored.read_stored(name).dtype)
     return result
 
 
@@ -105,7 +111,7 @@ def test_removed_rows_leave_the_others_as_they_are(
 ) -> None:
     """Bit for bit what quantising the cut weight gives, where a scale belongs to one row."""
     form, stored, tensor = case
-    cut = collect(cut_quantized(tensor, edit(rows=True), stored), stored)
+    cut = collect_all(cut_quantized(tensor, edit(rows=True), stored), stored)
     small = tensor.resized(int(KEPT_ROWS.sum()), COLUMNS)
     if tensor.block[0] == 1:
         assert is_exact(tensor, edit(rows=True))
@@ -123,7 +129,7 @@ def test_removed_rows_leave_the_others_as_they_are(
 def test_removed_columns(case: tuple[Format, Stored, QuantizedTensor]) -> None:
     """Exact, or no worse than what the library makes of the values that stay."""
     form, stored, tensor = case
-    cut = collect(cut_quantized(tensor, edit(columns=True), stored), stored)
+    cut = collect_all(cut_quantized(tensor, edit(columns=True), stored), stored)
     kept = dequantize(tensor, stored)[:, KEPT_COLUMNS]
     small = tensor.resized(ROWS, int(KEPT_COLUMNS.sum()))
     values = dequantize(small, Stored(stored_leaves(stored) | leaves(cut)))
@@ -145,7 +151,7 @@ def test_whole_groups_of_columns_are_removed_exactly(
     """As when a head goes: codes and scales of the others are copied."""
     _, stored, tensor = case
     mask = torch.arange(COLUMNS) >= 32
-    cut = collect(cut_quantized(tensor, TensorEdit({1: mask}), stored), stored)
+    cut = collect_all(cut_quantized(tensor, TensorEdit({1: mask}), stored), stored)
     small = tensor.resized(ROWS, COLUMNS - 32)
     values = dequantize(small, Stored(stored_leaves(stored) | leaves(cut)))
     assert torch.equal(values, dequantize(tensor, stored)[:, mask])
@@ -156,7 +162,7 @@ def test_a_factor_beyond_the_range_changes_the_global_scale(
 ) -> None:
     _, stored, tensor = case
     factors = torch.full((COLUMNS,), 1e3, dtype=torch.float64)
-    cut = collect(cut_quantized(tensor, TensorEdit({}, factors), stored), stored)
+    cut = collect_all(cut_quantized(tensor, TensorEdit({}, factors), stored), stored)
     values = dequantize(tensor, Stored(stored_leaves(stored) | leaves(cut)))
     wanted = dequantize(tensor, stored) * 1e3
     assert float((values - wanted).norm() / wanted.norm()) < 0.04

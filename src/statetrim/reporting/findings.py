@@ -128,7 +128,7 @@ class Findings:
         """
         if self.cut is None or not self.cut.shards:
             return []
-        fingerprint = self.cut.fingerprint
+        fingerprint = self.cut.digest
         runs = [run for run in self.verifications if run.has_run(fingerprint)]
         if not runs:
             runs = [run for run in self.verifications if run.models[0] not in run.refusals]
@@ -155,7 +155,7 @@ class Findings:
         if analysis_source and not cut.has_digest(analysis_source):
             yield "the analysis is of other weights than this checkpoint's"
         for run in self.verifications:
-            if cut.fingerprint not in (run.lineage.get("models") or []):
+            if cut.digest not in (run.lineage.get("models") or []):
                 yield f"{run.version or run.engine} ran other weights than this checkpoint's"
 
 

@@ -24,7 +24,7 @@ from .hub.cache import model_name, repository_in_cache
 from .hub.download import HubModel, missing_weight_files
 from .json_file import read_json
 from .quantized.find import QuantizedTensor, activation_scales, find_quantized_tensors
-from .quantized.rewrite import dequantize, quantize_like
+from .quantized.rewrite import dequantize
 from .redirections import check_no_redirections
 from .resplit_tensors import RowRange, find_resplit_tensors
 from .safetensors_file import Shard, TensorInfo, read_rows, read_shard, read_tensor
@@ -91,7 +91,7 @@ class Checkpoint:
 
     @cached_property
     def parameters(self) -> int:
-        """Number of stored parameters; 0 if only the config was opened."""
+        """Number of parameters; 0 if only the config was opened."""
         return sum(prod(tensor.shape) for tensor in self.logical_tensors.values())
 
     @cached_property
@@ -99,7 +99,7 @@ class Checkpoint:
         """Name of a weight without quantisation -> how it is stored; empty if none is quantised."""
         return find_quantized_tensors(self._infos, self.config)
 
-    @property
+    @cached_property
     def _infos(self) -> dict[str, TensorInfo]:
         return {name: info for name, (_, info) in self.tensors.items()}
 
@@ -132,17 +132,6 @@ class Checkpoint:
             return joined[row_range.start : row_range.start + row_range.size]
         stored = self.read_stored(name)
         return stored.flatten() if name in self.flattened_heads else stored
-
-    def stored_names(self, name: str) -> tuple[str, ...]:
-        """The stored tensors that hold the tensor `name`: several for a quantised weight."""
-        return self.quantized[name].stored_names if name in self.quantized else (name,)
-
-    def as_stored(self, name: str, value: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """`value` rounded to the form in which the tensor `name` is stored, and that form."""
-        if name in self.quantized:
-            return quantize_like(self.quantized[name], value, self)
-        rounded = value.to(self.read_stored(name).dtype)
-        return rounded, {name: rounded}
 
     def read_stored(self, name: str) -> Tensor:
         """A tensor in its stored dtype and shape."""
@@ -249,11 +238,6 @@ class Checkpoint:
     def digest(self) -> str:
         """SHA-256 of the config and all weights, by which artifacts name their model."""
         return model_digest(self.config, self.shards)
-
-    @property
-    def fingerprint(self) -> str:
-        """Equal to `digest`; earlier versions distinguished them."""
-        return self.digest
 
     def has_digest(self, digest: Any) -> bool:
         """Whether `digest`, from an artifact of this or an earlier version, is this model's."""

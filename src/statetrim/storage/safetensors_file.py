@@ -119,11 +119,6 @@ class ComputedTensor:
         """Its own shape, whatever that of the stored tensor."""
         return self.shape
 
-    def collect(self, dtype: torch.dtype) -> Tensor:
-        """The whole tensor, in memory, as one of `dtype`."""
-        raw = [block.contiguous().flatten().view(torch.uint8) for block in self.blocks()]
-        return torch.cat(raw).view(dtype).reshape(self.shape)
-
 
 Edit = TensorEdit | ComputedTensor
 

@@ -32,6 +32,7 @@ from ..storage.checkpoint import Checkpoint, open_checkpoint, require_prunable
 from ..storage.json_file import write_json, write_text
 from ..storage.models import ModelLike, as_checkpoint, load_if_path
 from ..storage.output import ARTIFACTS, CARD, open_output
+from ..storage.quantized.rewrite import quantize_like
 from ..storage.safetensors_file import patch_shard
 from ..storage.space import check_space
 from ..version import __version__
@@ -141,7 +142,7 @@ def _write_shards(
 
     def refitted(layer: int, name: str) -> dict[str, Tensor]:
         sums, before = statistics.layers[layer], small.tensor(name)
-        rounded, stored = small.as_stored(name, fit_projection(sums, damping))
+        rounded, stored = _as_stored(small, name, fit_projection(sums, damping))
         error_before, error_after = relative_error(before, sums), relative_error(rounded, sums)
         if not error_after < error_before:  # rounding to the stored dtype undid a tiny gain
             stored, error_after = {}, error_before
@@ -151,13 +152,22 @@ def _write_shards(
     replacements: dict[str, Callable[[Tensor], Tensor]] = {}
     for layer, name in names_by_layer(small.channel_rows, "o_proj").items():
         fit = cache(bind(refitted, layer, name))
-        for stored_name in small.stored_names(name):
+        quantized = small.quantized.get(name)
+        for stored_name in quantized.stored_names if quantized else (name,):
             replacements[stored_name] = bind(_replace, fit, stored_name)
     for shard in small.shards:
         target = partial / shard.path.name
         with atomic_write(target) as scratch, scratch.open("xb") as file:
             patch_shard(shard, file, replacements, advance)
     return errors
+
+
+def _as_stored(model: Checkpoint, name: str, value: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """`value` rounded to the form in which the tensor `name` is stored, and that form."""
+    if name in model.quantized:
+        return quantize_like(model.quantized[name], value, model)
+    rounded = value.to(model.read_stored(name).dtype)
+    return rounded, {name: rounded}
 
 
 def _replace(fit: Callable[[], dict[str, Tensor]], name: str, before: Tensor) -> Tensor:

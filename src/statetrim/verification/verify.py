@@ -69,7 +69,7 @@ def verify(
         models=short_names(checkpoints),
         lineage={
             "statetrim": __version__,
-            "models": [checkpoint.fingerprint for checkpoint in checkpoints],
+            "models": [checkpoint.digest for checkpoint in checkpoints],
             "options": dict(options or {}),
         },
     )

@@ -101,7 +101,7 @@ def find_quantized_tensors(
 
     Raises StatetrimError if a weight's tensors do not fit one another.
     """
-    found: dict[str, QuantizedTensor] = {}
+    quantized: dict[str, QuantizedTensor] = {}
     block_size = _block_size(config)
     for codes in tensors.values():
         prefix, _, leaf = codes.name.rpartition(".")
@@ -112,8 +112,10 @@ def find_quantized_tensors(
         for scale_leaf in ("weight_scale_inv", "weight_scale"):
             scales = tensors.get(f"{prefix}.{scale_leaf}")
             if scales is not None and scales.dtype in _SCALE_DTYPES:
-                found[f"{prefix}.weight"] = _describe(prefix, codes, scales, tensors, block_size)
-    return found
+                quantized[f"{prefix}.weight"] = _describe(
+                    prefix, codes, scales, tensors, block_size
+                )
+    return quantized
 
 
 def activation_scales(tensors: Mapping[str, TensorInfo]) -> Iterator[str]:

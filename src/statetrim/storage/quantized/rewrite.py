@@ -144,8 +144,14 @@ def quantize_like(
     outputs: dict[str, Tensor] = {}
     computed = quantize_rows(tensor, lambda start, stop: value[start:stop].float(), stored)
     for name, output in computed.items():
-        outputs[name] = output.collect(stored.read_stored(name).dtype)
+        outputs[name] = collect(output, stored.read_stored(name).dtype)
     return dequantize(tensor, _InMemory(outputs)), outputs
+
+
+def collect(output: ComputedTensor, dtype: torch.dtype) -> Tensor:
+    """The whole tensor to write, in memory."""
+    raw = [block.contiguous().flatten().view(torch.uint8) for block in output.blocks()]
+    return torch.cat(raw).view(dtype).reshape(output.shape)
 
 
 def relative_error(

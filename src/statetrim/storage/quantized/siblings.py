@@ -40,10 +40,10 @@ def check_sibling(model: Checkpoint, lineage: Mapping[str, Any]) -> None:
             "the plan was made for another model (its 'source' is not this checkpoint's); "
             "make one for this model with: statetrim select"
         )
-    found = small_tensor_digests(model)
+    digests = small_tensor_digests(model)
     compared_layers = set[str]()
-    for name in sorted(found.keys() & expected.keys()):
-        if found[name] != expected[name]:
+    for name in sorted(digests.keys() & expected.keys()):
+        if digests[name] != expected[name]:
             raise StatetrimError(
                 f"the plan was made for another model: {name} of its layers differs here, though "
                 f"it is not quantised"
