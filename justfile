@@ -222,3 +222,17 @@ paper MODEL TEXT TEST WORK:
 # The scripts of studies/paper to the end, on tiny checkpoints; CI takes one of them.
 paper-scripts:
     pytest -m "slow or not slow" tests/studies/test_paper.py
+
+# Triton kernels of vLLM, SGLang and fla on a CPU, every value compared; CUTS from MODEL as in docs/gpu.md.
+interpret-kernels ENGINES *CUTS:
+    rm -f results/interpreted.jsonl results/interpreted-fla.jsonl results/interpreted-model.jsonl
+    {{ENGINES}}/kernels/bin/python tools/kernels/interpret.py vllm results/interpreted.jsonl
+    {{ENGINES}}/kernels/bin/python tools/kernels/interpret.py sglang results/interpreted.jsonl
+    {{ENGINES}}/kernels/bin/python tools/kernels/interpret.py olmo results/interpreted.jsonl
+    {{ENGINES}}/kernels/bin/python tools/kernels/interpret.py mamba2 results/interpreted.jsonl
+    {{ENGINES}}/kernels/bin/python tools/kernels/interpret.py vllm results/interpreted.jsonl 32x32 --faults keys slot gate
+    {{ENGINES}}/kernels/bin/python tools/kernels/interpret.py sglang results/interpreted.jsonl 32x32 --faults keys slot gate
+    {{ENGINES}}/kernels/bin/python tools/kernels/interpret_model.py vllm results/interpreted-model.jsonl {{CUTS}}
+    {{ENGINES}}/kernels/bin/python tools/kernels/interpret_model.py sglang results/interpreted-model.jsonl {{CUTS}}
+    python tools/kernels/interpret_fla.py results/interpreted-fla.jsonl
+    python tools/kernels/record.py

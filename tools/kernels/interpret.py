@@ -1,11 +1,12 @@
 """Run the Triton kernels with which an engine serves a linear layer, on a CPU, and compare every
 output and every state with a float64 recurrence.
 
-    KERNELS/bin/python tools/kernels/interpret.py vllm results/interpreted.jsonl 64x64 96x128
-    KERNELS/bin/python tools/kernels/interpret.py sglang results/interpreted.jsonl --fault gate
+    KERNELS/bin/python tools/kernels/interpret.py vllm results/interpreted.jsonl
+    KERNELS/bin/python tools/kernels/interpret.py sglang OUT.jsonl 32x32 --faults keys slot gate
 
 Appends a line for each shape: the largest difference of each step as a share of the largest value,
-the kernels that ran, and the CPU time. `--fault` plants an error, whose differences must be large.
+the kernels that ran, and the CPU time. `--faults` runs it again with each planted error, whose
+differences must be large.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import triton_on_cpu
 
@@ -32,6 +34,18 @@ from triton.runtime.errors import InterpreterError  # noqa: E402
 KEY_HEADS, VALUE_HEADS = 2, 4
 LENGTHS = (70, 3, 33)  # of a prefill: a chunk and more, less than the convolution, half a chunk
 DRAFTS = 3
+QWEN_SHAPES = [
+    "128x128", "96x128", "64x128", "48x128", "32x128", "16x128", "96x96", "80x96", "64x64",
+    "48x48", "32x32",
+]  # fmt: skip
+"""Those of tools/compile_kernels.py."""
+SHAPES = {
+    "vllm": QWEN_SHAPES,
+    "sglang": QWEN_SHAPES,
+    "olmo": ["96x192", "64x192", "48x192", "32x192"],
+    "mamba2": ["128x64", "96x64", "80x64", "64x64", "48x64", "33x64", "32x64", "16x64", "12x16"],
+    "fla": ["16x16"],
+}
 FAULTS = ("keys", "slot", "gate")
 """Keys of one head in another order; a sequence that reads another's slot; the gates of two heads
 exchanged."""
@@ -61,17 +75,20 @@ def run_steps(engine: ModuleType, keys: int, values: int, fault: str | None = No
     sent = permuted_keys(layer, tokens) if fault == "keys" else tokens
     outputs = engine.prefill(served, pool, sent, starts, slots, has_state)
     differences |= compare("prefill", layer, before, pool, tokens, starts, slots, outputs)
-    normed = gated_norm(layer, outputs, tokens.z)
-    differences["norm"] = largest(engine.norm(layer, outputs, tokens.z), normed)
+    if hasattr(engine, "norm"):
+        normed = gated_norm(layer, outputs, tokens.z)
+        differences["norm"] = largest(engine.norm(layer, outputs, tokens.z), normed)
 
     starts = torch.arange(len(slots) + 1, dtype=torch.int32)
-    for name in ("decode", "decode_with_prefill"):
+    for name in ("decode", "decode_projected", "decode_with_prefill"):
         if not hasattr(engine, name):
             continue
         tokens, before = Tokens.random(layer, len(slots)), pool.copy()
         outputs = getattr(engine, name)(served, pool, tokens, read_slots)
         differences |= compare(name, layer, before, pool, tokens, starts, slots, outputs)
-    return differences | verification_differences(engine, layer, served)
+    if hasattr(engine, "verify"):
+        differences |= verification_differences(engine, layer, served)
+    return differences
 
 
 def compare(
@@ -165,39 +182,46 @@ def largest(values: Tensor, expected: Tensor) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("steps", choices=("vllm", "sglang", "olmo", "mamba2"))
+    parser.add_argument("steps", choices=SHAPES)
     parser.add_argument("results", type=Path)
-    parser.add_argument("shapes", nargs="*", default=["32x32"])
-    parser.add_argument("--fault", choices=FAULTS)
+    parser.add_argument("shapes", nargs="*")
+    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=[])
     arguments = parser.parse_args()
     engine = importlib.import_module(f"{arguments.steps}_steps")
-    package = engine.MODULES.rstrip(".")
+    package = getattr(engine, "PACKAGE", engine.MODULES.rstrip("."))
     triton_on_cpu.mend_modules(engine.MODULES)
-    for shape in arguments.shapes:
-        started = time.process_time()
-        with triton_on_cpu.launched_kernels() as kernels:
-            keys, values = map(int, shape.split("x"))
-            if hasattr(engine, "run_steps"):
-                pairs = engine.run_steps(keys, values)
-                differences: Differences = {name: largest(*pairs[name]) for name in pairs}
-            else:
-                differences = run_steps(engine, keys, values, arguments.fault)
-        line = {
-            "steps": arguments.steps,
-            "engine": f"{package} {importlib.metadata.version(package)}",
-            "triton": importlib.metadata.version("triton"),
-            "shape": shape,
-            **({"fault": arguments.fault} if arguments.fault else {}),
-            "differences": {
-                name: value if value is None else float(f"{value:.2g}")
-                for name, value in differences.items()
-            },
-            "kernels": sorted(kernels),
-            "cpu_seconds": round(time.process_time() - started, 1),
-        }
-        print(json.dumps(line), file=sys.stderr, flush=True)
-        with arguments.results.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+    for shape in arguments.shapes or SHAPES[arguments.steps]:
+        for fault in (None, *arguments.faults):
+            line = {
+                "steps": arguments.steps,
+                "engine": f"{package} {importlib.metadata.version(package)}",
+                "triton": importlib.metadata.version("triton"),
+                "shape": shape,
+                **({"fault": fault} if fault else {}),
+                **interpreted(engine, *map(int, shape.split("x")), fault),
+            }
+            print(json.dumps(line), flush=True)
+            with arguments.results.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def interpreted(engine: ModuleType, keys: int, values: int, fault: str | None) -> dict[str, Any]:
+    """Differences of all steps for one shape, the kernels that ran, and the CPU time."""
+    started = time.process_time()
+    with triton_on_cpu.launched_kernels() as kernels:
+        if hasattr(engine, "run_steps"):
+            pairs = engine.run_steps(keys, values)
+            differences: Differences = {name: largest(*pairs[name]) for name in pairs}
+        else:
+            differences = run_steps(engine, keys, values, fault)
+    return {
+        "differences": {
+            name: value if value is None else float(f"{value:.2g}")
+            for name, value in differences.items()
+        },
+        "kernels": sorted(kernels),
+        "cpu_seconds": round(time.process_time() - started, 1),
+    }
 
 
 if __name__ == "__main__":

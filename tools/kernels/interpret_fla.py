@@ -1,8 +1,8 @@
 """Run statetrim's commands on small models of fla, with fla's own layers and Triton kernels on a
 CPU.
 
-    python tools/kernels/interpret_fla.py results/interpreted-fla.jsonl gla rwkv6
-    python tools/kernels/interpret_fla.py results/interpreted-fla.jsonl kda --commands calibrate
+    python tools/kernels/interpret_fla.py results/interpreted-fla.jsonl
+    python tools/kernels/interpret_fla.py OUT.jsonl kda gla --commands calibrate prune check
 
 Appends a line for each command: "run", or the first line of what stopped it, and the CPU time.
 """
@@ -30,6 +30,7 @@ import torch  # noqa: E402
 
 import statetrim as st  # noqa: E402
 from helpers import fla_checkpoints, tiny  # noqa: E402
+from statetrim.evaluation import samples  # noqa: E402
 from statetrim.runtime import loading  # noqa: E402
 from statetrim.storage.text import Sequences  # noqa: E402
 from statetrim.surgery import check  # noqa: E402
@@ -44,7 +45,7 @@ COMMANDS = (
 PORTABLE = {"delta_net": "bfloat16", "gated_deltanet": "float32", "kda": "float32"}
 """Types that `statetrim.portable` runs too -> the dtype in which sums are compared."""
 TOKENS = 72  # more than 64, so that fla prefills in chunks
-check.TOKENS, check.DECODED_TOKENS = TOKENS, 3
+check.TOKENS, check.DECODED_TOKENS, samples.AGREEMENT_LENGTH = TOKENS, 3, TOKENS
 
 
 class Attempt:
@@ -63,8 +64,8 @@ class Attempt:
 
     def calibrate(self) -> dict[str, Any]:
         methods = ("drrqr", "readout_greedy") if "keep_values" in self.widths else ("drrqr",)
-        self.statistics = st.calibrate(self.model, texts(2), methods=methods, progress=False)
-        return {"tokens": 2 * TOKENS}
+        self.statistics = st.calibrate(self.model, texts(1), methods=methods, progress=False)
+        return {"tokens": TOKENS}
 
     def prune(self) -> dict[str, Any]:
         self.plan = st.select(self.model, "drrqr", statistics=self.statistics, **self.widths)
@@ -80,14 +81,14 @@ class Attempt:
         }
 
     def refit(self) -> dict[str, Any]:
-        sums = st.calibrate(self.small, texts(2), original=self.model, progress=False)
+        sums = st.calibrate(self.small, texts(1), original=self.model, progress=False)
         st.refit(self.small, sums, out=self.folder / "refitted", progress=False)
         return {}
 
     def evaluate(self) -> dict[str, Any]:
-        words = tiny.write_text(self.folder / "test.jsonl", 100)
+        words = tiny.write_text(self.folder / "test.jsonl", 400)
         scores = st.evaluate(
-            self.small, baseline=self.model, tasks=["text"], text=words, limit=1, progress=False
+            self.small, baseline=self.model, tasks=["text"], text=words, limit=2, progress=False
         )
         return {"scores": len(scores.scores)}
 
@@ -103,8 +104,7 @@ class Attempt:
         return {}
 
     def heads(self) -> dict[str, Any]:
-        keep = self.model.geometry.num_k_heads // 2
-        plan = st.select(self.model, keep_heads=keep, head_method="rand")
+        plan = st.select(self.model, keep_heads=0.5, head_method="rand")
         small = st.prune(self.model, plan, self.folder / "fewer-heads", progress=False)
         return {"cut = masked": check.compare_cut(self.model, plan, small).sliced_against_masked}
 
@@ -131,17 +131,17 @@ class Attempt:
         keeps = {name: self.widths[name] for name in ("keep", "keep_values") if name in self.widths}
         st.trim(
             self.model, **keeps, text=words, tokens=4 * TOKENS, length=TOKENS, tasks=["text"],
-            limit=1, control=False, benchmark=False, out=self.folder / "trimmed", progress=False,
+            limit=2, control=False, benchmark=False, out=self.folder / "trimmed", progress=False,
         )  # fmt: skip
         return {}
 
 
 def build(model_type: str, directory: Path) -> Path:
-    """A random checkpoint of one linear layer per type, with a tokenizer."""
+    """A random checkpoint of one layer, with a tokenizer."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    fields = fla_checkpoints.CONFIGS[model_type] | {"num_hidden_layers": 2}
+    fields = fla_checkpoints.CONFIGS[model_type] | {"num_hidden_layers": 1}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **fields))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -172,12 +172,12 @@ def texts(count: int) -> Sequences:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("results", type=Path)
-    parser.add_argument("types", nargs="+", choices=fla_checkpoints.CONFIGS)
+    parser.add_argument("types", nargs="*", help=f"of {', '.join(fla_checkpoints.CONFIGS)}")
     parser.add_argument("--commands", nargs="+", default=COMMANDS, choices=COMMANDS)
     arguments = parser.parse_args()
     triton_on_cpu.mend_modules("fla.")
     loading.is_fla_usable = lambda device=None: True
-    for model_type in arguments.types:
+    for model_type in arguments.types or fla_checkpoints.CONFIGS:
         with tempfile.TemporaryDirectory() as folder:
             attempt = Attempt(model_type, Path(folder))
             for command in arguments.commands:

@@ -27,7 +27,7 @@ from served_layer import Layer, Pool, Tokens  # noqa: E402
 from torch import Tensor  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
-SEQUENCES, PAIRS, DECODED = 3, 20, 6
+SEQUENCES, PAIRS, DECODED = 2, 18, 4
 
 
 class ServedMixer(torch.nn.Module):

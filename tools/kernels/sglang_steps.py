@@ -19,6 +19,7 @@ from sglang.kernels.ops.attention.linear.fused_sigmoid_gating_recurrent import (
 from sglang.kernels.ops.mamba.causal_conv1d_triton import causal_conv1d_fn, causal_conv1d_update
 from torch import Tensor
 
+projection.can_use_fused_qkvzba_causal_conv1d_update_contiguous = lambda *_, **__: (True, "")
 MODULES = "sglang."
 
 
@@ -79,9 +80,36 @@ def prefill(
 
 def decode(layer: Layer, pool: Pool, tokens: Tokens, slots: Tensor) -> Tensor:
     """Outputs of one token of each sequence; the pool is updated."""
+    return _packed_decode(layer, pool, tokens, slots, _convolved(layer, pool, tokens, slots))
+
+
+def decode_projected(layer: Layer, pool: Pool, tokens: Tokens, slots: Tensor) -> Tensor:
+    """As `decode`, from the projection of Qwen3.5 by the kernel that also convolves: its default on
+    CUDA, which takes any width."""
+    mixed, z, b, a = projection.fused_qkvzba_causal_conv1d_update_contiguous(
+        torch.cat([tokens.mixed, tokens.z.flatten(1)], 1),
+        torch.cat([tokens.b, tokens.a], 1),
+        pool.convolution,
+        layer.convolution,
+        None,
+        slots,
+        qkv_dim=layer.channels,
+        v_dim=layer.value_heads * layer.values,
+        num_v_heads=layer.value_heads,
+        head_v_dim=layer.values,
+        activation="silu",
+    )
+    if not torch.equal(z, tokens.z):
+        raise ValueError("the gates of the output are not those of the projection")
+    return _packed_decode(layer, pool, Tokens(mixed, z, a, b), slots, mixed)
+
+
+def _packed_decode(
+    layer: Layer, pool: Pool, tokens: Tokens, slots: Tensor, mixed: Tensor
+) -> Tensor:
     outputs = torch.empty(len(slots), 1, layer.value_heads, layer.values, dtype=torch.bfloat16)
     fused_recurrent_gated_delta_rule_packed_decode(
-        mixed_qkv=_convolved(layer, pool, tokens, slots),
+        mixed_qkv=mixed,
         a=tokens.a,
         b=tokens.b,
         **layer.gates,

@@ -4,9 +4,12 @@ PyTorch."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from types import ModuleType, SimpleNamespace
+
+os.environ.setdefault("VLLM_TARGET_DEVICE", "cuda")
 
 import torch
 import triton

@@ -216,6 +216,8 @@ class _Recorder:
             if self.layer in self.kept_values:
                 width = self._width("value")
                 mask = _kept_mask(self.kept_values[self.layer], width)  # type: ignore[index]
+                shared = self.geometry.num_v_heads // len(mask)  # heads with the same values (GLA)
+                mask = mask.repeat_interleave(shared, dim=0)
                 result = _scale_output(result, mask * self._scale(self.kept_values, width))
             output = result[0] if isinstance(result, tuple) else result
             query, key = arguments[query_name], arguments[key_name]

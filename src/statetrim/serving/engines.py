@@ -18,9 +18,10 @@ from ..geometry import Geometry
 Support = Literal["fast", "fallback", "unknown", "refused", "wrong"]
 """fast: the engine's usual kernels accept the shape (not a measured speed); fallback: a slower path
 serves it; refused: the engine raises an error; wrong: it runs, with wrong output."""
-Basis = Literal["run", "kernel", "compiled", "source", "report"]
-"""How support is known. run: a model generated text; kernel: one kernel ran; compiled: kernels
-compiled but did not run; source: read in the engine's code; report: a public report."""
+Basis = Literal["run", "interpreted", "kernel", "compiled", "source", "report"]
+"""How support is known. run: a model generated text; interpreted: kernels ran on a CPU in Triton's
+interpreter, and every value was right; kernel: one kernel ran; compiled: kernels compiled but did
+not run; source: read in the engine's code; report: a public report."""
 
 SERVING = ("fast", "fallback")
 _TABLES = ("engines_compiled.json", "engines.json")

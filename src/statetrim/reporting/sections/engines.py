@@ -37,8 +37,9 @@ def blocks(findings: Findings) -> Iterator[Block]:
         return
     yield Text(
         f"A head's state is {geometry.shape} (keys x values). How it is known: run, a model "
-        f"generated; kernel, one kernel ran; compiled, ahead of time only; source, read in the "
-        f"code; report, a public report by others."
+        f"generated; interpreted, its kernels ran on a CPU with right values; kernel, one kernel "
+        f"ran; compiled, ahead of time only; source, read in the code; report, a public report by "
+        f"others."
     )
     hardware_by_cells: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
