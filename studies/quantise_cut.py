@@ -60,7 +60,7 @@ def measure(model: Path, tokenizer: Path, arguments: Any) -> dict[str, float]:
     count = arguments.windows * arguments.length
     windows = torch.tensor(encoded[:count]).reshape(arguments.windows, arguments.length)
     total = 0.0
-    for rows in windows.split(8):
+    for rows in torch.split(windows, 8):
         logits = loaded(input_ids=rows).logits[:, :-1].float()
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
         total += float(loss) * len(rows)

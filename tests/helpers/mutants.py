@@ -21,6 +21,7 @@ from typing import Any
 
 import statetrim as st
 from helpers import commands, tiny
+from helpers.quantized import FORMATS, quantize_checkpoint
 from helpers.refusal import run
 
 MAX_SECONDS = 10.0
@@ -134,6 +135,11 @@ def targets(root: Path) -> list[tuple[Path, Mutate, list[list[str]]]]:
         (path, mutate_json, reported)
         for path in sorted((root / "small" / "statetrim").glob("*.json"))
     ]
+    quantized = str(root / "quantized")
+    cut_quantized = [["prune", quantized, str(root / "plan.json"), *out], ["inspect", quantized]]
+    all_targets.append((root / "quantized" / "config.json", mutate_json, cut_quantized))
+    for path in sorted((root / "quantized").glob("*.safetensors")):
+        all_targets.append((path, mutate_header, cut_quantized))
     shard = sorted((root / "model").glob("*.safetensors"))[0]
     all_targets += [(shard, mutate_header, inspected)]
     all_targets += [
@@ -202,6 +208,7 @@ def prepare(root: Path) -> Path:
         small, baseline=model, engine="mlx", python=sys.executable, text=text, count=2, length=24,
         generate=2,
     ).save(root / "verification.json")  # fmt: skip
+    quantize_checkpoint(root / "model", root / "quantized", FORMATS["fine-grained fp8"])
     _write_inputs(root)
     return root
 

@@ -95,10 +95,7 @@ def test_an_interrupted_comparison_resumes(
     resumed = st.trim(model, state=0.25, text=text, out=out, watch=watch, **OPTIONS)
     assert {"calibrate", "predict"} <= set(watch.cached)
     uninterrupted = st.trim(model, state=0.25, text=text, out=tmp_path / "whole", **OPTIONS)
-    assert (
-        resumed.geometry == uninterrupted.geometry
-        and resumed.digest == uninterrupted.digest
-    )
+    assert resumed.geometry == uninterrupted.geometry and resumed.digest == uninterrupted.digest
 
 
 def test_the_plan_says_who_refuses_which_shape(

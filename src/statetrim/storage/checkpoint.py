@@ -23,7 +23,7 @@ from .file_names import CONFIG, INDEX, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, SINGLE
 from .hub.cache import model_name, repository_in_cache
 from .hub.download import HubModel, missing_weight_files
 from .json_file import read_json
-from .quantized.find import QuantizedTensor, activation_scales, find_quantized_tensors
+from .quantized import find as quantization
 from .quantized.rewrite import dequantize
 from .redirections import check_no_redirections
 from .resplit_tensors import RowRange, find_resplit_tensors
@@ -66,6 +66,7 @@ class Checkpoint:
             "state per head, keys x values": geometry.shape,
             "recurrent state per sequence, float32": bytes_text(4 * geometry.state_numel),
             "parameters": f"{self.parameters:,}" if self.shards else "no weights here",
+            "quantised weights": quantization.describe_schemes(self.quantized),
             "path": str(self.path),
         }
         return Table(f"Checkpoint {self.name}", (), list(rows.items()))
@@ -95,9 +96,9 @@ class Checkpoint:
         return sum(prod(tensor.shape) for tensor in self.logical_tensors.values())
 
     @cached_property
-    def quantized(self) -> dict[str, QuantizedTensor]:
+    def quantized(self) -> dict[str, quantization.QuantizedTensor]:
         """Name of a weight without quantisation -> how it is stored; empty if none is quantised."""
-        return find_quantized_tensors(self._infos, self.config)
+        return quantization.find_quantized_tensors(self._infos, self.config)
 
     @cached_property
     def _infos(self) -> dict[str, TensorInfo]:
@@ -173,7 +174,7 @@ class Checkpoint:
 
         A quantised weight is one tensor, of dtype F32; its scales are not listed.
         """
-        hidden = set(activation_scales(self._infos))
+        hidden = set(quantization.activation_scales(self._infos))
         for weight in self.quantized.values():
             hidden.update(weight.stored_names)
         logical: dict[str, TensorInfo] = {}

@@ -11,6 +11,7 @@ from ...geometry import Geometry
 from ...maths.formatting import bytes_text, relative_change_text
 from ...storage.checkpoint import Checkpoint
 from ...storage.hub.cache import model_name, repository_in_cache
+from ...storage.quantized.find import describe_schemes
 from ..plan import Plan
 from .markdown import escape, inline_code, one_line
 
@@ -72,7 +73,7 @@ def model_card(
         "## How it was made",
         "",
         f"{' '.join(_method_sentences(plan))} The kept {_kept_noun(plan)} are in "
-        f"`statetrim/plan.json`. {folded}{_UNCHANGED}",
+        f"`statetrim/plan.json`. {folded}{_quantized_text(model)}{_UNCHANGED}",
     ]
     if original:
         lines += ["", "The original model card is `statetrim/source_README.md`."]
@@ -134,6 +135,17 @@ def recovered_card(original: str, name: str, record: Mapping[str, Any]) -> str:
         f"whole curve is in `statetrim/recover.json`.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _quantized_text(model: Checkpoint) -> str:
+    """How the weights are stored, and where the record of what was quantised again is."""
+    if not model.quantized:
+        return ""
+    schemes = describe_schemes(model.quantized)
+    return (
+        f"Quantised weights: {schemes}. `statetrim/prune.json` lists those that were quantised "
+        f"again for the cut, with their errors, if there are any. "
+    )
 
 
 def refitted_card(original: str, name: str, record: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 The names are those of transformers' fine-grained FP8, compressed-tensors and NVIDIA ModelOpt.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil, prod
@@ -116,6 +117,12 @@ def find_quantized_tensors(
                     prefix, codes, scales, tensors, block_size
                 )
     return quantized
+
+
+def describe_schemes(weights: Mapping[str, QuantizedTensor]) -> str:
+    """How many weights are stored by each scheme, as text; "none" without any."""
+    counts = Counter(weight.scheme for weight in weights.values())
+    return "; ".join(f"{count} of {scheme}" for scheme, count in counts.most_common()) or "none"
 
 
 def activation_scales(tensors: Mapping[str, TensorInfo]) -> Iterator[str]:
