@@ -9,6 +9,7 @@ from typing import Any
 import statetrim as st
 from helpers import tiny
 from helpers.engine import InProcess
+from helpers.quantized import FORMATS, quantize_checkpoint
 
 OUT = "out"
 _TEXT = ["--text", "text.jsonl"]
@@ -48,6 +49,7 @@ COMMANDS: dict[str, list[str]] = {
 KILLED = {name: COMMANDS[name] for name in tuple(COMMANDS)[:9]} | {
     "layerwise": [*COMMANDS["calibrate"], "--layerwise"],
     "uneven": ["prune", "model", "uneven.json", "--uneven", "-o", OUT],
+    "quantised": ["prune", "quantized", "plan.json", "-o", OUT],
 }
 
 
@@ -64,6 +66,7 @@ def prepare(root: Path) -> Path:
     st.select(model, "l1", 8, keep_values=4, value_method="rand").save(root / "plan.json")
     widths = "0=12x8,1=8x4"
     st.select(model, "l1", widths=widths, value_method="rand").save(root / "uneven.json")
+    quantize_checkpoint(root / "model", root / "quantized", FORMATS["fine-grained fp8"])
     small = st.prune(model, root / "plan.json", root / "small", progress=False)
     st.calibrate(small, text, original=model, out=root / "pairs.safetensors", **sizes)
     st.calibrate(model, text, out=root / "one.safetensors", **sizes)

@@ -21,7 +21,6 @@ from typing import Any
 
 import statetrim as st
 from helpers import commands, tiny
-from helpers.quantized import FORMATS, quantize_checkpoint
 from helpers.refusal import run
 
 MAX_SECONDS = 10.0
@@ -208,7 +207,6 @@ def prepare(root: Path) -> Path:
         small, baseline=model, engine="mlx", python=sys.executable, text=text, count=2, length=24,
         generate=2,
     ).save(root / "verification.json")  # fmt: skip
-    quantize_checkpoint(root / "model", root / "quantized", FORMATS["fine-grained fp8"])
     _write_inputs(root)
     return root
 
