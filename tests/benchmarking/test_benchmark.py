@@ -24,7 +24,6 @@ from statetrim.benchmarking.vllm_benchmark import benchmark_vllm
 from statetrim.benchmarking.vllm_server import ServerLoad
 from statetrim.commands import app
 from statetrim.portable.deferred import DeferredState
-from statetrim.serving import capacity as concurrency
 
 CPU = torch.device("cpu")
 
@@ -52,14 +51,13 @@ def test_sizes_are_counted_on_the_real_cache_and_ratios_pair_the_rounds(
     assert timings.models == ["qwen3_5_text", "half"]
     for name, path in zip(timings.models, (before, after), strict=True):
         opened = st.open(path)
-        kv_cache_size = opened.family.kv_cache_size(opened.config, opened.geometry)
-        assert kv_cache_size is not None
-        expected = concurrency.sequence_bytes(
-            opened.geometry, kv_cache_size, context=20, dtype="float32"
-        )
-        assert timings.find(name, "state bytes").value == expected.state
-        assert timings.find(name, "convolution bytes").value == expected.convolution
-        assert timings.find(name, "key-value bytes").value == expected.key_values
+        geometry = opened.geometry
+        kv_cache = opened.family.kv_cache_size(opened.config, geometry)
+        assert kv_cache is not None
+        assert timings.find(name, "state bytes").value == 4 * geometry.state_numel
+        assert timings.find(name, "convolution bytes").value == 4 * geometry.conv_numel
+        key_values = 4 * 20 * kv_cache.layers * kv_cache.numel
+        assert timings.find(name, "key-value bytes").value == key_values
     for metric in ("prefill", "decode", "mixer prefill", "mixer decode"):
         for batch in (1, 3):
             first = timings.find("qwen3_5_text", metric, batch, 20)

@@ -1,8 +1,9 @@
-"""Computed sizes against the bytes of real cache objects and against the log of vLLM."""
+"""Computed sizes against real cache objects, vLLM's log, and the code of vLLM and SGLang."""
 
 import json
-import math
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ import statetrim as st
 from helpers import tiny
 from statetrim.families import families
 from statetrim.families.contract import KVCacheSize
-from statetrim.serving import capacity as concurrency
+from statetrim.serving import arithmetic
+from statetrim.serving.cache_model import cache_model, state_layers
+from statetrim.serving.options import ServingOptions
+from statetrim.storage.checkpoint import Checkpoint
 
 BATCH, TOKENS = 3, 10
 
@@ -48,84 +52,129 @@ def test_bytes_of_every_runnable_family_equal_the_real_cache_object(
         output = model(input_ids=ids, use_cache=True)
     cache = output.get("past_key_values", output.get("cache_params"))
     cache_tensors = tensors(cache.layers, set())
-    softmax = kv_cache_size(opened.config, opened.geometry)
-    assert softmax is not None
-    counted = concurrency.sequence_bytes(
-        opened.geometry, softmax, context=TOKENS, dtype=str(dtype).removeprefix("torch.")
+    serving = arithmetic.Settings(
+        memory=1, context=TOKENS, conv_bytes=dtype.itemsize, kv_bytes=dtype.itemsize
     )
+    caches = cache_model(opened, opened.geometry)
+    counted = arithmetic.moved_bytes(caches, serving, opened.geometry.conv_width)
     # Qwen4-Exp's first softmax layer also stores three positions per token.
     positions = [tensor for tensor in cache_tensors if tensor.dtype == torch.int64]
     assert len(positions) == model_type.startswith("qwen4_exp")
     assert all(tensor.nbytes == BATCH * TOKENS * 3 * 8 for tensor in positions)
-    assert sum(t.nbytes for t in cache_tensors if t.is_floating_point()) == BATCH * counted.total
+    assert sum(t.nbytes for t in cache_tensors if t.is_floating_point()) == BATCH * counted
 
 
-RECORDED = json.loads((Path(__file__).parents[1] / "data" / "vllm-startup.json").read_text())
+DATA = Path(__file__).parents[1] / "data"
+STARTUPS = json.loads((DATA / "vllm-startup.json").read_text())
+VLLM = json.loads((DATA / "vllm-capacity.json").read_text())
+SGLANG = json.loads((DATA / "sglang-capacity.json").read_text())
+BYTES = {"float32": 4, "bfloat16": 2, "fp8": 1}
 
 
-@pytest.mark.parametrize("record", RECORDED, ids=lambda record: str(record["case"].values()))
-def test_pages_blocks_and_concurrency_equal_what_vllm_said(record: dict[str, Any]) -> None:
+def recorded_model(case: dict[str, Any]) -> arithmetic.CacheModel:
+    """The caches of a recorded config with the widths of the case."""
+    config = VLLM["models"][case["model"]] | case["cut"]
+    family = families()[config["model_type"]]
+    checkpoint = Checkpoint(Path("recorded"), config, family, family.geometry(config))
+    caches = cache_model(checkpoint, checkpoint.geometry)
+    if "kda_backend" in case:  # on Hopper, FlashKDA by another gate than this config has
+        caches = replace(caches, checkpoint_states=int(case["kda_backend"] == "flashkda"))
+    return caches
+
+
+def recorded_settings(case: dict[str, Any]) -> arithmetic.Settings:
+    return arithmetic.Settings(
+        memory=case["memory_gib"] * 2**30,
+        context=case["context"],
+        state_bytes=BYTES[case["state"]],
+        kv_bytes=BYTES[case["kv"]],
+        speculative=case["speculative"],
+        prefix_caching=case["prefix_caching"],
+        devices=case["devices"],
+        replay=case["replay"],
+        state_ratio=case.get("state_ratio", 0.9),
+    )
+
+
+def test_every_setting_equals_vllms_own_functions() -> None:
+    assert len(VLLM["cases"]) >= 400
+    for case in VLLM["cases"]:
+        fit = arithmetic.vllm(recorded_model(case), recorded_settings(case))
+        assert (fit.block_size, fit.blocks) == (case["block_size"], case["blocks"]), case
+        assert fit.sequences == pytest.approx(case["sequences"], abs=1e-6), case
+
+
+def test_every_setting_equals_sglangs_own_pool_sizing() -> None:
+    assert len(SGLANG["cases"]) >= 300
+    for case in SGLANG["cases"]:
+        fit = arithmetic.sglang(recorded_model(case), recorded_settings(case))
+        if case["slots"]:  # none: SGLang refuses to start
+            assert fit.blocks == case["slots"], case
+        assert fit.sequences == min(case["requests"], case["tokens"] // case["context"]), case
+
+
+@pytest.mark.parametrize("record", STARTUPS, ids=lambda record: str(record["case"].values()))
+def test_blocks_and_concurrency_equal_what_vllm_said(record: dict[str, Any]) -> None:
     case, vllm = record["case"], record["vllm"]
     every, layers = case["softmax_every"], case["layers"]
     linear = tuple(layer for layer in range(layers) if (layer + 1) % every)
     geometry = st.Geometry(linear, 16, 32, case["head_k_dim"], case["head_v_dim"], 32, 32, 4)
-    softmax = KVCacheSize(layers=layers - len(linear), numel=2 * 2 * 256)
-    layout = concurrency.vllm_pages(
-        geometry,
-        softmax,
-        dtype=vllm["state_dtypes"][0],
-        state_dtype=vllm["state_dtypes"][1],
+    caches = arithmetic.CacheModel(state_layers(geometry), 4, layers - len(linear), 2, 2 * 256)
+    settings = arithmetic.Settings(
+        memory=case["memory"],
+        context=case["context"],
+        state_bytes=BYTES[vllm["state_dtypes"][1]],
+        prefix_caching=case["prefix_caching"],
         alignment=case["block_size"] or 128,  # vLLM's default on a CPU
     )
-    assert layout is not None
-    convolution, state = (math.prod(shape) for shape in vllm["state_shapes"])
-    assert layout.state_bytes == 2 * convolution + 4 * state
-    assert layout.block_size == vllm["block_size"]
-    assert layout.page_bytes == vllm["page_bytes"]
-    assert layout.softmax_groups + layout.linear_groups == vllm["groups"]
-    assert layout.blocks(case["memory"]) == vllm["blocks"]
-    concurrent = layout.concurrency(
-        case["memory"], case["context"], prefix_caching=case["prefix_caching"]
+    fit = arithmetic.vllm(caches, settings)
+    assert fit.block_size == vllm["block_size"] == int(record["log"]["block_size"])
+    assert fit.blocks == vllm["blocks"]
+    assert fit.sequences == vllm["concurrency"]
+    assert f"{fit.sequences:.2f}" == record["log"]["concurrency"]
+
+
+def test_layers_of_two_shapes_are_padded_to_the_widest_and_parts_of_a_layer_are_not() -> None:
+    """A wide layer in four parts of a quarter of its heads has the page of a narrow one."""
+    narrow = arithmetic.StateLayers(35, 32, 64, 64, 32, 32)
+    wide, parts = (
+        replace(narrow, layers=1, keys=128, values=128),
+        replace(
+            narrow, layers=4, heads=8, keys=128, values=128, conv_key_heads=8, conv_value_heads=8
+        ),
     )
-    assert concurrent == vllm["concurrency"]
-    assert f"{concurrent:.2f}" == record["log"]["concurrency"]
-    assert layout.block_size == int(record["log"]["block_size"])
+    settings = arithmetic.Settings(memory=2**34, context=4096)
+    whole, padded, split = (
+        arithmetic.vllm(arithmetic.CacheModel(states, 4, 12, 2, 512), settings)
+        for states in ((narrow,), (wide, narrow), (parts, narrow))
+    )
+    assert padded.block_size > split.block_size == whole.block_size
+    assert padded.sequences < split.sequences < whole.sequences
 
 
-def test_half_the_keys_equal_half_the_bytes_and_together_they_quarter_it() -> None:
-    """A bfloat16 state of the original halves the bytes too, without pruning."""
-    geometry = st.Geometry(tuple(range(36)), 16, 32, 128, 128, 32, 32, 4)
-    softmax = KVCacheSize(layers=12, numel=2 * 2 * 256)
-    common = {"memory": 2**34, "context": 4096, "dtype": "bfloat16"}
-    now = concurrency.capacity(geometry, softmax, **common)
-    rounded = concurrency.capacity(geometry, softmax, **common, state_dtype="bfloat16")
-    cut = concurrency.capacity(geometry.resized(64), softmax, **common)
-    both = concurrency.capacity(geometry.resized(64), softmax, **common, state_dtype="bfloat16")
-    assert now.vllm and rounded.vllm and cut.vllm and both.vllm
-    assert rounded.state_bytes == cut.state_bytes == now.state_bytes // 2
-    assert rounded.vllm == cut.vllm
-    assert both.vllm.sequences > cut.vllm.sequences > now.vllm.sequences
-    assert now.state_bytes == 72 * 2**20
+def test_users_figures_follow_from_their_settings() -> None:
+    """Of public reports: llama.cpp #27211, and vLLM #55196 and #55533; the order of figures."""
+    caches = recorded_model({"model": "Qwen3.5-27B", "cut": {}})
+    slot = arithmetic.llamacpp(caches, arithmetic.Settings(memory=2**35, context=4096))
+    assert slot.stored_bytes / 2**20 == pytest.approx(149.6, abs=0.1)
+    assert slot.host_bytes / 2**30 == pytest.approx(4.7, abs=0.1)
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
-    [({"memory": 0}, "cache memory"), ({"context": 0}, "context"), ({"context": 2**40}, "context")],
+    ("options", "value"),
+    [
+        ({"memory_gib": 0}, "0"),
+        ({"memory_gib": 1, "context": 0}, "0"),
+        ({"memory_gib": 1, "context": 2**40}, "1.09951e+12"),
+        ({"memory_gib": 1, "engine": "mlx", "kv_dtype": "fp8"}, "'fp8'"),
+        ({"memory_gib": 1, "engine": "exl"}, "'exl'"),
+        ({"memory_gib": 1, "speculative": 99}, "99"),
+        ({"context": 4096}, "--memory-gib"),
+    ],
 )
-def test_sizes_out_of_bounds_are_refused(change: dict[str, int], sentence: str) -> None:
-    geometry = st.Geometry((0,), 1, 1, 16, 16)
-    arguments: dict[str, Any] = {"memory": 2**30, "context": 1024, "dtype": "float32", **change}
-    with pytest.raises(st.StatetrimError, match=sentence):
-        concurrency.capacity(geometry, KVCacheSize(0, 0), **arguments)
-
-
-def test_a_model_without_softmax_layers_has_no_blocks_and_still_a_bound() -> None:
-    geometry = st.Geometry((0, 1), 2, 2, 16, 16)
-    result = concurrency.capacity(
-        geometry, KVCacheSize(0, 0), memory=2**20, context=64, dtype="float32"
-    )
-    assert result.vllm is None
-    assert result.sequences_unpaged == 2**20 // (2 * 2 * 16 * 16 * 4)
+def test_settings_out_of_bounds_are_refused(options: dict[str, Any], value: str) -> None:
+    with pytest.raises(st.StatetrimError, match=re.escape(value)):
+        ServingOptions(**options)
 
 
 @pytest.mark.parametrize(
@@ -158,6 +207,6 @@ def test_a_silent_config_means_what_the_stock_class_takes_it_for(model_type: str
 
 def test_what_is_not_known_is_not_guessed() -> None:
     geometry = st.Geometry((0,), 1, 1, 1, 1)
-    assert kv_cache_size({"model_type": "kimi_linear"}, geometry) is None
+    assert kv_cache_size({"model_type": "glm5_next_text"}, geometry) is None
     assert kv_cache_size({"model_type": "gla", "attn": {"layers": [1]}}, geometry) is None
     assert kv_cache_size({"model_type": "delta_net"}, geometry) == KVCacheSize(0, 0)

@@ -106,11 +106,23 @@ def test_what_fits_is_counted_in_the_dtype_that_engines_serve(tmp_path: Path) ->
         path = write_config(tmp_path, "Qwen3.5-27B", dtype=dtype)
         capacities[dtype] = st.inspect(st.open(path), memory_gib=16).deployment.capacity
     assert capacities["float32"] == capacities["bfloat16"]
-    assert {capacity.dtype for capacity in capacities["float32"]} == {"bfloat16"}
-    assert {capacity.dtype for capacity in capacities["float16"]} == {"float16"}
+    assert {row.fit.token_bytes for row in capacities["float16"]} == {64 * 2**10}
     path = write_config(tmp_path, "Qwen3.5-27B", dtype="float32")
-    shown = " ".join(run("inspect", path, "--memory-gib", 16).stdout.split())
-    assert "64.0 KiB per token in bfloat16, in which engines serve this model" in shown
+    shown = run("inspect", path, "--memory-gib", 16, "--engine", "llamacpp").stdout
+    assert "keys and values: 64.0 KiB per token; checkpoints in host memory" in shown
+
+
+def test_flags_to_try_first_show_what_a_cut_adds_on_top(tmp_path: Path) -> None:
+    path = write_config(tmp_path, "Qwen3.5-27B")
+    serving = {"memory_gib": 40, "square": 64, "engine": "sglang", "speculative": 3}
+    deployment = st.inspect(st.open(path), **serving).deployment
+    default = next(row for row in deployment.capacity if row.is_default)
+    flags = {gain.flag.partition(" ")[0]: gain for gain in deployment.try_first}
+    assert flags["--mamba-ssm-dtype"].fit.sequences > default.fit.sequences
+    for gain in flags.values():
+        assert gain.cut_fit and gain.cut_fit.sequences >= gain.fit.sequences and gain.source
+    shown = run("inspect", path, "--memory-gib", 40, "--engine", "sglang").stdout
+    assert "Try these first" in shown and "--enable-linear-replayssm-spec" not in shown
 
 
 def test_engines_commands_and_capacity_are_shown(tmp_path: Path) -> None:
@@ -155,8 +167,9 @@ def test_without_a_size_it_shows_which_engine_serves_which_shape(tmp_path: Path)
 
 
 def test_a_context_without_memory_and_unknown_attention_are_refused(tmp_path: Path) -> None:
-    model = st.open(write_config(tmp_path, "Kimi-Linear-48B-A3B"))
+    fields = {"model_type": "glm5_next_text", "linear_attn_config": None}
+    model = st.open(write_config(tmp_path, "Kimi-Linear-48B-A3B", **fields))
     with pytest.raises(st.StatetrimError, match="--memory-gib"):
         st.inspect(model, context=1024)
-    with pytest.raises(st.StatetrimError, match="not known"):
+    with pytest.raises(st.StatetrimError, match="glm5_next"):
         st.inspect(model, memory_gib=40)

@@ -23,10 +23,13 @@ RuntimeName = Literal["transformers", "fla", "portable"]
 
 @dataclass(frozen=True)
 class KVCacheSize:
-    """`layers` softmax layers; each caches `numel` numbers (keys and values) per token."""
+    """`layers` softmax layers; each caches `numel` numbers (keys and values) per token, in `heads`
+    heads. A `latent` cache (MLA) has one vector for all heads."""
 
     layers: int
     numel: int
+    heads: int = 1
+    latent: bool = False
 
 
 NO_KV_CACHE = KVCacheSize(0, 0)
@@ -357,7 +360,7 @@ def attention_kv_cache_size(
     width = int_field(
         config, "head_dim", default=default_head_dim or width_per_head, maximum=MAX_CHANNELS
     )
-    return KVCacheSize(layers, 2 * kv_heads * width)
+    return KVCacheSize(layers, 2 * kv_heads * width, kv_heads)
 
 
 def validated_geometry(geometry: Geometry) -> Geometry:

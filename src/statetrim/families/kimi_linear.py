@@ -12,11 +12,13 @@ from .contract import (
     MAX_LAYERS,
     Config,
     Family,
+    KVCacheSize,
     int_field,
     layer_indices_field,
     layer_types_field,
     layers_of_type,
     nested_config,
+    num_softmax_layers,
     validated_geometry,
 )
 from .recurrences import Recurrence, delta_rule
@@ -114,6 +116,16 @@ class KimiLinear(Family):
         # transformers has no text-only class for the vision-language type.
         has_vision = config["model_type"] == "glm5_next"
         return "AutoModelForImageTextToText" if has_vision else super().auto_class(config)
+
+    def kv_cache_size(self, config: Config, geometry: Geometry) -> KVCacheSize | None:
+        """The latent vectors that engines cache; transformers caches keys and values instead. None
+        for GLM-5-Next, whose indexer has caches of its own."""
+        if config["model_type"] != "kimi_linear":
+            return None
+        latent = int_field(config, "kv_lora_rank", default=512, maximum=MAX_CHANNELS)
+        rotary = int_field(config, "qk_rope_head_dim", default=64, maximum=MAX_CHANNELS)
+        layers = num_softmax_layers(config, geometry, default=27)
+        return KVCacheSize(layers, latent + rotary, latent=True)
 
     def recurrence(self, kernel: str) -> Recurrence:
         return delta_rule

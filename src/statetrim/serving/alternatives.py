@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from ..errors import StatetrimError
 from ..geometry import Geometry
 from ..storage.checkpoint import Checkpoint
-from .capacity import DTYPE_BYTES
-from .deployment import DEFAULT_CONTEXT, deployment
-from .state_size import served_dtype
+from .arithmetic import moved_bytes
+from .cache_model import cache_model
+from .capacity import DEFAULT_CONTEXT, DEFAULT_MEMORY_GIB, DTYPE_BYTES, settings_for
+from .options import ServingOptions
 
-MEMORY_GIB = 16.0
+MEMORY_GIB = DEFAULT_MEMORY_GIB
 CONTEXT = DEFAULT_CONTEXT
 
 
@@ -27,25 +28,23 @@ def alternatives(
 ) -> list[Alternative]:
     """The original and the cut, each in float32 and bfloat16: four entries in this order.
 
-    With `model`, the original, they have capacities (sequences of CONTEXT tokens in MEMORY_GIB),
-    None where unknown.
+    With `model`, the original, they have capacities (sequences of CONTEXT tokens in MEMORY_GIB, by
+    their bytes in transformers), None where unknown.
     """
-    counts = _sequence_counts(model, after) if model is not None else [None] * 4
     result: list[Alternative] = []
     for name, geometry in (("original", before), ("cut", after)):
         for dtype in ("float32", "bfloat16"):
             size = geometry.state_numel * DTYPE_BYTES[dtype]
-            result.append(Alternative(f"{name}, {dtype}", size, counts[len(result)]))
+            fitting = None if model is None else _sequences(model, geometry, dtype)
+            result.append(Alternative(f"{name}, {dtype}", size, fitting))
     return result
 
 
-def _sequence_counts(model: Checkpoint, after: Geometry) -> list[int | None]:
-    """Sequences that fit with each alternative, in their order; four times None if the capacity
-    cannot be computed."""
+def _sequences(model: Checkpoint, geometry: Geometry, state_dtype: str) -> int | None:
+    """Sequences that fit by their bytes; None if the KV cache is not known."""
     try:
-        result = deployment(
-            model, after, dtype=served_dtype(model), memory_gib=MEMORY_GIB, context=CONTEXT
-        )
+        caches = cache_model(model, geometry)
     except StatetrimError:
-        return [None] * 4
-    return [capacity.sequences_unpaged for capacity in result.capacity]
+        return None
+    settings = settings_for(model, ServingOptions(), state_dtype)
+    return int(settings.memory // moved_bytes(caches, settings, geometry.conv_width))

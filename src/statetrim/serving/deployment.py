@@ -1,7 +1,7 @@
 """Which engines serve a cut, with which command, and how many sequences fit."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..artifacts.scores import Scores
@@ -10,7 +10,7 @@ from ..geometry import Geometry
 from ..judging.verdict import Verdict, cut_models, judge_cut
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, as_checkpoint
-from .capacity import Capacity, capacity
+from .capacity import DEFAULT_CONTEXT, Capacity, capacities
 from .engines import (
     Compatibility,
     compatibility_of_geometry,
@@ -18,10 +18,10 @@ from .engines import (
     known_lines,
     serve_command,
 )
+from .options import ServingOptions
 from .shapes import nearest_served_shape
+from .try_first import Gain, gains
 
-GIB = 2**30
-DEFAULT_CONTEXT = 4096
 MODEL_PLACEHOLDER = "MODEL"  # in commands: the path of the original
 CUT_PLACEHOLDER = "SMALL"  # in commands: the path that prune will write
 
@@ -34,39 +34,34 @@ class Deployment:
     engines: list[Compatibility]
     commands: dict[str, str]  # engine -> command line, for engines that serve the shape
     everywhere: str | None  # the nearest shape that every known engine serves
-    memory: int | None  # bytes of cache
+    engine: str  # whose arithmetic `capacity` and `try_first` follow
+    memory_gib: float | None  # of cache
     context: int | None  # tokens
-    capacity: list[Capacity]  # original, then cut; each with a float32 and a bfloat16 state
+    capacity: list[Capacity]  # original, then cut; each in the engine's dtypes of the state
+    try_first: list[Gain]  # flags of the engine, without and with the cut
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def deployment(
-    model: Checkpoint,
-    after: Geometry | None,
-    *,
-    dtype: str,
-    memory_gib: float | None = None,
-    context: int | None = None,
-) -> Deployment:
+def deployment(model: Checkpoint, after: Geometry | None, serving: ServingOptions) -> Deployment:
     """How to serve the state `after` pruning, or the model's own state if it is None.
 
-    Capacities are computed only with `memory_gib`, for `context` tokens (4096 by default) and a
-    convolution state, keys and values in `dtype`. Raises StatetrimError if the memory or the
-    context is out of range, or the size of the KV cache is not known.
+    Capacities are computed only with `serving.memory_gib`, for 4096 tokens unless it says
+    otherwise. Raises StatetrimError if the size of the KV cache is not known.
     """
     model_type, shape = str(model.config.get("model_type")), after or model.geometry
-    context = context or DEFAULT_CONTEXT
-    memory = None if memory_gib is None else _memory_bytes(memory_gib)
+    counts = serving.memory_gib is not None
     return Deployment(
         shape=shape.shape.replace(" x ", "x"),
         engines=compatibility_of_geometry(model_type, shape),
         commands=serve_commands(model, shape, CUT_PLACEHOLDER if after else MODEL_PLACEHOLDER),
         everywhere=_shape_for_every_engine(model_type, model.geometry, after),
-        memory=memory,
-        context=None if memory is None else context,
-        capacity=[] if memory is None else _capacity(model, after, dtype, memory, context),
+        engine=serving.engine,
+        memory_gib=serving.memory_gib,
+        context=serving.context or DEFAULT_CONTEXT if counts else None,
+        capacity=capacities(model, after, serving) if counts else [],
+        try_first=gains(model, after, serving) if counts else [],
     )
 
 
@@ -152,39 +147,3 @@ def _shape_for_every_engine(
         return str(nearest_served_shape(model_type, before, after.head_k_dim, after.head_v_dim))
     except StatetrimError:
         return None
-
-
-def _capacity(
-    model: Checkpoint, after: Geometry | None, dtype: str, memory: int, context: int
-) -> list[Capacity]:
-    """Capacities of the original and, if there is one, the cut, each in float32 and bfloat16.
-    Raises StatetrimError if the size of the KV cache is not known."""
-    before = model.geometry
-    kv_cache = model.family.kv_cache_size(model.config, before)
-    if kv_cache is None:
-        raise StatetrimError(
-            f"the size of the KV cache of {model.config.get('model_type')} is not known, so the "
-            f"number of sequences that fit cannot be computed; leave out --memory-gib"
-        )
-    capacities = []
-    for geometry in (before,) if after is None else (before, after):
-        other = before if geometry is after else after or before
-        shape = geometry.describe_against(other).replace(" x ", "x")
-        for state_dtype in ("float32", "bfloat16"):
-            fitting = capacity(
-                geometry,
-                kv_cache,
-                memory=memory,
-                context=context,
-                dtype=dtype,
-                state_dtype=state_dtype,
-            )
-            capacities.append(replace(fitting, shape=shape))
-    return capacities
-
-
-def _memory_bytes(memory_gib: float) -> int:
-    """GiB -> bytes, rounded down; raises StatetrimError unless above 0 and at most 2^20 GiB."""
-    if not 0 < memory_gib <= 2**20:
-        raise StatetrimError(f"--memory-gib must be a positive number of GiB, not {memory_gib:g}")
-    return int(memory_gib * GIB)

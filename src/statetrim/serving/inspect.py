@@ -5,13 +5,14 @@ from typing import Any
 
 from ..errors import StatetrimError
 from ..geometry import KERNEL_TILE, Axis, Geometry
-from ..maths.units import Amount
+from ..options import takes_options
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, as_checkpoint
 from .deployment import Deployment, deployment
 from .engines import Shape, known_engines
+from .options import InspectOptions
 from .shapes import Answer, answers_by_engine, common_shapes
-from .state_size import StateSize, served_dtype, stored_dtype
+from .state_size import StateSize, stored_dtype
 from .target import target_for_shape, target_from_amounts
 
 
@@ -46,26 +47,16 @@ class StateReport:
         return asdict(self)
 
 
-def inspect(
-    model: ModelLike,
-    keep: Amount | None = None,
-    keep_values: Amount | None = None,
-    *,
-    square: Amount | None = None,
-    keep_heads: Amount | None = None,
-    memory_gib: float | None = None,
-    context: int | None = None,
-) -> StateReport:
+@takes_options(InspectOptions)
+def inspect(model: ModelLike, options: InspectOptions) -> StateReport:
     """Describe a model's state, and its size with `keep` key channels and `keep_values` value
     channels per head, `square` of both, or `keep_heads` whole value heads.
 
-    With `memory_gib` of cache it also shows how many sequences of `context` tokens fit. Of a hub id
-    only the config is downloaded. A model that cannot be pruned in this way gets a warning in the
-    report, and no size after the cut. Raises StatetrimError for amounts that it cannot keep, and
-    for `context` without `memory_gib`.
+    With `memory_gib` of cache it also shows how many sequences of `context` tokens fit in `engine`,
+    and which of its flags to try first. Of a hub id only the config is downloaded. A model that
+    cannot be pruned in this way gets a warning in the report, and no size after the cut. Raises
+    StatetrimError for amounts that it cannot keep, and for `context` without `memory_gib`.
     """
-    if context is not None and memory_gib is None:
-        raise StatetrimError("--context goes with --memory-gib, the memory of the cache in GiB")
     model = as_checkpoint(model, weights=False)  # the config is enough
     dtype = stored_dtype(model)
     after = None
@@ -73,10 +64,10 @@ def inspect(
     refusal = model.family.refusal(model.config)
     if refusal:
         warnings.append(f"cannot be pruned: {refusal}")
-    elif keep_heads is None and (reason := model.family.channel_refusal(model.config)):
+    elif options.keep_heads is None and (reason := model.family.channel_refusal(model.config)):
         warnings.append(f"its channels cannot be cut: {reason}")
-    elif any(amount is not None for amount in (keep, keep_values, square, keep_heads)):
-        after = target_from_amounts(model, keep, keep_values, square, keep_heads=keep_heads).after
+    elif requested := options.requested():
+        after = target_from_amounts(model, **requested).after
         for width in sorted({after.head_k_dim, after.head_v_dim}):
             if width % KERNEL_TILE:
                 warnings.append(
@@ -95,9 +86,7 @@ def inspect(
         before=StateSize.from_geometry(model.geometry, dtype),
         after=StateSize.from_geometry(after, dtype) if after else None,
         warnings=warnings,
-        deployment=deployment(
-            model, after, dtype=served_dtype(model), memory_gib=memory_gib, context=context
-        ),
+        deployment=deployment(model, after, options),
         shapes=[] if after else _served_shapes(model),
     )
 

@@ -2,55 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from ...maths.formatting import bytes_text, relative_change_text
+from ...serving.options import InspectOptions
 from .. import arguments, terminal
-from ..app import app
-from ..arguments import FamilyFile, Json, Keep, KeepHeads, KeepValues, Model, Square
+from ..arguments import FamilyFile, Json, Model
+from ..command import command
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ...serving.capacity import Capacity
+    from ...serving.arithmetic import Fit
     from ...serving.deployment import Deployment
     from ...serving.engines import Compatibility
     from ...serving.inspect import ServedShape, StateReport
     from ...serving.state_size import StateSize
 
 
-@app.command()
+@command(InspectOptions)
 def inspect(
-    model: Model,
-    keep: Keep = None,
-    keep_values: KeepValues = None,
-    square: Square = None,
-    keep_heads: KeepHeads = None,
-    memory_gib: Annotated[
-        float | None, typer.Option(help="Cache memory in GiB; shows how many sequences fit.")
-    ] = None,
-    context: Annotated[
-        int | None, typer.Option(help="Tokens per sequence, with --memory-gib; 4096 by default.")
-    ] = None,
-    family: FamilyFile = None,
-    as_json: Json = False,
+    model: Model, options: InspectOptions, family: FamilyFile = None, as_json: Json = False
 ) -> None:
-    """Show a model's recurrent state, its size after a cut, and which engines serve that shape."""
+    """Show a model's recurrent state, its size after a cut, which engines serve that shape, and how
+    many sequences fit."""
     from ...serving.inspect import inspect as run
 
     opened = arguments.open_model(model, family, weights=False)
-    report = run(
-        opened,
-        keep,
-        keep_values,
-        square=square,
-        keep_heads=keep_heads,
-        memory_gib=memory_gib,
-        context=context,
-    )
-    show_report(report, as_json=as_json)
+    show_report(run.run(opened, options), as_json=as_json)
 
 
 def show_report(report: StateReport, *, as_json: bool) -> None:
@@ -234,45 +213,59 @@ def _merge_hardware(lines: list[Compatibility]) -> list[tuple[Compatibility, lis
 def _show_capacity(deployment: Deployment) -> None:
     from rich.table import Table
 
-    assert deployment.memory is not None
-    title = (
-        f"Sequences of {deployment.context:,} tokens in {deployment.memory / 2**30:g} GiB of cache"
+    engine, first = deployment.engine, deployment.capacity[0]
+    table = Table(
+        title=f"Sequences of {deployment.context:,} tokens in {deployment.memory_gib:g} GiB, "
+        f"by {engine}",
+        title_justify="left",
     )
-    table = Table(title=title, title_justify="left")
-    first = deployment.capacity[0]
-    vllm_columns = ("vLLM block", "vLLM", "no prefix cache") if first.vllm else ()
-    for name in ("state", "per sequence", *vllm_columns, "any engine"):
+    names = ("state", "per request", "sequences", "gain", "stored state", "to decode")
+    for name in names:
         table.add_column(name, justify="left" if name == "state" else "right")
-    for capacity in deployment.capacity:
+    for row in deployment.capacity:
+        fit = row.fit
         table.add_row(
-            f"{capacity.shape} {capacity.state_dtype}",
-            bytes_text(capacity.state_bytes + capacity.convolution_bytes),
-            *_paged_cells(first, capacity),
-            f"{capacity.sequences_unpaged:,}",
+            f"{row.shape} {row.state_dtype}{' (default)' if row.is_default else ''}",
+            f"{fit.states:g} x {bytes_text(fit.state_bytes)}",
+            sequences_text(fit.sequences),
+            _gain_text(fit, first.fit) if row is not first else "",
+            bytes_text(fit.stored_bytes),
+            f"{bytes_text(fit.transfer_bytes)}, {row.transfer_seconds * 1000:.0f} ms",
         )
     terminal.print_table(table)
-    vllm = "its maximum concurrency on one GPU, with prefix caching as by default"
-    if not first.vllm:
-        vllm = "not worked out without softmax attention"
-    terminal.print_text(
-        f"keys and values: {first.key_value_bytes / 2**10:,.1f} KiB per token in {first.dtype}, in "
-        f"which engines serve this model; vLLM: {vllm}; any engine: memory over what a sequence "
-        "holds",
-    )
-    if first.vllm:
-        terminal.print_text(
-            "on CPUs vLLM takes blocks of a multiple of 128 tokens, so fewer may fit"
-        )
+    text = f"keys and values: {first.fit.token_bytes / 2**10:,.1f} KiB per token"
+    if first.fit.host_bytes:
+        text += f"; checkpoints in host memory: {bytes_text(first.fit.host_bytes)} a slot"
+    terminal.print_text(f"{text}; docs/capacity.md explains the columns")
+    if deployment.try_first:
+        _show_try_first(deployment)
 
 
-def _paged_cells(first: Capacity, capacity: Capacity) -> tuple[str, ...]:
-    """Block size, sequences, and sequences without prefix caching in vLLM; empty without vLLM."""
-    if capacity.vllm is None or first.vllm is None:
-        return ()
-    ratio = capacity.vllm.sequences_prefix_caching / first.vllm.sequences_prefix_caching
-    return (
-        f"{capacity.vllm.block_size:,} tokens",
-        f"{capacity.vllm.sequences_prefix_caching:,.1f}"
-        + ("" if capacity is first else f" ({ratio:.2f}x)"),
-        f"{capacity.vllm.sequences:,.1f}",
-    )
+def _show_try_first(deployment: Deployment) -> None:
+    """Print what each flag of the engine gives, alone and with the cut."""
+    from rich.table import Table
+
+    first = next((row for row in deployment.capacity if row.is_default), deployment.capacity[0])
+    has_cut = deployment.try_first[0].cut_fit is not None
+    table = Table(title="Try these first", title_justify="left")
+    for name in ("flag", "sequences", "with the cut") if has_cut else ("flag", "sequences"):
+        table.add_column(name, justify="left" if name == "flag" else "right")
+    table.add_column("cost")
+    for gain in deployment.try_first:
+        cells = [_with_gain(gain.fit, first.fit)]
+        if gain.cut_fit is not None:
+            cells.append(_with_gain(gain.cut_fit, first.fit))
+        table.add_row(gain.flag, *cells, gain.cost)
+    terminal.print_table(table)
+
+
+def sequences_text(sequences: float) -> str:
+    return f"{sequences:,.1f}" if sequences % 1 else f"{sequences:,.0f}"
+
+
+def _with_gain(fit: Fit, first: Fit) -> str:
+    return f"{sequences_text(fit.sequences)} ({_gain_text(fit, first)})"
+
+
+def _gain_text(fit: Fit, first: Fit) -> str:
+    return f"{fit.sequences / first.sequences:.2f}x" if first.sequences else "from none"
