@@ -132,6 +132,12 @@ engines DIRECTORY:
 compile-kernels ENGINES:
     {{ENGINES}}/kernels/bin/python tools/compile_kernels.py src/statetrim/serving/engines_compiled.json
 
+# Sequences that fit by the code of vLLM and SGLang installed there, which tests compare (docs/capacity.md).
+capacity-grid ENGINES:
+    PYTHONPATH=tools/engines/in_vllm {{ENGINES}}/kernels/bin/python tools/engines/in_vllm/capacity_grid.py docs/calculator/configs.json tests/data/vllm-capacity.json
+    PYTHONPATH=tools/engines {{ENGINES}}/kernels/bin/python tools/engines/sglang_capacity.py docs/calculator/configs.json tests/data/sglang-capacity.json
+    {{ENGINES}}/llamacpp/bin/python tools/engines/llamacpp_memory.py tests/data/llamacpp-memory.json
+
 # Small models in hub layout and their cuts, from one that train-tiny made (docs/engine-checks.md).
 engine-models TRAINED OUT TEXT *OPTIONS:
     python tools/engines/make_models.py {{TRAINED}} {{OUT}} --text {{TEXT}} {{OPTIONS}}

@@ -1,11 +1,13 @@
 """Parts of the site that are generated from the source code.
 
-`<!-- messages: checkpoint shard -->` becomes the error messages of those modules. The committed
+`<!-- messages: checkpoint shard -->` becomes the error messages of those modules, and
+`<!-- calculator -->` the form and scripts of the calculator. The committed
 list between `<!-- api -->` and `<!-- end -->` becomes complete signatures and docstrings.
 """
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,13 @@ MIN_WORDS = 4
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the files of results/, which is outside docs/, to the site."""
+    """Add the files of results/, which is outside docs/, and the script of the calculator."""
     from mkdocs.structure.files import File
+
+    sys.path.append(str(ROOT / "tools"))
+    from write_calculator import script
+
+    files.append(File.generated(config, "calculator/calculator.js", content=script()))
 
     for path in sorted((ROOT / "results").rglob("*")):
         if path.is_file() and path.name != "README.md":
@@ -35,6 +42,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     )  # which the site does not have
     # Wide pictures are small on a phone: link each to its file, as code hosts do.
     markdown = re.sub(r"^!\[[^]]*\]\((results/[^)]+)\)$", r"[\g<0>](\1)", markdown, flags=re.M)
+    form = (ROOT / "docs" / "calculator" / "form.html").read_text(encoding="utf-8")
+    markdown = markdown.replace("<!-- calculator -->", form)
     markdown = re.sub(r"<!-- api -->.*?<!-- end -->", lambda _: _api(), markdown, flags=re.DOTALL)
     return re.sub(r"<!-- messages: (.*?) -->", lambda match: _messages(match[1].split()), markdown)
 

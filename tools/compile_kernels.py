@@ -300,12 +300,25 @@ def default_outcome(engine: str, hardware: str, shape: list[int]) -> dict[str, s
     """Verdict on a shape that compiles, and the flag it needs if Triton is not the default."""
     if shape == [128, 128] or hardware == "Ampere":
         return {"verdict": "fast"}
-    if engine == "vllm":
-        return {"verdict": "fallback", "flag": "--gdn-prefill-backend triton"}
-    if hardware == "Blackwell":
-        flag = "--linear-attn-decode-backend triton --linear-attn-prefill-backend triton"
-        return {"verdict": "fallback", "flag": flag}
-    return {"verdict": "fast"}
+    if engine == "vllm":  # on Blackwell it chooses by the keys alone
+        needs_flag = hardware == "Hopper" or shape[0] == 128
+        flag = {"flag": "--gdn-prefill-backend triton"} if needs_flag else {}
+        return {"verdict": "fallback", **flag}
+    if hardware == "Blackwell":  # with a bfloat16 state
+        return {"verdict": "fallback", "flag": "--linear-attn-decode-backend triton"}
+    return {"verdict": "fallback"}
+
+
+def by_family(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """The row; on Ampere vLLM decodes only Qwen3.5, at 128x128, with a fused kernel, so a cut
+    there has two."""
+    is_cut = row["engine"] == "vLLM" and row["verdict"] == "fast" and row["shape"] != ["128x128"]
+    if not (is_cut and row["hardware"] == ["Ampere"]):
+        return [row]
+    return [
+        row | {"families": ["Qwen3-Next"]},
+        row | {"families": ["Qwen3.5"], "verdict": "fallback"},
+    ]
 
 
 def matrix_row(
@@ -350,7 +363,7 @@ def main() -> None:
             for hardware, architecture in ARCHITECTURES.items():
                 shapes = SHAPES if hardware == "Hopper" else OTHER_SHAPES
                 for compilation in compile_in_subprocess(engine, architecture, shapes, cache):
-                    rows.append(matrix_row(engine, hardware, compilation, triton))
+                    rows += by_family(matrix_row(engine, hardware, compilation, triton))
                     print(engine, hardware, compilation, flush=True)
     arguments.out.write_text(json.dumps({"rows": rows}, indent=2) + "\n")
 

@@ -14,8 +14,8 @@ import statetrim as st
 from helpers import tiny
 from statetrim.families import families
 from statetrim.families.contract import KVCacheSize
-from statetrim.serving import arithmetic
-from statetrim.serving.cache_model import cache_model, state_layers
+from statetrim.serving.capacity import arithmetic
+from statetrim.serving.capacity.cache_model import cache_model, state_layers
 from statetrim.serving.options import ServingOptions
 from statetrim.storage.checkpoint import Checkpoint
 
@@ -66,14 +66,16 @@ def test_bytes_of_every_runnable_family_equal_the_real_cache_object(
 
 DATA = Path(__file__).parents[1] / "data"
 STARTUPS = json.loads((DATA / "vllm-startup.json").read_text())
+CONFIGS = json.loads((DATA.parents[1] / "docs" / "calculator" / "configs.json").read_text())
 VLLM = json.loads((DATA / "vllm-capacity.json").read_text())
 SGLANG = json.loads((DATA / "sglang-capacity.json").read_text())
+LLAMACPP = json.loads((DATA / "llamacpp-memory.json").read_text())
 BYTES = {"float32": 4, "bfloat16": 2, "fp8": 1}
 
 
 def recorded_model(case: dict[str, Any]) -> arithmetic.CacheModel:
     """The caches of a recorded config with the widths of the case."""
-    config = VLLM["models"][case["model"]] | case["cut"]
+    config = CONFIGS[case["model"]] | case["cut"]
     family = families()[config["model_type"]]
     checkpoint = Checkpoint(Path("recorded"), config, family, family.geometry(config))
     caches = cache_model(checkpoint, checkpoint.geometry)
@@ -152,12 +154,43 @@ def test_layers_of_two_shapes_are_padded_to_the_widest_and_parts_of_a_layer_are_
     assert padded.sequences < split.sequences < whole.sequences
 
 
+@pytest.mark.parametrize("case", LLAMACPP["cases"], ids=str)
+def test_rows_and_checkpoints_equal_llama_cpps_log(case: dict[str, Any]) -> None:
+    heads, side = LLAMACPP["heads"], case["side"]
+    linear = case["layers"] * 3 // 4
+    key_heads, value_heads = heads["linear_num_key_heads"], heads["linear_num_value_heads"]
+    layers = arithmetic.StateLayers(linear, value_heads, side, side, 2 * key_heads, value_heads)
+    width = 2 * heads["head_dim"]
+    caches = arithmetic.CacheModel(
+        (layers,), 4, case["layers"] - linear, heads["num_key_value_heads"], width
+    )
+    fit = arithmetic.llamacpp(caches, arithmetic.Settings(memory=1, context=case["context"]))
+    allocated = case["state_mib"] + case["convolution_mib"]
+    assert case["dtypes"] == ["f32", "f32"]
+    assert fit.state_bytes * case["rows"] / 2**20 == pytest.approx(allocated, abs=0.011)
+    assert fit.stored_bytes / 2**20 == pytest.approx(case["checkpoint_mib"], abs=0.0011)
+    attention = fit.token_bytes * case["context"] * case["slots"] / 2**20
+    assert attention == pytest.approx(case["attention_mib"], abs=0.011)
+
+
 def test_users_figures_follow_from_their_settings() -> None:
-    """Of public reports: llama.cpp #27211, and vLLM #55196 and #55533; the order of figures."""
+    """Public reports about Qwen3.5-27B and its like; docs/capacity.md has the table."""
     caches = recorded_model({"model": "Qwen3.5-27B", "cut": {}})
-    slot = arithmetic.llamacpp(caches, arithmetic.Settings(memory=2**35, context=4096))
-    assert slot.stored_bytes / 2**20 == pytest.approx(149.6, abs=0.1)
-    assert slot.host_bytes / 2**30 == pytest.approx(4.7, abs=0.1)
+    serving = arithmetic.Settings(memory=int(14.6 * 2**30), context=4096, kv_bytes=1)
+    slots = arithmetic.sglang(caches, serving)  # SGLang #38846: 47 slots, capped to 9
+    assert (slots.blocks, slots.sequences) == (47, 9)
+    assert arithmetic.sglang(caches, replace(serving, memory=11 * 2**30)).sequences == 7  # #40706
+    slot = arithmetic.llamacpp(caches, serving)  # llama.cpp #27211
+    assert slot.stored_bytes / 2**20 == pytest.approx(149.6, abs=0.05)
+    assert slot.host_bytes / 2**30 == pytest.approx(4.7, abs=0.05)
+    gains = []
+    for context in (512, 32768):  # vLLM #55196: 1.00x and, on another model, 1.84x
+        short = replace(serving, memory=40 * 2**30, context=context)
+        halved, full = arithmetic.vllm(caches, short), replace(short, kv_bytes=2)
+        gains.append(halved.sequences / arithmetic.vllm(caches, full).sequences)
+    assert gains == [pytest.approx(1.0, abs=0.01), pytest.approx(1.84, abs=0.1)]
+    drafts = replace(serving, memory=3 * 2**30, speculative=3)  # vLLM #55533: about 3
+    assert arithmetic.vllm(caches, drafts).sequences == pytest.approx(3, abs=0.3)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
     just capacity-grid ENGINES
 
 Runs in an environment with SGLang. Nothing is allocated: the methods that size the pools run on an
-object that has only what they read. The configs are those of the vLLM record beside the output.
+object that has only what they read. The configs are those of the calculator's page.
 """
 
 from __future__ import annotations
@@ -208,10 +208,10 @@ def cases(models: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("vllm_record", type=Path)
+    parser.add_argument("configs", type=Path, help="docs/calculator/configs.json")
     parser.add_argument("output", type=Path)
     options = parser.parse_args()
-    models = json.loads(options.vllm_record.read_text())["models"]
+    models = json.loads(options.configs.read_text())
     results = []
     for case in cases(models):
         try:

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from ..geometry import Geometry
 from ..maths.formatting import bytes_text
-from ..serving.alternatives import alternatives
+from ..serving.capacity.alternatives import alternatives
 
 
 def state_size_text(before: Geometry, after: Geometry) -> str:

@@ -19,6 +19,14 @@ _SHARED_NORM = (
     "a norm weight over key channels is shared by all heads, so all must keep the same ones"
 )
 
+_MAMBA_1 = (
+    "its Mamba-1 layers have a decay for every number of the state and no heads; only the heads of "
+    "Mamba-2 can be cut"
+)
+_VECTOR_STATE = "its state is one number per channel, not a matrix of keys and values"
+_CONVOLUTION_ONLY = "beside softmax layers it keeps inputs of convolutions, not a recurrent state"
+_SLOTS = "a softmax addresses the slots of its state, so that none can be dropped alone"
+
 REFUSED: dict[str, str] = {  # model type -> reason
     "bailing_hybrid": (
         "its config sets the width and the number of heads of linear and softmax layers together, "
@@ -33,5 +41,21 @@ REFUSED: dict[str, str] = {  # model type -> reason
     "mamba3": _ROTARY,
     "cyclic_flow_attention": _SHARED_NORM,
     "raven": _SHARED_NORM,
+    "mamba": _MAMBA_1,
+    "falcon_mamba": _MAMBA_1,
+    "jamba": _MAMBA_1,
+    "zamba": _MAMBA_1,
+    "samba": _MAMBA_1,
+    "rwkv": _VECTOR_STATE,
+    "recurrent_gemma": _VECTOR_STATE,
+    "hgrn": _VECTOR_STATE,
+    "lfm2": _CONVOLUTION_ONLY,
+    "lfm2_moe": _CONVOLUTION_ONLY,
+    "lfm2_vl": _CONVOLUTION_ONLY,
+    "zaya": _CONVOLUTION_ONLY,
+    "inkling": _CONVOLUTION_ONLY,
+    "gsa": _SLOTS,
+    "abc": _SLOTS,
+    "rodimus": "one projection makes its input and decay gates; a cut of it was not worked out",
     "linear_attn": "its feature maps mix the channels of a head, so none can be dropped alone",
 }

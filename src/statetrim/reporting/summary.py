@@ -7,7 +7,7 @@ from ..geometry import Geometry
 from ..judging.recommendation import JudgedCut, Recommendation, recommend
 from ..judging.verdict import Outcome, Verdict, metric_label
 from ..maths.formatting import bytes_text, relative_change_text
-from ..serving.alternatives import CONTEXT, MEMORY_GIB, alternatives
+from ..serving.capacity.alternatives import CONTEXT, MEMORY_GIB, alternatives
 from ..serving.deployment import ship_verdict
 from ..serving.engine_names import command_below_comment
 from ..serving.engines import compatibility_of_geometry

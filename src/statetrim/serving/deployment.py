@@ -10,7 +10,8 @@ from ..geometry import Geometry
 from ..judging.verdict import Verdict, cut_models, judge_cut
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, as_checkpoint
-from .capacity import DEFAULT_CONTEXT, Capacity, capacities
+from .capacity.compare import DEFAULT_CONTEXT, Capacity, capacities
+from .capacity.try_first import Gain, gains
 from .engines import (
     Compatibility,
     compatibility_of_geometry,
@@ -20,7 +21,6 @@ from .engines import (
 )
 from .options import ServingOptions
 from .shapes import nearest_served_shape
-from .try_first import Gain, gains
 
 MODEL_PLACEHOLDER = "MODEL"  # in commands: the path of the original
 CUT_PLACEHOLDER = "SMALL"  # in commands: the path that prune will write

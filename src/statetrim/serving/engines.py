@@ -63,6 +63,8 @@ RULES: dict[str, Callable[[int, int], bool]] = {
     "keys and values are powers of two": lambda keys, values: (
         keys == _power_of_two_above(keys) and values == _power_of_two_above(values)
     ),
+    "keys = 128": lambda keys, values: keys == 128,
+    "keys <= 128": lambda keys, values: keys <= 128,
     "keys <= 256": lambda keys, values: keys <= 256,
     "keys >= 16": lambda keys, values: keys >= 16,
     "keys and values are multiples of 32": lambda keys, values: not (keys % 32 or values % 32),

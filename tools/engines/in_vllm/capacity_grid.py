@@ -5,7 +5,7 @@
 Runs in an environment with vLLM; no model is loaded and no cache allocated. The model classes give
 the shapes and dtypes of the state, the layers' own methods the specs, Platform the block size, and
 kv_cache_utils groups, blocks and "maximum concurrency". statetrim is not imported. The configs are
-those in the record: from the hub for Qwen and Nemotron, for the others the fields that matter here.
+those of the calculator's page: from the hub for Qwen and Nemotron, else the fields that matter.
 """
 
 from __future__ import annotations
@@ -279,16 +279,15 @@ def cases(models: dict[str, dict[str, Any]], count: int) -> list[dict[str, Any]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("record", type=Path, help="file whose models are recorded again")
+    parser.add_argument("configs", type=Path, help="docs/calculator/configs.json")
+    parser.add_argument("output", type=Path)
     options = parser.parse_args()
-    models = json.loads(options.record.read_text())["models"]
+    models = json.loads(options.configs.read_text())
     results = []
     for case in cases(models, SETTINGS):
         results.append(case | sequences(case, models[case["model"]]))
-    configs = ",\n".join(f"{json.dumps(n)}: {json.dumps(c)}" for n, c in models.items())
     lines = ",\n".join(json.dumps(result) for result in results)
-    head = f'"vllm": "{vllm.__version__}"'
-    options.record.write_text(f'{{{head},\n"models": {{{configs}}},\n"cases": [{lines}]}}\n')
+    options.output.write_text(f'{{"vllm": "{vllm.__version__}",\n"cases": [{lines}]}}\n')
     print(len(results), "settings recorded for", len(models), "models")
 
 

@@ -13,7 +13,7 @@ from ..command import command
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ...serving.arithmetic import Fit
+    from ...serving.capacity.arithmetic import Fit
     from ...serving.deployment import Deployment
     from ...serving.engines import Compatibility
     from ...serving.inspect import ServedShape, StateReport
@@ -166,8 +166,8 @@ def _show_engines(deployment: Deployment) -> None:
             remark,
         )
     terminal.print_table(table)
-    for engine, command in deployment.commands.items():
-        terminal.print_command(command_with_comment(engine, command))
+    for engine, command_line in deployment.commands.items():
+        terminal.print_command(command_with_comment(engine, command_line))
     if deployment.everywhere and deployment.everywhere != deployment.shape:
         keys, _, values = deployment.everywhere.partition("x")
         terminal.print_text(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ...geometry import KERNEL_TILE, Geometry
 from ...maths.formatting import bytes_text, relative_change_text
-from ...serving.alternatives import CONTEXT, MEMORY_GIB, alternatives
+from ...serving.capacity.alternatives import CONTEXT, MEMORY_GIB, alternatives
 from ...serving.state_size import StateSize, stored_dtype
 from ...storage.checkpoint import Checkpoint
 from ..charts import bar_chart

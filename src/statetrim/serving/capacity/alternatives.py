@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from ..errors import StatetrimError
-from ..geometry import Geometry
-from ..storage.checkpoint import Checkpoint
+from ...errors import StatetrimError
+from ...geometry import Geometry
+from ...storage.checkpoint import Checkpoint
+from ..options import ServingOptions
 from .arithmetic import moved_bytes
 from .cache_model import cache_model
-from .capacity import DEFAULT_CONTEXT, DEFAULT_MEMORY_GIB, DTYPE_BYTES, settings_for
-from .options import ServingOptions
+from .compare import DEFAULT_CONTEXT, DEFAULT_MEMORY_GIB, DTYPE_BYTES, settings_for
 
 MEMORY_GIB = DEFAULT_MEMORY_GIB
 CONTEXT = DEFAULT_CONTEXT

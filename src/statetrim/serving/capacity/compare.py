@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass, replace
 
-from ..errors import StatetrimError
-from ..geometry import Geometry
-from ..maths.units import GIB
-from ..storage.checkpoint import Checkpoint
+from ...errors import StatetrimError
+from ...geometry import Geometry
+from ...maths.units import GIB
+from ...storage.checkpoint import Checkpoint
+from ..options import KV_DTYPE_BYTES, ServingOptions
+from ..state_size import served_dtype
 from .arithmetic import Fit, Settings, llamacpp, mlx, sglang, vllm
-from .cache_model import cache_model, default_state_dtype
-from .options import KV_DTYPE_BYTES, ServingOptions
-from .state_size import served_dtype
+from .cache_model import cache_model, default_state_dtype, text_config
 
 ENGINES = {"vllm": vllm, "sglang": sglang, "llamacpp": llamacpp, "mlx": mlx}
 """Name of an engine -> how many sequences fit in it."""
@@ -78,7 +78,13 @@ def capacities(
 
 def capacity(model: Checkpoint, geometry: Geometry, settings: Settings, engine: str) -> Fit:
     """What fits with the state of `geometry`. Without softmax layers vLLM needs no blocks: it is
-    the memory divided by the bytes of a state."""
+    the memory divided by the bytes of a state. Raises StatetrimError for a model with an indexer,
+    for which vLLM packs pages of several sizes."""
+    if text_config(model.config).get("indexer_head_dim"):
+        raise StatetrimError(
+            f"{model.config.get('model_type')} has an indexer, whose caches are not counted yet; "
+            "leave out --memory-gib"
+        )
     caches = cache_model(model, geometry)
     if engine == "vllm" and not caches.softmax_layers:
         return mlx(caches, replace(settings, speculative=0))

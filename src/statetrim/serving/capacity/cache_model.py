@@ -3,32 +3,29 @@
 from collections import Counter
 from typing import Any
 
-from ..errors import StatetrimError
-from ..families.contract import MAX_CHANNELS, MAX_LAYERS, int_field
-from ..families.kimi_linear import KimiLinear
-from ..families.mamba2 import Mamba2
-from ..geometry import Geometry
-from ..storage.checkpoint import Checkpoint
+from ...errors import StatetrimError
+from ...families.contract import MAX_CHANNELS, MAX_LAYERS, int_field
+from ...families.kimi_linear import KimiLinear
+from ...families.mamba2 import Mamba2
+from ...geometry import Geometry
+from ...storage.checkpoint import Checkpoint
+from ..state_size import served_dtype
 from .arithmetic import CacheModel, StateLayers
-from .state_size import served_dtype
 
 STATE_DTYPES = ("float32", "float16", "bfloat16")
 
 
 def cache_model(model: Checkpoint, geometry: Geometry) -> CacheModel:
-    """The caches of `model` with the state of `geometry`.
-
-    Raises StatetrimError if the size of its KV cache is not known, or if it has an indexer.
-    """
+    """The caches of `model` with the state of `geometry`. Raises StatetrimError if the size of its
+    KV cache is not known."""
     config = text_config(model.config)
-    model_type = model.config.get("model_type")
     kv_cache = model.family.kv_cache_size(model.config, model.geometry)
-    if kv_cache is None or config.get("indexer_head_dim") or config.get("index_head_dim"):
-        reason = "has an indexer, whose caches" if kv_cache else "has softmax layers whose caches"
+    if kv_cache is None:
         raise StatetrimError(
-            f"{model_type} {reason} are not counted, so the number of sequences that fit is not "
-            "known; leave out --memory-gib"
+            f"the KV cache of {model.config.get('model_type')} is not known, so the number of "
+            "sequences that fit cannot be computed; leave out --memory-gib"
         )
+    kv_heads = 1 if kv_cache.numel % kv_cache.heads else kv_cache.heads  # with an indexer's keys
     is_mamba2 = isinstance(model.family, Mamba2)
     ple_layers = len(set(config.get("ple_layer_ids") or ())) if _has_ple(config) else 0
     streams = int_field(config, "hc_count", default=1, maximum=1024)
@@ -36,8 +33,8 @@ def cache_model(model: Checkpoint, geometry: Geometry) -> CacheModel:
         states=state_layers(geometry),
         conv_width=max(geometry.conv_width, 1),
         softmax_layers=kv_cache.layers,
-        kv_heads=kv_cache.heads,
-        kv_numel=kv_cache.numel // kv_cache.heads,
+        kv_heads=kv_heads,
+        kv_numel=kv_cache.numel // kv_heads,
         latent=kv_cache.latent,
         shared_groups=is_mamba2,
         checkpoint_states=int(is_mamba2 or _has_bounded_kda_gate(model)),
@@ -105,7 +102,9 @@ def _has_bounded_kda_gate(model: Checkpoint) -> bool:
 
 def _draft_layers(config: dict[str, Any]) -> int:
     """Softmax layers of the MTP head: vLLM 0.32.0, models/qwen3_5_mtp.py and nemotron_h_mtp.py."""
-    steps = int_field(config, "num_nextn_predict_layers", default=0, maximum=MAX_LAYERS)
+    if not config.get("num_nextn_predict_layers") and not config.get("mtp_num_hidden_layers"):
+        return 0
+    steps = int_field(config, "num_nextn_predict_layers", default=1, maximum=MAX_LAYERS)
     kinds = config.get("mtp_hybrid_override_pattern") or config.get("mtp_layers_block_type")
     if isinstance(kinds, str | list) and len(kinds) <= MAX_LAYERS:
         return steps * sum(kind in ("*", "attention") for kind in kinds)

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..families.mamba2 import Mamba2
-from ..geometry import Geometry
-from ..storage.checkpoint import Checkpoint
+from ...families.mamba2 import Mamba2
+from ...geometry import Geometry
+from ...storage.checkpoint import Checkpoint
+from ..options import ServingOptions
 from .arithmetic import Fit, Settings
-from .capacity import capacity, settings_for
-from .options import ServingOptions
+from .compare import capacity, settings_for
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """How many sequences fit, by each engine's own arithmetic: one function per engine.
 
 Each function follows the files named in its docstring, and the engines' own code checks it
-(`tools/engines/record_capacity.py`). The calculator of the documentation site runs this very
-module, translated by `docs_calculator.py`, so it keeps to numbers, tuples, loops and conditions.
+(`just capacity-grid`). The calculator of the documentation site runs this module, translated by
+`tools/write_calculator.py`, so it keeps to numbers, tuples, loops and conditions.
 """
 
 from dataclasses import dataclass

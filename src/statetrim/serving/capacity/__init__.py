@@ -1,0 +1,1 @@
+"""How many sequences fit, by each engine's own arithmetic."""

@@ -1,0 +1,91 @@
+"""The calculator page computes what the package computes, in a browser and in JavaScript."""
+
+import dataclasses
+import importlib.util
+import json
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statetrim.serving.capacity import arithmetic
+
+ROOT = Path(__file__).parents[2]
+VECTORS = 600
+
+
+def tool(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+write_calculator, screenshots = tool("write_calculator"), tool("screenshots")
+RUN = """vectors => vectors.map(([engine, model, kind, settings]) =>
+  calculator.engines[engine](calculator.models[model][kind], settings))"""
+
+
+def vectors(models: dict[str, Any]) -> list[tuple[str, str, str, dict[str, Any]]]:
+    draw, chosen = random.Random(0), []
+    for i in range(VECTORS):
+        model = draw.choice(sorted(models))
+        kinds = [kind for kind in ("released", "cut", "by_layer") if kind in models[model]]
+        heads = models[model]["released"]["states"][0]["heads"]
+        settings = arithmetic.Settings(
+            memory=int(draw.uniform(0.05, 200) * 2**30),
+            context=draw.choice((1, 500, 4096, 12345, 10**6)),
+            state_bytes=draw.choice((4, 2)),
+            kv_bytes=draw.choice((2, 1, 34 / 32)),
+            speculative=draw.choice((0, 0, 1, 3, 7)),
+            prefix_caching=draw.random() < 0.7,
+            devices=draw.choice([n for n in (1, 2, 4) if heads % n == 0]),
+            replay=draw.random() < 0.2,
+            state_ratio=draw.choice((0.9, 0.0, 0.3)),
+            slots=draw.choice((0, 3)),
+        )
+        engine = ("vllm", "sglang", "llamacpp", "mlx")[i % 4]
+        chosen.append((engine, model, draw.choice(kinds), dataclasses.asdict(settings)))
+    return chosen
+
+
+def cache_model(fields: dict[str, Any]) -> arithmetic.CacheModel:
+    states = tuple(arithmetic.StateLayers(**layers) for layers in fields["states"])
+    return arithmetic.CacheModel(**fields | {"states": states})
+
+
+def run_in_browser(script: str, chosen: list[Any]) -> Any:
+    with screenshots.browser() as browser:
+        page = browser.new_page()
+        page.add_script_tag(content=script)
+        return page.evaluate(RUN, chosen)
+
+
+def run_in_node(script: str, chosen: list[Any]) -> Any:
+    code = f"{script}\nconsole.log(JSON.stringify(({RUN})({json.dumps(chosen)})))"
+    done = subprocess.run(["node"], input=code, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("where", ["chromium", "node"])
+def test_the_page_and_the_package_agree_on_every_figure(where: str) -> None:
+    if (screenshots.chromium() if where == "chromium" else shutil.which("node")) is None:
+        pytest.skip(f"needs {where}")
+    models, script = write_calculator.page_models(), write_calculator.script()
+    chosen = vectors(models)
+    run = run_in_browser if where == "chromium" else run_in_node
+    for (engine, model, kind, settings), found in zip(chosen, run(script, chosen), strict=True):
+        function = getattr(arithmetic, engine)
+        expected = function(cache_model(models[model][kind]), arithmetic.Settings(**settings))
+        assert found == dataclasses.asdict(expected), (engine, model, kind, settings)
+
+
+def test_what_has_no_translation_is_refused() -> None:
+    with pytest.raises(TypeError, match="line 3: no translation for ListComp"):
+        write_calculator.javascript('def f(x):\n    """Text."""\n    return [i for i in x]\n')

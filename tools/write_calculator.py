@@ -1,0 +1,178 @@
+"""The script of the calculator page: the arithmetic of the package in JavaScript, and its models.
+
+    python tools/write_calculator.py calculator.js
+
+The page runs `statetrim.serving.capacity.arithmetic` itself, translated statement by statement, so
+there is one source; a test compares both. Anything beyond the small subset of Python that the
+module keeps to is refused here.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+CONFIGS = ROOT / "docs" / "calculator" / "configs.json"
+OPERATORS = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Mod: "%", ast.Lt: "<", ast.Gt: ">",
+    ast.LtE: "<=", ast.GtE: ">=", ast.Eq: "===", ast.NotEq: "!==", ast.And: "&&", ast.Or: "||",
+    ast.Not: "!", ast.USub: "-",
+}  # fmt: skip
+FUNCTIONS = {"ceil": "Math.ceil", "floor": "Math.floor", "max": "Math.max", "min": "Math.min"}
+CONSTANTS = {True: "true", False: "false"}
+
+
+def javascript(source: str) -> str:
+    """The functions of a module in JavaScript; its dataclasses become plain objects."""
+    tree = ast.parse(source)
+    classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return "\n".join(_function(node, classes) for node in functions)
+
+
+def _function(node: ast.FunctionDef, classes: set[str]) -> str:
+    names = ", ".join(argument.arg for argument in node.args.args)
+    assigned = {target.id for each in ast.walk(node) if isinstance(each, ast.Assign)
+                for target in each.targets if isinstance(target, ast.Name)}  # fmt: skip
+    variables = f"  let {', '.join(sorted(assigned))};\n" if assigned else ""
+    body = _block(node.body[1:], classes)  # after the docstring
+    return f"function {node.name}({names}) {{\n{variables}{body}\n}}"
+
+
+def _block(statements: list[ast.stmt], classes: set[str]) -> str:
+    return "\n".join(_statement(statement, classes) for statement in statements)
+
+
+def _statement(node: ast.stmt, classes: set[str]) -> str:
+    match node:
+        case ast.Return(value=ast.expr() as value):
+            return f"return {_expression(value, classes)};"
+        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            return f"{name} = {_expression(value, classes)};"
+        case ast.AugAssign(target=ast.Name(id=name), op=op, value=value):
+            return f"{name} {OPERATORS[type(op)]}= {_expression(value, classes)};"
+        case ast.If(test=test, body=body, orelse=orelse):
+            otherwise = f" else {{\n{_block(orelse, classes)}\n}}" if orelse else ""
+            return f"if ({_expression(test, classes)}) {{\n{_block(body, classes)}\n}}{otherwise}"
+        case ast.For(target=ast.Name(id=name), iter=items, body=body):
+            inside = _block(body, classes)
+            return f"for (const {name} of {_expression(items, classes)}) {{\n{inside}\n}}"
+    raise TypeError(f"line {node.lineno}: no translation for {type(node).__name__}")
+
+
+def _expression(node: ast.expr, classes: set[str]) -> str:
+    def translate(each: ast.expr) -> str:
+        return _expression(each, classes)
+
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Constant(value=bool() as value):
+            return CONSTANTS[value]
+        case ast.Constant(value=int() | float() as value):
+            return repr(value)
+        case ast.Attribute(value=value, attr=name):
+            return f"{translate(value)}.{name}"
+        case ast.BinOp(left=left, op=ast.FloorDiv(), right=right):
+            return f"Math.floor({translate(left)} / {translate(right)})"
+        case ast.BinOp(left=left, op=op, right=right):
+            return f"({translate(left)} {OPERATORS[type(op)]} {translate(right)})"
+        case ast.UnaryOp(op=op, operand=operand):
+            return f"{OPERATORS[type(op)]}({translate(operand)})"
+        case ast.Compare(left=left, ops=[op], comparators=[right]):
+            return f"({translate(left)} {OPERATORS[type(op)]} {translate(right)})"
+        case ast.BoolOp(op=op, values=values):
+            return f"({f' {OPERATORS[type(op)]} '.join(map(translate, values))})"
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            return f"({translate(test)} ? {translate(body)} : {translate(orelse)})"
+        case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords) if name in classes:
+            fields = (f"{each.arg}: {translate(each.value)}" for each in keywords)
+            return f"({{{', '.join(fields)}}})"
+        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
+            return f"{FUNCTIONS.get(name, name)}({', '.join(map(translate, arguments))})"
+    raise TypeError(f"line {node.lineno}: no translation for {type(node).__name__}")
+
+
+def page_models() -> dict[str, Any]:
+    """Name -> its caches, as released and cut, and the bytes of a state's number by engine."""
+    from statetrim.errors import StatetrimError
+    from statetrim.families import families
+    from statetrim.families.contract import resized_config
+    from statetrim.serving.capacity.cache_model import cache_model, default_state_dtype
+    from statetrim.serving.capacity.compare import DTYPE_BYTES, ENGINES
+    from statetrim.storage.checkpoint import Checkpoint
+
+    models = {}
+    for name, config in json.loads(CONFIGS.read_text()).items():
+        family = families()[config["model_type"]]
+        model = Checkpoint(Path(name), config, family, family.geometry(config))
+        before = model.geometry
+        entry: dict[str, Any] = {
+            "shape": before.shape.replace(" x ", "x"),
+            "released": asdict(cache_model(model, before)),
+            "state_bytes": {
+                engine: DTYPE_BYTES[default_state_dtype(engine, model)] for engine in ENGINES
+            },
+        }
+        half_keys, half_values = before.head_k_dim // 2, before.head_v_dim // 2
+        for keys, values in ((half_keys, half_values), (half_keys, before.head_v_dim)):
+            after = before.resized(keys, values)
+            try:
+                if values < before.head_v_dim and family.value_refusal(config):
+                    continue
+                resized_config(family, config, after)
+            except StatetrimError:
+                continue
+            entry["cut_shape"] = after.shape.replace(" x ", "x")
+            entry["cut"] = asdict(cache_model(model, after))
+            if entry["cut"]["shared_groups"] is False and before.num_k_heads % 4 == 0:
+                entry["by_layer"] = asdict(_by_layer(cache_model(model, after), before))
+            break
+        models[name] = entry
+    return models
+
+
+def _by_layer(cut: Any, before: Any) -> Any:
+    """A quarter of the layers whole, each stored in four parts of a quarter of its heads."""
+    (narrow,) = cut.states
+    whole = narrow.layers // 4
+    parts = replace(
+        narrow,
+        layers=4 * whole,
+        heads=narrow.heads // 4,
+        keys=before.head_k_dim,
+        values=before.head_v_dim,
+        conv_key_heads=narrow.conv_key_heads // 4,
+        conv_value_heads=narrow.conv_value_heads // 4,
+    )
+    return replace(cut, states=(parts, replace(narrow, layers=narrow.layers - whole)))
+
+
+def script() -> str:
+    """Data and functions of the page, as one script that defines `calculator`."""
+    from statetrim.serving.capacity import arithmetic
+    from statetrim.serving.capacity.try_first import FLAGS
+    from statetrim.serving.options import KV_DTYPE_BYTES, KV_DTYPES
+
+    data = {
+        "models": page_models(),
+        "defaults": asdict(arithmetic.Settings(memory=2**34, context=4096)),
+        "kvDtypes": KV_DTYPES,
+        "kvBytes": KV_DTYPE_BYTES,
+        "flags": [asdict(flag) for flag in FLAGS],
+    }
+    code = javascript(Path(arithmetic.__file__).read_text(encoding="utf-8"))
+    return (
+        "// Written by tools/write_calculator.py from statetrim.serving.capacity.arithmetic.\n"
+        f"const calculator = (() => {{\n{code}\n"
+        f"return {{engines: {{vllm, sglang, llamacpp, mlx}}, ...{json.dumps(data)}}};\n}})();\n"
+    )
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(script(), encoding="utf-8")
