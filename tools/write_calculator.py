@@ -156,7 +156,6 @@ def _by_layer(cut: Any, before: Any) -> Any:
 def script() -> str:
     """Data and functions of the page, as one script that defines `calculator`."""
     from statetrim.serving.capacity import arithmetic
-    from statetrim.serving.capacity.try_first import FLAGS
     from statetrim.serving.options import KV_DTYPE_BYTES, KV_DTYPES
 
     data = {
@@ -164,7 +163,6 @@ def script() -> str:
         "defaults": asdict(arithmetic.Settings(memory=2**34, context=4096)),
         "kvDtypes": KV_DTYPES,
         "kvBytes": KV_DTYPE_BYTES,
-        "flags": [asdict(flag) for flag in FLAGS],
     }
     code = javascript(Path(arithmetic.__file__).read_text(encoding="utf-8"))
     return (

@@ -52,7 +52,8 @@
         `-c ${chosen.context}`, !chosen.prefix_caching && "--ctx-checkpoints 0"],
       mlx: ["mlx_lm.server --model MODEL"],
     };
-    return parts[engine].filter(Boolean).join(" ");
+    const bits = { vllm: "--mamba-ssm-cache-dtype bfloat16", sglang: "--mamba-ssm-dtype bfloat16" }[engine];
+    return parts[engine].filter(Boolean).join(" ") + (bits ? `\n# 16-bit state: ${bits}` : "");
   }
 
   function show() {

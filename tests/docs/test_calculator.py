@@ -80,10 +80,10 @@ def test_the_page_and_the_package_agree_on_every_figure(where: str) -> None:
     models, script = write_calculator.page_models(), write_calculator.script()
     chosen = vectors(models)
     run = run_in_browser if where == "chromium" else run_in_node
-    for (engine, model, kind, settings), found in zip(chosen, run(script, chosen), strict=True):
+    for (engine, model, kind, settings), computed in zip(chosen, run(script, chosen), strict=True):
         function = getattr(arithmetic, engine)
         expected = function(cache_model(models[model][kind]), arithmetic.Settings(**settings))
-        assert found == dataclasses.asdict(expected), (engine, model, kind, settings)
+        assert computed == dataclasses.asdict(expected), (engine, model, kind, settings)
 
 
 def test_what_has_no_translation_is_refused() -> None:

@@ -101,8 +101,8 @@ def start(case: dict[str, int]) -> None:
 
 def record(case: dict[str, int]) -> dict[str, Any]:
     command = [sys.executable, __file__, "--case", json.dumps(case)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    log = done.stdout + done.stderr
+    done = subprocess.run(command, capture_output=True, timeout=300, check=False)
+    log = (done.stdout + done.stderr).decode(errors="replace")
     buffers, attention = BUFFERS.search(log), ATTENTION.search(log)
     if buffers is None or attention is None:
         raise SystemExit(f"{case} failed:\n{log[-3000:]}")

@@ -91,13 +91,8 @@ def cache_params(config: dict[str, Any], case: dict[str, Any]) -> Any:
     return mamba_utils.Mamba2CacheParams(shape=shape, layers=layers, dtype=state)
 
 
-def size_pools(case: dict[str, Any], config: dict[str, Any]) -> dict[str, int]:
-    """Slots, requests and tokens of one case, computed by SGLang."""
-    config = {**config, **case["cut"]}
-    is_latent = "kv_lora_rank" in config
-    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    softmax = [i for i, kind in enumerate(layer_kinds(config)) if kind in ("softmax", "both")]
-    drafts = case["speculative"] + 1 if case["speculative"] else None
+def put_settings(case: dict[str, Any], drafts: int | None) -> Any:
+    """Let SGLang's modules read the settings of the case; returns what they write the slots to."""
     schedule = SimpleNamespace(
         mamba_full_memory_ratio=case["state_ratio"],
         max_mamba_cache_size=None,
@@ -128,6 +123,17 @@ def size_pools(case: dict[str, Any], config: dict[str, Any]) -> dict[str, int]:
     for name, bag in bags.items():
         for module in (sizing, pools):
             setattr(module, name, lambda bag=bag: bag)
+    return schedule
+
+
+def size_pools(case: dict[str, Any], config: dict[str, Any]) -> dict[str, int]:
+    """Slots, requests and tokens of one case, computed by SGLang."""
+    config = {**config, **case["cut"]}
+    is_latent = "kv_lora_rank" in config
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    softmax = [i for i, kind in enumerate(layer_kinds(config)) if kind in ("softmax", "both")]
+    drafts = case["speculative"] + 1 if case["speculative"] else None
+    schedule = put_settings(case, drafts)
     params = SimpleNamespace(mamba2_cache_params=cache_params(config, case),
                              full_attention_layer_ids=softmax)  # fmt: skip
     pools.mambaish_config = lambda _: params

@@ -183,7 +183,7 @@ def sglang_slots(settings: Settings) -> int:
 
 
 def sglang(model: CacheModel, settings: Settings) -> Fit:
-    """SGLang 0.5.23. A pool of state slots, several to a request, beside a pool of tokens.
+    """SGLang 0.5.23. A pool of state slots, several to a request, and a pool of tokens.
 
     mem_cache/kv_cache_configurator.py, _handle_max_mamba_cache and resolve_max_num_reqs, and
     model_executor/pool_configurator.py. With speculation at most 48 requests run unless
@@ -269,7 +269,7 @@ def llamacpp(model: CacheModel, settings: Settings) -> Fit:
 
 
 def float32(settings: Settings) -> Settings:
-    """The same settings with state and convolution in float32."""
+    """Settings with state and convolution in float32."""
     return Settings(
         memory=settings.memory,
         context=settings.context,

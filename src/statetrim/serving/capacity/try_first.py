@@ -78,14 +78,14 @@ class Gain:
 def gains(model: Checkpoint, after: Geometry | None, serving: ServingOptions) -> list[Gain]:
     """What each flag of the engine that applies gives, for the original and for the cut."""
     settings, is_mamba2 = settings_for(model, serving), isinstance(model.family, Mamba2)
-    found = []
+    by_flag = []
     for flag in FLAGS:
         if flag.engine == serving.engine and applies(flag, settings, is_mamba2):
             changed = replace(settings, **flag.change)  # type: ignore[arg-type]
             fit = capacity(model, model.geometry, changed, serving.engine)
             cut = None if after is None else capacity(model, after, changed, serving.engine)
-            found.append(Gain(flag.flag, fit, cut, flag.cost, flag.source))
-    return found
+            by_flag.append(Gain(flag.flag, fit, cut, flag.cost, flag.source))
+    return by_flag
 
 
 def applies(flag: Flag, settings: Settings, is_mamba2: bool) -> bool:
