@@ -1,6 +1,7 @@
-"""The plugins for engines give each layer its own widths; the engines are fakes here
-(`just check-uneven` runs the real ones)."""
+"""The plugins for engines give each layer its own widths. MLX-LM is a fake here and vLLM is left
+out; `just check-uneven` runs the real ones, `just check-parts` vLLM's layers on any CPU."""
 
+import importlib
 import importlib.util
 import sys
 from dataclasses import dataclass
@@ -23,85 +24,51 @@ def load_plugin(path: str) -> Any:
 
 
 @pytest.fixture
-def vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A fake vLLM with the parts that the plugin uses."""
-
-    class PluggableLayer:
-        registered: dict[str, type] = {}  # noqa: RUF012
-
-        @classmethod
-        def register_oot(cls, layer: type, name: str) -> None:
-            cls.registered[name] = layer
-
-    class QwenGatedDeltaNetAttention:
-        def __init__(self, config: Any, vllm_config: Any, prefix: str = "") -> None:
-            self.widths = config.linear_key_head_dim, config.linear_value_head_dim
-
-        def get_kv_cache_spec(self, vllm_config: Any) -> Any:
-            return Spec(4096)
-
-    modules = {
-        "custom_op": {
-            "PluggableLayer": PluggableLayer,
-            "op_registry_oot": PluggableLayer.registered,
-        },
-        "models.utils": {"extract_layer_index": lambda prefix: int(prefix.split(".")[2])},
-        "layers.mamba.gdn.qwen_gdn_linear_attn": {
-            "QwenGatedDeltaNetAttention": QwenGatedDeltaNetAttention
-        },
-    }
-    for name, content in modules.items():
-        full_name = f"vllm.model_executor.{name}"
-        for end in range(1, full_name.count(".") + 2):
-            package = ".".join(full_name.split(".")[:end])
-            monkeypatch.setitem(sys.modules, package, ModuleType(package))
-        vars(sys.modules[full_name]).update(content)
-    vars(sys.modules["vllm"])["envs"] = SimpleNamespace(VLLM_KV_CACHE_LAYOUT=None)
-    return PluggableLayer
+def pages(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The arithmetic of the vLLM plugin, which needs no vLLM."""
+    monkeypatch.syspath_prepend(PLUGINS / "vllm")
+    return importlib.import_module("statetrim_vllm.pages")
 
 
-@dataclass(frozen=True)
-class Spec:
-    page_size_padded: int | None
+def page_size(heads: Any) -> int:
+    """Bytes of vLLM's Gated DeltaNet state: three inputs in bfloat16, the recurrence in float32."""
+    channels = 2 * heads.num_k_heads * heads.head_k_dim + heads.num_v_heads * heads.head_v_dim
+    return 6 * channels + 4 * heads.num_v_heads * heads.head_k_dim * heads.head_v_dim
 
 
-def fake_vllm_config(widths: dict[str, list[int]] | None) -> Any:
-    config = SimpleNamespace(statetrim_widths=widths)
-    return SimpleNamespace(model_config=SimpleNamespace(hf_config=config))
-
-
-def test_vllm_layers_have_their_own_widths(vllm: Any) -> None:
-    module = load_plugin("vllm/statetrim_vllm.py")
-    module.register()
-    module.register()  # a second time changes nothing
-    layer = vllm.registered["QwenGatedDeltaNetAttention"]
-    config = SimpleNamespace(linear_key_head_dim=128, linear_value_head_dim=128)
-    layers = [
-        layer(config, fake_vllm_config(WIDTHS), f"model.layers.{i}.linear_attn") for i in (0, 1)
-    ]
-    assert [built.widths for built in layers] == [(128, 128), (64, 64)]
-    assert layer(config, fake_vllm_config(None), "model.layers.1.linear_attn").widths == (128, 128)
-    assert config.linear_key_head_dim == 128, "the model's own config stays"
-    with pytest.raises(ValueError, match="does not list layer 2"):
-        layer(config, fake_vllm_config(WIDTHS), "model.layers.2.linear_attn")
-
-
-@pytest.mark.parametrize(("layout", "padded"), [("BLHNC", None), ("LBHNC", 4096), (None, 4096)])
-def test_vllm_pads_only_where_pages_cannot_be_packed(
-    vllm: Any, layout: str | None, padded: int | None
+@pytest.mark.parametrize(
+    ("heads", "narrow", "parts", "part"),
+    [
+        ((16, 32), (64, 64), 4, (4, 8)),  # Qwen3-Next
+        ((16, 48), (64, 64), 4, (4, 12)),  # Qwen3.5-27B
+        ((8, 24), (64, 64), 4, (2, 6)),  # one of two ranks
+        ((16, 32), (64, 128), 2, (8, 16)),
+        ((2, 4), (64, 64), 4, (1, 1)),  # two parts share a key head
+        ((2, 6), (64, 64), 6, (1, 1)),  # four parts would need half a value head
+        ((2, 4), (32, 32), 4, (1, 1)),  # sixteen would be needed
+        ((16, 32), (128, 128), 1, (16, 32)),
+    ],
+)
+def test_a_wide_layer_is_divided_into_parts_of_one_narrow_page(
+    pages: Any, heads: tuple[int, int], narrow: tuple[int, int], parts: int, part: tuple[int, int]
 ) -> None:
-    sys.modules["vllm"].envs.VLLM_KV_CACHE_LAYOUT = layout
-    load_plugin("vllm/statetrim_vllm.py").register()
-    layer = vllm.registered["QwenGatedDeltaNetAttention"]
-    config = SimpleNamespace(linear_key_head_dim=128, linear_value_head_dim=128)
-    by_layer, uniform = fake_vllm_config(WIDTHS), fake_vllm_config(None)
-    narrow = layer(config, by_layer, "model.layers.1.linear_attn")
-    assert narrow.get_kv_cache_spec(by_layer) == Spec(padded)
-    whole = layer(config, by_layer, "model.layers.0.linear_attn")
-    assert whole.get_kv_cache_spec(by_layer) == Spec(4096)
-    assert layer(config, uniform, "model.layers.1.linear_attn").get_kv_cache_spec(uniform) == Spec(
-        4096
-    )
+    whole, thin = pages.Heads(*heads, 128, 128), pages.Heads(*heads, *narrow)
+    assert pages.number_of_parts(whole, [whole, thin], page_size) == parts
+    assert whole.part(parts) == pages.Heads(*part, 128, 128)
+    assert pages.number_of_parts(thin, [whole, thin], page_size) == 1
+
+
+def test_heads_are_divided_only_where_value_heads_stay_with_their_key_head(pages: Any) -> None:
+    heads = pages.Heads(2, 6, 64, 64)
+    assert [count for count in range(1, 8) if heads.part(count)] == [1, 2, 6]
+
+
+def test_widths_are_found_where_a_config_has_them(pages: Any) -> None:
+    plain, listed = SimpleNamespace(), SimpleNamespace(statetrim_widths=WIDTHS)
+    for outer, text in ((listed, listed), (plain, listed), (listed, plain)):
+        found = pages.layer_widths(SimpleNamespace(hf_config=outer, hf_text_config=text))
+        assert found == {"0": (128, 128), "1": (64, 64)}
+    assert pages.layer_widths(SimpleNamespace(hf_config=plain, hf_text_config=plain)) is None
 
 
 def test_mlx_layers_have_their_own_widths(monkeypatch: pytest.MonkeyPatch) -> None:
