@@ -209,7 +209,11 @@ compare-uneven MODEL TEXT TEST WORK *OPTIONS:
 
 # Sequences in vLLM's cache with layers of different widths, by its own functions (docs/uneven.md).
 uneven-capacity ENGINES *CONFIGS:
-    {{ENGINES}}/vllm/bin/python tools/engines/in_vllm/uneven_capacity.py {{CONFIGS}} -o results/uneven-capacity.json
+    PYTHONPATH=plugins/vllm {{ENGINES}}/kernels/bin/python tools/engines/in_vllm/uneven_capacity.py {{CONFIGS}} -o results/uneven-capacity.json
+
+# A wide layer in parts, in vLLM's own layers with interpreted kernels: several requests, a cached prefix, preemption.
+check-parts ENGINES MODEL OUT *OPTIONS:
+    PYTHONPATH=plugins/vllm:src {{ENGINES}}/kernels/bin/python tools/kernels/serve_parts.py {{MODEL}} -o {{OUT}} {{OPTIONS}}
 
 # Layers of different widths in real MLX-LM and vLLM, with the plugins (docs/uneven.md).
 check-uneven ENGINES MODELS TEXT WORK:

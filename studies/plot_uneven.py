@@ -73,23 +73,22 @@ def allocation_sentence(rows: list[Row]) -> str:
 
 
 def capacity_table(capacity: Row) -> str:
+    """Sequences of 1K tokens by model and state; copies of a model in another format are left
+    out."""
+    columns = [(dtype, drafts) for dtype in ("float32", "bfloat16") for drafts in (0, 3)]
     lines = []
     for model, cases in capacity["models"].items():
+        if not model.startswith("Qwen"):
+            continue
+        counts: dict[str, dict[tuple[str, int], float]] = defaultdict(dict)
         for case in cases:
-            counts = [f"{count:.0f}" for count in case["sequences"].values()]
-            name = model.replace("--", "/")
-            lines.append(
-                [
-                    name,
-                    case["layout"],
-                    case["kind"],
-                    str(case["groups"]),
-                    str(case["blocks"]),
-                    *counts,
-                ]
-            )
-    sequences = ["sequences of 1K", "of 8K", "of 32K"]
-    return table(["model", "layout", "state", "groups", "blocks", *sequences], lines)
+            settings = case["state_dtype"], case["speculative"]
+            counts[case["state"]][settings] = case["sequences"]["1024"]
+        for state, by_settings in counts.items():
+            shown = [f"{by_settings[column]:.0f}" for column in columns]
+            lines.append([model.replace("--", "/"), state, *shown])
+    names = [f"{dtype}, {drafts} drafts" for dtype, drafts in columns]
+    return table(["model", "layers", *names], lines)
 
 
 def draw(rows: list[Row], path: Path) -> None:

@@ -8,7 +8,8 @@ import torch
 import statetrim as st
 from statetrim.artifacts.sensitivity import LayerCut, Samples, Sensitivity
 from statetrim.geometry import Axis
-from statetrim.selection.allocate import allocate, cheapest_allocation
+from statetrim.selection.allocate import allocate, allocate_in_pages, cheapest_allocation
+from statetrim.serving.parts import Paging
 
 SHAPES = [(k, v) for k in (16, 8, 4) for v in (16, 8, 4)]
 
@@ -73,3 +74,66 @@ def test_what_cannot_be_allocated() -> None:
     assert all(v == 16 for _, v in allocate(keys_only, 0.5).shapes.values())
     with pytest.raises(st.StatetrimError, match="was not measured on both axes"):
         allocate(keys_only, 0.5, squares=True)
+
+
+def random_sensitivity(layers: int, seed: int) -> Sensitivity:
+    generator = torch.Generator().manual_seed(seed)
+    cuts = [
+        cut(layer, axis, keep, float(torch.rand(1, generator=generator)) / keep, 1.0)
+        for layer in range(layers)
+        for axis in ("key", "value")
+        for keep in (8, 4)
+    ]
+    original = Samples([1.0] * 4, [0.0] * 4, {16: [1.0] * 4})
+    return Sensitivity(original, cuts, {"key": 16, "value": 16})
+
+
+def pages_by_hand(shapes: tuple[tuple[int, int], ...], heads: int, group: int) -> int:
+    """Elements per head that these layers take in vLLM: pages of the narrowest, 1, 2 or 4 a layer,
+    in groups of equal size."""
+    page = min(k * v for k, v in shapes)
+    total = 0
+    for keys, values in shapes:
+        total += next((n for n in (1, 2, 4) if n <= heads and keys * values <= n * page), 10**6)
+    return page * group * -(-total // group)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("heads", "group"), [(4, 1), (4, 2), (2, 1)])
+def test_no_other_choice_that_fits_in_as_much_cache_costs_less(
+    seed: int, heads: int, group: int
+) -> None:
+    sensitivity, share = random_sensitivity(4, seed), 0.5
+    allocation = allocate_in_pages(sensitivity, share, Paging(heads, heads, group))
+    budget = share * 256 * group * -(-4 // group)
+    assert pages_by_hand(tuple(allocation.shapes.values()), heads, group) <= budget
+    cheapest = min(
+        sum(allocate_cost(sensitivity, layer, shape) for layer, shape in enumerate(choice))
+        for choice in product(SHAPES, repeat=4)
+        if pages_by_hand(choice, heads, group) <= budget
+    )
+    assert allocation.cost == pytest.approx(cheapest)
+
+
+def allocate_cost(sensitivity: Sensitivity, layer: int, shape: tuple[int, int]) -> float:
+    axes: tuple[Axis, Axis] = ("key", "value")
+    costs = [
+        sensitivity.find(layer, axis, keep).samples.nll[0] - 1
+        for axis, keep in zip(axes, shape, strict=True)
+        if keep < 16
+    ]
+    return sum(costs)
+
+
+@pytest.mark.parametrize(
+    ("heads", "numel", "page", "parts"),
+    [
+        ((16, 32), 128 * 128, 64 * 64, 4),
+        ((16, 32), 128 * 64, 64 * 64, 2),
+        ((16, 32), 128 * 128, 16 * 16, None),  # 64 parts of 32 value heads
+        ((2, 6), 128 * 128, 64 * 64, 6),
+        ((16, 32), 96 * 96, 64 * 64, 4),  # 2.25 pages; three parts would break heads
+    ],
+)
+def test_parts_of_a_layer(heads: tuple[int, int], numel: int, page: int, parts: int | None) -> None:
+    assert Paging(*heads, 12).parts(numel, page) == parts

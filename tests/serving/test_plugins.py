@@ -66,8 +66,8 @@ def test_heads_are_divided_only_where_value_heads_stay_with_their_key_head(pages
 def test_widths_are_found_where_a_config_has_them(pages: Any) -> None:
     plain, listed = SimpleNamespace(), SimpleNamespace(statetrim_widths=WIDTHS)
     for outer, text in ((listed, listed), (plain, listed), (listed, plain)):
-        found = pages.layer_widths(SimpleNamespace(hf_config=outer, hf_text_config=text))
-        assert found == {"0": (128, 128), "1": (64, 64)}
+        widths = pages.layer_widths(SimpleNamespace(hf_config=outer, hf_text_config=text))
+        assert widths == {"0": (128, 128), "1": (64, 64)}
     assert pages.layer_widths(SimpleNamespace(hf_config=plain, hf_text_config=plain)) is None
 
 

@@ -12,9 +12,9 @@ sglang=${3:-0.5.23}
 "$target/bin/pip" install --quiet torch==2.13.0 triton==3.8.0 numpy transformers==5.19.0 \
     aiohttp cachetools cbor2 cloudpickle einops ipython msgspec openai-harmony orjson pillow psutil pybase64 pydantic \
     python-json-logger pyzmq regex requests setuptools starlette
-# What their cache arithmetic imports besides (`just capacity-grid`).
+# What their cache arithmetic imports besides (`just capacity-grid`), and statetrim (`just check-parts`).
 "$target/bin/pip" install --quiet openai uvloop py-cpuinfo prometheus_client xgrammar fastapi partial_json_parser \
-    llguidance tqdm compressed_tensors dill
+    llguidance tqdm compressed_tensors dill lazy_loader typer accelerate
 # Only their Python files matter here: none of their compiled parts is run.
 "$target/bin/pip" install --quiet --no-deps "vllm==$vllm" "sglang==$sglang"
 "$target/bin/python" -c 'import torch, triton; print("kernels compile with triton", triton.__version__)'

@@ -62,15 +62,15 @@ class Pages:
         """Of the convolution and the recurrent state that decide the page size: those of the
         narrowest layer, or of a part that is larger because its heads cannot be divided further."""
         parts = (layer.part(self.parts(layer)) for layer in self.layers)
-        return self._shapes(max((part for part in parts if part), key=self.size))
+        return self.shapes_of(max((part for part in parts if part), key=self.size))
 
     def size(self, heads: Heads) -> int:
         """Bytes of a page for these heads."""
         return MambaSpec(
-            shapes=self._shapes(heads), dtypes=self.dtypes, block_size=-1
+            shapes=self.shapes_of(heads), dtypes=self.dtypes, block_size=-1
         ).page_size_bytes
 
-    def _shapes(self, heads: Heads) -> Shapes:
+    def shapes_of(self, heads: Heads) -> Shapes:
         return MambaStateShapeCalculator.gated_delta_net_state_shape(
             1,
             heads.num_k_heads,

@@ -12,6 +12,7 @@ from math import gcd
 from ..artifacts.sensitivity import Sensitivity
 from ..errors import StatetrimError
 from ..geometry import Axis
+from ..serving.parts import Paging
 
 Shapes = dict[int, tuple[int, int]]
 """Layer -> key and value channels per head."""
@@ -86,25 +87,74 @@ def cheapest_allocation(costs: Costs, share: float, head_numel: int) -> Allocati
         raise StatetrimError(f"a share of the state must be between 0 and 1, not {share}")
     unit = gcd(*(k * v for shapes in costs.values() for k, v in shapes))
     budget = int(share * head_numel * len(costs) + 1e-9) // unit
-    # Elements used, in units -> cost and shapes of the layers so far.
+    sizes = {shape: shape[0] * shape[1] // unit for shapes in costs.values() for shape in shapes}
+    chosen = _knapsack(costs, sizes, budget)
+    if chosen is None:
+        raise _too_wide(share)
+    shapes, cost = chosen
+    return Allocation(shapes, cost, _share(shapes, head_numel))
+
+
+def allocate_in_pages(sensitivity: Sensitivity, share: float, paging: Paging) -> Allocation:
+    """The shapes with the least predicted cost that take no more of vLLM's cache, with its plugin,
+    than one shape for all layers with `share` of the bytes.
+
+    Every layer takes whole pages of the size of the narrowest shape, groups are padded, and all
+    measured shapes are tried as the narrowest. Raises StatetrimError if none fits.
+    """
+    costs = measured_costs(sensitivity)
+    head_numel = sensitivity.widths["key"] * sensitivity.widths["value"]
+    memory = paging.padded(len(costs)) * share * head_numel
+    best: tuple[Shapes, float] | None = None
+    measured = [shape for shapes in costs.values() for shape in shapes]
+    for page in sorted({keys * values for keys, values in measured}):
+        pages = {}
+        for shape in measured:
+            parts = paging.parts(shape[0] * shape[1], page)
+            if parts is not None:
+                pages[shape] = parts
+        fitting = int(memory / page + 1e-9)
+        chosen = _knapsack(costs, pages, fitting - fitting % max(paging.softmax_layers, 1))
+        if chosen is not None and (best is None or chosen[1] < best[1]):
+            best = chosen
+    if best is None:
+        raise _too_wide(share)
+    return Allocation(*best, _share(best[0], head_numel))
+
+
+def _knapsack(
+    costs: Costs, sizes: Mapping[tuple[int, int], int], budget: int
+) -> tuple[Shapes, float] | None:
+    """The shapes by layer with the least sum of costs whose sizes sum to at most `budget`, and that
+    sum; of equal ones, the largest. None if nothing fits. Shapes without a size are left out."""
+    # Sum of sizes -> cost and shapes of the layers so far.
     best: dict[int, tuple[float, tuple[tuple[int, int], ...]]] = {0: (0.0, ())}
     for shapes in costs.values():
         next_best: dict[int, tuple[float, tuple[tuple[int, int], ...]]] = {}
         for used, (cost, chosen) in best.items():
             for shape, added_cost in shapes.items():
-                size = used + shape[0] * shape[1] // unit
+                if shape not in sizes:
+                    continue
+                size = used + sizes[shape]
                 option = (cost + added_cost, (*chosen, shape))
                 if size <= budget and (size not in next_best or option[0] < next_best[size][0]):
                     next_best[size] = option
         best = next_best
     if not best:
-        raise StatetrimError(
-            f"the narrowest widths that were measured take more than {share:.0%} of the state; "
-            f"measure narrower ones with --widths"
-        )
-    size, (cost, chosen) = min(best.items(), key=lambda item: (item[1][0], -item[0]))
-    share_used = size * unit / (head_numel * len(costs))
-    return Allocation(dict(zip(costs, chosen, strict=True)), cost, share_used)
+        return None
+    _, (cost, chosen) = min(best.items(), key=lambda item: (item[1][0], -item[0]))
+    return dict(zip(costs, chosen, strict=True)), cost
+
+
+def _share(shapes: Shapes, head_numel: int) -> float:
+    return sum(keys * values for keys, values in shapes.values()) / (head_numel * len(shapes))
+
+
+def _too_wide(share: float) -> StatetrimError:
+    return StatetrimError(
+        f"the narrowest widths that were measured take more than {share:.0%} of the state; "
+        f"measure narrower ones with --widths"
+    )
 
 
 def _cost(sensitivity: Sensitivity, layer: int, axis: Axis, keep: int) -> float:

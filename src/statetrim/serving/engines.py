@@ -184,7 +184,7 @@ def compatibility_of_geometry(model_type: str, geometry: Geometry) -> list[Compa
     for line in lines:
         note = ""
         if line.engine == "vLLM" and line.current:
-            note = "served with the plugin of statetrim (docs/widths-by-layer.md)"
+            note = "served with the plugin of statetrim, in parts (docs/widths-by-layer.md)"
         refused.append(replace(line, verdict="refused", flag="", error=error, note=note))
     return refused
 

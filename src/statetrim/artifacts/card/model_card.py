@@ -39,7 +39,8 @@ def model_card(
     shapes = [before.describe_against(after), after.describe_against(before)]
     loading_text = (
         f"**Stock libraries cannot load it**: its layers differ in width (`{LAYER_WIDTHS_FIELD}` "
-        f"in its config). `statetrim.load` runs it, and vLLM with the plugin of statetrim."
+        f"in its config). `statetrim.load` runs it, and vLLM with the plugin of statetrim, "
+        "which stores wide layers in parts."
         if after.widths
         else "It loads in stock libraries; no code of statetrim is needed."
     )

@@ -202,6 +202,7 @@ def _run_sensitivity(
 ) -> None:
     """Cut each layer alone, measure the loss, write it, and draw it if `figures` is given."""
     from ...pipelines.sensitivity import sensitivity as run
+    from ...serving.parts import Paging
     from ..progress import show_progress
     from .sensitivity import show_sensitivity
 
@@ -212,7 +213,9 @@ def _run_sensitivity(
     figure_files = (
         [figures / f"sensitivity.{suffix}" for suffix in ("png", "svg")] if figures else []
     )
-    show_sensitivity(result, str(output), figure_files, as_json=as_json)
+    kv_cache = opened.family.kv_cache_size(opened.config, opened.geometry)
+    paging = Paging.of(opened.geometry, kv_cache.layers if kv_cache else 0)
+    show_sensitivity(result, paging, str(output), figure_files, as_json=as_json)
 
 
 def show_analysis(

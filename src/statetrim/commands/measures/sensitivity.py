@@ -1,20 +1,27 @@
 """Console output of `analyze --sensitivity`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.table import Table
 
 from ...artifacts.sensitivity import LayerCut, Sensitivity
 from ...errors import StatetrimError
-from ...selection.allocate import allocate
+from ...selection.allocate import Allocation, allocate, allocate_in_pages
+from ...serving.parts import Paging
 from .. import terminal
 
 SHARES = (0.5, 0.25)
 
 
 def show_sensitivity(
-    sensitivity: Sensitivity, output: str, figures: Sequence[Path], *, as_json: bool
+    sensitivity: Sensitivity,
+    paging: Paging,
+    output: str,
+    figures: Sequence[Path],
+    *,
+    as_json: bool,
 ) -> None:
     """Print a row per layer with the cost of each width, the conclusion, and widths by layer."""
     if as_json:
@@ -41,22 +48,25 @@ def show_sensitivity(
     loads = ", ".join(map(str, sensitivity.recalled_pair_counts)) or "none"
     terminal.print_text(f"NLL in nats per token; recall in points, mean over {loads} pairs")
     for share in SHARES:
-        _show_allocation(sensitivity, share)
+        _show_allocation(f"{share:.0%} of the bytes", partial(allocate, sensitivity, share))
+        _show_allocation(
+            f"As much of vLLM's cache, with its plugin, as one shape of {share:.0%}",
+            partial(allocate_in_pages, sensitivity, share, paging),
+        )
     terminal.print_text(
         f"written to {output}" + (f", and {len(figures)} pictures" if figures else "")
     )
 
 
-def _show_allocation(sensitivity: Sensitivity, share: float) -> None:
-    """Print the best widths by layer for a fraction of the state; nothing if no widths fit."""
+def _show_allocation(budget: str, find: Callable[[], Allocation]) -> None:
+    """Print the best widths by layer for a budget; nothing if no widths fit."""
     try:
-        allocation = allocate(sensitivity, share)
+        allocation = find()
     except StatetrimError:
         return
     terminal.print_text(
-        f"{allocation.share:.0%} of the bytes by layer (docs/widths-by-layer.md): --widths "
-        f"{allocation}, which would cost {allocation.cost:.3f} (nats and recall), if costs of "
-        "layers add up"
+        f"{budget}, by layer (docs/widths-by-layer.md): --widths {allocation}, which would cost "
+        f"{allocation.cost:.3f} (nats and recall), if costs of layers add up"
     )
 
 

@@ -1,0 +1,144 @@
+"""Serve a checkpoint with widths by layer in vLLM's layers, its wide layers in parts.
+
+    PYTHONPATH=plugins/vllm:src KERNELS/bin/python tools/kernels/serve_parts.py MODEL [-o OUT.json]
+        [--how parts|undivided|swapped|shared] [--ranks 2] [--short]
+
+Requests are prefilled in pieces, decoded together, preempted in a small cache, and one continues
+from a cached prefix (`small_engine`). Prints how far the logits are from those of transformers in
+float32, which reads each sequence at once. `undivided` gives every layer a page of the widest. Two
+faults show that the comparison finds them: `swapped` computes the heads of the first two parts of a
+layer with each other's inputs, `shared` gives them one cache. With `--ranks 2` two processes have
+half of the heads each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HOW = ("parts", "undivided", "swapped", "shared")
+
+
+def serve(model: Path, how: str, rank: int, ranks: int, rendezvous: Path, short: bool) -> Any:
+    sys.modules["fla"] = sys.modules["causal_conv1d"] = None  # type: ignore[assignment]
+    import vllm_on_cpu  # noqa: F401  # isort: skip
+    import small_engine
+    import statetrim_vllm.specs
+    import torch
+
+    torch.set_num_threads(1)
+    small_engine.join_ranks(rank, ranks, rendezvous)
+
+    def make_engine(blocks: int, how: str) -> Any:
+        number_of_parts = statetrim_vllm.specs.number_of_parts
+        if how == "undivided":
+            statetrim_vllm.specs.number_of_parts = lambda *_: 1
+        engine = small_engine.Engine(model, blocks=blocks, ranks=ranks)
+        statetrim_vllm.specs.number_of_parts = number_of_parts
+        for layer in engine.layers.values():
+            if has_parts(layer):
+                plant(how, *layer.parts[:2])
+        return engine
+
+    engine = make_engine(1000, how)
+    block = engine.vllm_config.cache_config.block_size
+    groups = [len(group.layer_names) for group in engine.cache_config.kv_cache_groups]
+    generator = torch.Generator().manual_seed(0)
+    long, other = torch.randint(1, 500, (2, 2 * block + 5), generator=generator).tolist()
+    prompts = {"long": (long, 4), "short": (other[: block // 2], 6)}
+    engine.scheduler.max_num_scheduled_tokens = block + block // 2  # so that prompts are divided
+    results = compared(engine, prompts)
+    if not short:
+        continued = long[: 2 * block + 3] + other[:5]
+        results |= compared(engine, {"same prefix": (continued, 3)})
+        # When both requests begin a second block, there is memory for one of them.
+        small = make_engine(3 * len(groups) + 1, how)
+        both = {"first": (other[: block - 2], 6), "second": (long[: block - 3], 6)}
+        results |= compared(small, both)
+    return {
+        "model": model.name,
+        "how": how,
+        "ranks": ranks,
+        "tokens_per_block": block,
+        "layers_by_group": groups,
+        "parts": {n: len(layer.parts) for n, layer in engine.layers.items() if has_parts(layer)},
+        "requests": results,
+    }
+
+
+def has_parts(layer: Any) -> bool:
+    return bool(getattr(layer, "parts", ()))
+
+
+def plant(how: str, first: Any, second: Any) -> None:
+    if how == "swapped":
+        first.channels, second.channels = second.channels, first.channels
+    elif how == "shared":
+        second.kv_cache = first.kv_cache
+
+
+def compared(engine: Any, prompts: dict[str, tuple[list[int], int]]) -> dict[str, Any]:
+    """Run the prompts, each for a number of new tokens: how far their logits are from those of
+    transformers."""
+    import torch
+
+    for name, (ids, new_tokens) in prompts.items():
+        engine.add(name, ids, new_tokens)
+    differences = {}
+    for name, request in engine.run().items():
+        with torch.inference_mode():
+            expected = engine.model(torch.tensor([request.ids])).logits[0]
+        positions = sorted(request.logits)
+        logits = torch.stack([request.logits[position] for position in positions])
+        expected = expected[positions]
+        difference = (logits - expected).abs()
+        differences[name] = {
+            "computed": len(positions),
+            "cached": engine.cached_tokens[name],
+            "preempted": name in engine.preempted,
+            "largest_difference": float(difference.max()),
+            "mean_difference": float(difference.mean()),
+            "same_choice": float((logits.argmax(-1) == expected.argmax(-1)).float().mean()),
+            "deviation_of_logits": float(expected.std()),
+            "sum_of_logits": float(logits.double().sum()),
+        }
+    engine.requests.clear()
+    return differences
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--how", choices=HOW, default="parts")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--short", action="store_true")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = [
+            (
+                arguments.model,
+                arguments.how,
+                rank,
+                arguments.ranks,
+                Path(folder) / "ranks",
+                arguments.short,
+            )
+            for rank in range(arguments.ranks)
+        ]
+        with multiprocessing.get_context("spawn").Pool(arguments.ranks) as pool:
+            results = pool.starmap(serve, jobs, chunksize=1)
+    if any(result != results[0] for result in results):
+        raise SystemExit("the ranks differ")
+    print(json.dumps(results[0], indent=1))
+    if arguments.output:
+        arguments.output.write_text(json.dumps(results[0], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
