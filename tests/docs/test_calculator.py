@@ -86,6 +86,24 @@ def test_the_page_and_the_package_agree_on_every_figure(where: str) -> None:
         assert computed == dataclasses.asdict(expected), (engine, model, kind, settings)
 
 
+def test_the_form_shows_what_fits_and_follows_the_keyboard() -> None:
+    if screenshots.chromium() is None:
+        pytest.skip("needs chromium")
+    folder = ROOT / "docs" / "calculator"
+    form = (folder / "form.html").read_text().partition("<script")[0]
+    with screenshots.browser() as browser:
+        page = browser.new_page()
+        page.set_content(f'<h1 id="calculator">Calculator</h1>{form}')
+        page.add_script_tag(content=write_calculator.script())
+        page.add_script_tag(content=(folder / "page.js").read_text())
+        rows = page.locator("#calculator-result tr").all_inner_texts()
+        assert len(rows) == 5 and rows[0].split()[3] == "69.6"
+        page.focus("select[name=engine]")
+        page.keyboard.press("ArrowDown")
+        assert "26" in page.locator("#calculator-result tr").first.inner_text()
+        assert "sglang.launch_server" in page.inner_text("#calculator-command")
+
+
 def test_what_has_no_translation_is_refused() -> None:
     with pytest.raises(TypeError, match="line 3: no translation for ListComp"):
         write_calculator.javascript('def f(x):\n    """Text."""\n    return [i for i in x]\n')
