@@ -9,7 +9,7 @@ import statetrim as st
 from statetrim.artifacts.sensitivity import LayerCut, Samples, Sensitivity
 from statetrim.geometry import Axis
 from statetrim.selection.allocate import allocate, allocate_in_pages, cheapest_allocation
-from statetrim.serving.parts import Paging
+from statetrim.serving.capacity.parts import Paging
 
 SHAPES = [(k, v) for k in (16, 8, 4) for v in (16, 8, 4)]
 

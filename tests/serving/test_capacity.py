@@ -16,6 +16,7 @@ from statetrim.families import families
 from statetrim.families.contract import KVCacheSize
 from statetrim.serving.capacity import arithmetic
 from statetrim.serving.capacity.cache_model import cache_model, state_layers
+from statetrim.serving.capacity.compare import capacity
 from statetrim.serving.options import ServingOptions
 from statetrim.storage.checkpoint import Checkpoint
 
@@ -70,6 +71,7 @@ CONFIGS = json.loads((DATA.parents[1] / "docs" / "calculator" / "configs.json").
 VLLM = json.loads((DATA / "vllm-capacity.json").read_text())
 SGLANG = json.loads((DATA / "sglang-capacity.json").read_text())
 LLAMACPP = json.loads((DATA / "llamacpp-memory.json").read_text())
+BY_LAYER = json.loads((DATA.parents[1] / "results" / "uneven-capacity.json").read_text())
 BYTES = {"float32": 4, "bfloat16": 2, "fp8": 1}
 
 
@@ -136,22 +138,27 @@ def test_blocks_and_concurrency_equal_what_vllm_said(record: dict[str, Any]) -> 
     assert f"{fit.sequences:.2f}" == record["log"]["concurrency"]
 
 
-def test_layers_of_two_shapes_are_padded_to_the_widest_and_parts_of_a_layer_are_not() -> None:
-    """A wide layer in four parts of a quarter of its heads has the page of a narrow one."""
-    narrow = arithmetic.StateLayers(35, 32, 64, 64, 32, 32)
-    wide, parts = (
-        replace(narrow, layers=1, keys=128, values=128),
-        replace(
-            narrow, layers=4, heads=8, keys=128, values=128, conv_key_heads=8, conv_value_heads=8
-        ),
-    )
-    settings = arithmetic.Settings(memory=2**34, context=4096)
-    whole, padded, split = (
-        arithmetic.vllm(arithmetic.CacheModel(states, 4, 12, 2, 512), settings)
-        for states in ((narrow,), (wide, narrow), (parts, narrow))
-    )
-    assert padded.block_size > split.block_size == whole.block_size
-    assert padded.sequences < split.sequences < whole.sequences
+@pytest.mark.parametrize("name", [name for name in BY_LAYER["models"] if name.startswith("Qwen")])
+def test_widths_by_layer_in_parts_equal_the_plugin_and_vllms_own_functions(name: str) -> None:
+    config = CONFIGS[name.removeprefix("Qwen--")] | {"mtp_num_hidden_layers": 1}
+    family = families()[config["model_type"]]
+    model = Checkpoint(Path("recorded"), config, family, family.geometry(config))
+    layers = model.geometry.layers
+    for case in BY_LAYER["models"][name]:
+        if case["state"] in ("original", "uniform") or "undivided" in case["state"]:
+            continue
+        whole = layers[: int(case["state"].split()[0])]
+        widths = {layer: (128, 128) if layer in whole else (64, 64) for layer in layers}
+        settings = arithmetic.Settings(
+            memory=int(BY_LAYER["memory_gib"] * 2**30),
+            context=1024,
+            state_bytes=BYTES[case["state_dtype"]],
+            speculative=case["speculative"],
+            prefix_caching=False,
+        )
+        fit = capacity(model, model.geometry.with_shapes(widths), settings, "vllm")
+        # Recorded to 0.1; where both kinds of specs take as many pages, blocks are rounded twice.
+        assert fit.sequences == pytest.approx(case["sequences"]["1024"], abs=0.1), case
 
 
 @pytest.mark.parametrize("case", LLAMACPP["cases"], ids=str)

@@ -12,7 +12,7 @@ from math import gcd
 from ..artifacts.sensitivity import Sensitivity
 from ..errors import StatetrimError
 from ..geometry import Axis
-from ..serving.parts import Paging
+from ..serving.capacity.parts import Paging
 
 Shapes = dict[int, tuple[int, int]]
 """Layer -> key and value channels per head."""

@@ -202,7 +202,7 @@ def _run_sensitivity(
 ) -> None:
     """Cut each layer alone, measure the loss, write it, and draw it if `figures` is given."""
     from ...pipelines.sensitivity import sensitivity as run
-    from ...serving.parts import Paging
+    from ...serving.capacity.parts import Paging
     from ..progress import show_progress
     from .sensitivity import show_sensitivity
 

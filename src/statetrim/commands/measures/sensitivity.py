@@ -9,7 +9,7 @@ from rich.table import Table
 from ...artifacts.sensitivity import LayerCut, Sensitivity
 from ...errors import StatetrimError
 from ...selection.allocate import Allocation, allocate, allocate_in_pages
-from ...serving.parts import Paging
+from ...serving.capacity.parts import Paging
 from .. import terminal
 
 SHARES = (0.5, 0.25)

@@ -40,6 +40,7 @@ class CacheModel:
     ple_layers: int = 0  # Qwen4-Exp: layers with a PLE convolution, which every device stores
     ple_inputs: int = 0  # that it keeps
     ple_width: int = 0  # of an input
+    specs_by_shape: bool = False  # vLLM: layers of different shapes are in different groups
 
 
 @dataclass(frozen=True)
@@ -139,18 +140,29 @@ def vllm(model: CacheModel, settings: Settings) -> Fit:
     taps = model.conv_width - 1 + settings.speculative
     page = (model.ple_inputs + settings.speculative) * model.ple_width * settings.conv_bytes
     linear = 0
+    softmax = softmax_layers(model, settings)
+    fewest = softmax
+    most = softmax
     for group in model.states:
         ring = replay_bytes(group, settings) if settings.replay else 0
         page = max(page, layer_bytes(group, model, settings, taps) + ring)
         linear += group.layers
-    softmax = softmax_layers(model, settings)
+        if model.specs_by_shape:
+            fewest = min(fewest, group.layers)
+            most = max(most, group.layers)
     ple = model.ple_layers
-    fewest = min(linear, softmax, ple if ple > 0 else linear)
-    most = max(linear, softmax)
+    if not model.specs_by_shape:
+        fewest = min(fewest, linear, ple if ple > 0 else linear)
+        most = max(most, linear)
     size = most if most < 1.5 * fewest else fewest
     softmax_groups = ceil(softmax / size)
     linear_groups = ceil(linear / size)
     widest = max(ceil(linear / linear_groups), ceil(softmax / softmax_groups))
+    if model.specs_by_shape:
+        linear_groups = 0
+        widest = size
+        for group in model.states:
+            linear_groups += ceil(group.layers / size)
     linear_groups += ceil(ple / size)
     token = layer_token_bytes(model, settings)
     alignment = max(settings.alignment, 128) if model.latent else settings.alignment

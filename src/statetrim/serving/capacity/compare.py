@@ -10,6 +10,7 @@ from ..options import KV_DTYPE_BYTES, ServingOptions
 from ..state_size import served_dtype
 from .arithmetic import Fit, Settings, llamacpp, mlx, sglang, vllm
 from .cache_model import cache_model, default_state_dtype, text_config
+from .parts import in_parts
 
 ENGINES = {"vllm": vllm, "sglang": sglang, "llamacpp": llamacpp, "mlx": mlx}
 """Name of an engine -> how many sequences fit in it."""
@@ -78,8 +79,9 @@ def capacities(
 
 def capacity(model: Checkpoint, geometry: Geometry, settings: Settings, engine: str) -> Fit:
     """What fits with the state of `geometry`. Without softmax layers vLLM needs no blocks: it is
-    the memory divided by the bytes of a state. Raises StatetrimError for a model with an indexer,
-    for which vLLM packs pages of several sizes."""
+    the memory divided by the bytes of a state. Widths by layer are stored as vLLM's plugin does: in
+    parts, with the specs that give more. Raises StatetrimError for a model with an indexer, for
+    which vLLM packs pages of several sizes."""
     if text_config(model.config).get("indexer_head_dim"):
         raise StatetrimError(
             f"{model.config.get('model_type')} has an indexer, whose caches are not counted yet; "
@@ -88,4 +90,8 @@ def capacity(model: Checkpoint, geometry: Geometry, settings: Settings, engine: 
     caches = cache_model(model, geometry)
     if engine == "vllm" and not caches.softmax_layers:
         return mlx(caches, replace(settings, speculative=0))
+    if engine == "vllm" and geometry.widths:
+        parts = replace(caches, states=in_parts(caches.states, settings.devices))
+        both = (parts, replace(parts, specs_by_shape=True))
+        return max((vllm(caches, settings) for caches in both), key=lambda fit: fit.sequences)
     return ENGINES[engine](caches, settings)

@@ -4,10 +4,11 @@ All pages of vLLM's cache have one size. With the plugin it is that of the narro
 layer is divided by heads into parts that fit into a page each.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
-from ..geometry import Geometry
+from ...geometry import Geometry
+from .arithmetic import StateLayers
 
 
 @dataclass(frozen=True)
@@ -41,3 +42,25 @@ class Paging:
         values, rest = divmod(self.value_heads, count)
         values_per_key = self.value_heads // self.key_heads
         return not rest and (values % values_per_key == 0 or values_per_key % values == 0)
+
+
+def in_parts(states: tuple[StateLayers, ...], devices: int) -> tuple[StateLayers, ...]:
+    """The layers as vLLM's plugin registers them on each of `devices`: wide ones as several with
+    fewer heads. Heads that cannot be divided as far as needed are divided as far as possible."""
+    narrowest = min(group.keys * group.values for group in states)
+    divided = []
+    for group in states:
+        key_heads, value_heads = group.conv_key_heads // 2, group.heads
+        paging = Paging(key_heads // devices, value_heads // devices, 0)
+        parts = paging.parts(group.keys * group.values, narrowest) or paging.value_heads
+        keys_of_part = max(1, paging.key_heads // parts)  # or a copy that several parts share
+        divided.append(
+            replace(
+                group,
+                layers=group.layers * parts,
+                heads=value_heads // parts,
+                conv_key_heads=2 * keys_of_part * devices,
+                conv_value_heads=group.conv_value_heads // parts,
+            )
+        )
+    return tuple(divided)
