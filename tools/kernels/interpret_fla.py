@@ -45,7 +45,7 @@ COMMANDS = (
 PORTABLE = {"delta_net": "bfloat16", "gated_deltanet": "float32", "kda": "float32"}
 """Types that `statetrim.portable` runs too -> the dtype in which sums are compared."""
 TOKENS = 72  # more than 64, so that fla prefills in chunks
-check.TOKENS, check.DECODED_TOKENS, samples.AGREEMENT_LENGTH = TOKENS, 3, TOKENS
+check.DECODED_TOKENS, samples.AGREEMENT_LENGTH = 3, TOKENS
 
 
 class Attempt:
@@ -58,6 +58,8 @@ class Attempt:
         self.widths: dict[str, Any] = {"keep": keys}
         if model_type not in fla_checkpoints.NO_VALUES:
             self.widths |= {"keep_values": values, "value_method": "readout_greedy"}
+        # In float32 some types have only the kernel that takes up to 64 tokens, one by one.
+        check.TOKENS = 16 if self.model.family.refuses_float32(self.model.config) else TOKENS
         self.statistics: st.Statistics | None = None
         self.plan: st.Plan | None = None
         self.small: st.Checkpoint | None = None

@@ -45,10 +45,10 @@ def largest_differences(lines: list[dict[str, Any]]) -> dict[tuple[str, str], fl
 
 
 def with_evidence(row: dict[str, Any], differences: dict[tuple[str, str], float]) -> dict[str, Any]:
-    """The row with the evidence of the interpreted run of its shape; a refusal stays as it is,
+    """The row with the evidence of the interpreted run of its shape; a refusal stays as it was,
     because the interpreter takes kernels that do not compile."""
     largest = differences.get((row["engine"].lower(), row["shape"][0]))
-    if largest is None or row["verdict"] == "refused":
+    if largest is None or row["verdict"] not in ("fast", "fallback", "wrong"):
         return row
     source = row["source"].partition("; interpreted")[0]
     source += (

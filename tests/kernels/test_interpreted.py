@@ -1,0 +1,79 @@
+"""Interpreted kernels: a sample is run again, and the matrix and the documentation state what the
+recorded runs found."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+KERNELS = ROOT / "tools" / "kernels"
+HAS_FLA = all(importlib.util.find_spec(name) for name in ("triton", "fla"))
+needs_fla = pytest.mark.skipif(not HAS_FLA, reason="fla or triton is not installed")
+
+
+@pytest.fixture(scope="module")
+def record() -> Any:
+    spec = importlib.util.spec_from_file_location("record", KERNELS / "record.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(script: str, out: Path, *arguments: str) -> list[dict[str, Any]]:
+    command = [sys.executable, KERNELS / script, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+@needs_fla
+def test_kernels_of_fla_are_right_and_planted_faults_are_found(tmp_path: Path, record: Any) -> None:
+    faults = ("keys", "slot", "gate")
+    out = tmp_path / "steps.jsonl"
+    lines = run("interpret.py", out, "fla", str(out), "16x16", "--faults", *faults)
+    assert [line.get("fault") for line in lines] == [None, *faults]
+    assert_right(lines, record.TOLERANCE)
+
+
+@needs_fla
+def test_a_cut_of_a_type_that_only_fla_runs_is_calibrated_and_checked(tmp_path: Path) -> None:
+    commands = ("calibrate", "prune", "check")
+    out = tmp_path / "commands.jsonl"
+    lines = run(
+        "interpret_fla.py", out, str(out), "precond_gated_deltanet", "--commands", *commands
+    )
+    assert [line["result"] for line in lines] == ["run"] * 3, lines
+    assert lines[0]["kernels"] > 3 and lines[2]["kernels"] > 3
+    assert lines[2]["cut = masked"] < 1e-4 and lines[2]["prefill = decode"] < 1e-4
+
+
+def assert_right(lines: list[dict[str, Any]], tolerance: float) -> None:
+    """No step differs, unless a fault was planted: then at least one does, clearly."""
+    for line in lines:
+        largest = max(value for value in line["differences"].values() if value is not None)
+        if "fault" in line:
+            assert largest > 2 * tolerance, line
+        else:
+            assert largest <= tolerance, line
+
+
+def test_the_recorded_runs_are_right_and_found_the_planted_faults(record: Any) -> None:
+    lines = record.lines_of("interpreted.jsonl")
+    assert_right(lines, record.TOLERANCE)
+    planted = {line["fault"] for line in lines if line["steps"] == "vllm" and "fault" in line}
+    assert planted == {"keys", "slot", "gate"}
+
+
+def test_the_matrix_and_the_page_state_what_was_recorded(record: Any) -> None:
+    differences = record.largest_differences(record.lines_of("interpreted.jsonl"))
+    rows = json.loads(record.ROWS.read_text())["rows"]
+    assert [record.with_evidence(row, differences) for row in rows] == rows
+    assert sum(row["evidence"] == "interpreted" for row in rows) > 30
+    table = record.fla_table(record.lines_of("interpreted-fla.jsonl"))
+    assert record.START + table + record.END in record.PAGE.read_text()
