@@ -21,7 +21,7 @@ import torch
 
 import statetrim as st
 from statetrim import portable
-from statetrim.analysis.analyze import BURN_IN, CHUNK, _Tally
+from statetrim.analysis.analyze import CHUNK, _Tally
 from statetrim.runtime.kernel_hooks import hook_kernels
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
@@ -90,7 +90,7 @@ def analyze_pass(live: LiveModel, ids: torch.Tensor, every: int) -> None:
         return
     model, shape = live.checkpoint, live.checkpoint.geometry
     tallies = {
-        layer: _Tally(shape, model.family, LENGTH, every, BURN_IN, StateStorage())
+        layer: _Tally(shape, model.family, LENGTH, every, 128, StateStorage())
         for layer in shape.layers
     }
     with hook_kernels(live, lambda call: tallies[call.layer].add(call)):

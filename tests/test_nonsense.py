@@ -230,8 +230,6 @@ def test_memory_that_ran_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_stage_that_took_too_much_is_left_out_on_the_rerun(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from statetrim.pipelines import stages
-
     def trim(**changes: Any) -> Any:
         return st.trim(
             folder / "model", keep=8, text=folder / "text.jsonl", tokens=1024, tasks=("mqar",),
@@ -241,7 +239,7 @@ def test_a_stage_that_took_too_much_is_left_out_on_the_rerun(
     def full(*args: Any, **kwargs: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(stages, "benchmark", full)
+    monkeypatch.setattr(st.benchmark, "run", full)
     with pytest.raises(MemoryError):
         trim()
     small = trim(benchmark=False)

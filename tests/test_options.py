@@ -251,39 +251,50 @@ def test_the_estimate_of_a_sweep_is_for_the_device_asked_for(
 
 
 NEW_OPTION = """
-import dataclasses, inspect
+import inspect
 from typer.testing import CliRunner
 import statetrim as st
 from statetrim.commands import app
+from statetrim.options import as_record
 
-model, out = "{model}", "{out}"
-assert "colour" in inspect.signature(st.trim).parameters
-result = CliRunner().invoke(app, ["trim", "--help"])
+name, words, out = "{name}", {words}, "{out}"
+function, called = getattr(st, name), dict(zip(words[1::2], words[2::2]))
+assert "colour" in inspect.signature(function).parameters
+result = CliRunner().invoke(app, [name, "--help"])
 assert "--colour" in result.stdout and "Colour of the cut." in result.stdout, result.stdout
+keywords = {{flag.removeprefix("--"): value for flag, value in called.items()}}
 try:
-    st.trim(model, keep=6, out=out, colour="none")
+    function(words[0], out=out, colour="none", **keywords)
 except st.StatetrimError as error:
     assert "colour is red or blue, not 'none'" in str(error), error
-result = CliRunner().invoke(app, ["trim", model, "--keep", "6", "-o", out, "--colour", "none"])
+result = CliRunner().invoke(app, [name, *words, "-o", out, "--colour", "none"])
 assert "--colour is red or blue, not 'none'" in str(result.exception), result
-from statetrim.options import as_record
-assert as_record(st.TrimOptions(colour="blue"))["colour"] == "blue"
+chosen = function.options_class(out=out, colour="blue", **keywords)
+assert as_record(chosen)["colour"] == "blue"
 """
 
 
-def test_a_new_option_is_one_field(checkpoint: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "path", "flag"),
+    [("trim", "pipelines/options.py", "keep"), ("calibrate", "calibration/options.py", "text")],
+)
+def test_a_new_option_is_one_field(
+    name: str, path: str, flag: str, checkpoint: Any, text: Path, tmp_path: Path
+) -> None:
     """In a copy of the package a field is added in one place: Python, the command line with its
     help and check, and the record have it."""
     package = tmp_path / "src" / "statetrim"
     shutil.copytree(ROOT / "src" / "statetrim", package)
-    path = package / "pipelines" / "options.py"
     field = """    colour: str = option(
         default="red", help="Colour of the cut.", check=checks.one_of("red", "blue")
     )
 
     def check(self)"""
-    path.write_text(path.read_text().replace("    def check(self)", field, 1))
-    script = NEW_OPTION.format(model=checkpoint("qwen3_5_text"), out=tmp_path / "out")
+    source = (package / path).read_text()
+    (package / path).write_text(source.replace("    def check(self)", field, 1))
+    value = {"keep": "6", "text": str(text)}[flag]
+    words = [str(checkpoint("qwen3_5_text")), f"--{flag}", value]
+    script = NEW_OPTION.format(name=name, words=words, out=tmp_path / "out")
     done = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, "PYTHONPATH": str(tmp_path / "src")},

@@ -45,12 +45,36 @@ def existing_file(name: str, value: Any) -> None:
         raise StatetrimError(f"{value} is missing")
 
 
+def existing_files(name: str, value: Iterable[str | Path]) -> None:
+    for path in value:
+        existing_file(name, path)
+
+
+def artifact_files(name: str, value: Iterable[Path]) -> None:
+    """Artifacts; a name without .json may be a model on the hub."""
+    existing_files(name, [path for path in value if path.suffix == ".json"])
+
+
+def rules(name: str, value: Iterable[str]) -> None:
+    """Rules of `evaluate --fail-if`."""
+    from .tasks.rule import check_rule
+
+    for rule in value:
+        check_rule(rule)
+
+
 def method(name: str, value: Any) -> None:
     """The name of a selection method, or a Python file that defines one."""
     from .methods import check_method
 
     if isinstance(value, str):
         check_method(value)
+
+
+def methods(name: str, value: Iterable[str]) -> None:
+    """Names of selection methods."""
+    for each in value:
+        method(name, each)
 
 
 def engine(name: str, value: str) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import update_wrapper
 from inspect import Parameter, Signature, signature
-from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar, dataclass_transform
 
 from .errors import check_option_names
@@ -29,7 +28,9 @@ class OptionInfo:
 
     `flags` are its names on the command line, by default `--name`; () if it is not there. `parse`
     turns the text typed there into the value, and `default_text` is the default as it is typed.
-    `in_record` says whether it changes the result, so that a record of the run lists it.
+    `in_record` says whether it changes the result, so that a record of the run lists it. `required`
+    says that it must be typed, although Python may leave it out, and `argument` that it is typed
+    without a flag.
     """
 
     help: str
@@ -38,6 +39,8 @@ class OptionInfo:
     parse: Callable[[str], Any] | None = None
     default_text: str | None = None
     in_record: bool = True
+    required: bool = False
+    argument: bool = False
 
 
 def option(
@@ -49,10 +52,12 @@ def option(
     parse: Callable[[str], Any] | None = None,
     default_text: str | None = None,
     in_record: bool = True,
+    required: bool = False,
+    argument: bool = False,
     kw_only: bool = True,
 ) -> Any:
     """A field of an options class; required if it has no `default`."""
-    info = OptionInfo(help, flags, check, parse, default_text, in_record)
+    info = OptionInfo(help, flags, check, parse, default_text, in_record, required, argument)
     return field(default=default, kw_only=kw_only, metadata={"option": info})
 
 
@@ -131,8 +136,9 @@ def as_record(source: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
     if isinstance(value, Mapping):
         return dict(value)
-    return list(value) if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return list(value)
+    is_json = value is None or isinstance(value, bool | int | float | str | list)
+    return value if is_json else str(value)  # a path, a device, a dtype

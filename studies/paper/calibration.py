@@ -59,7 +59,7 @@ class Study:
                 "drrqr",
                 row["keep"],
                 statistics=self.sums[key],
-                tolerance=tolerance,
+                method_options={"tolerance": tolerance},
                 progress=False,
             )
             for tolerance in (row["tolerance"], NO_SWAPS)

@@ -289,4 +289,6 @@ def test_spoiled_statistics_and_options_are_one_sentence(checkpoint: Any, text: 
                 )
     for tolerance in (1.0, "much"):
         with pytest.raises(st.StatetrimError, match="method 'drrqr' cannot continue"):
-            st.select(model, "drrqr", 6, statistics=statistics, tolerance=tolerance)
+            st.select(
+                model, "drrqr", 6, statistics=statistics, method_options={"tolerance": tolerance}
+            )

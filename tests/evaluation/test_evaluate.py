@@ -292,18 +292,18 @@ def test_a_rounded_state_is_compared_with_the_same_model_in_float32(
 ) -> None:
     model, text = checkpoint("gated_deltanet"), tiny.write_text(tmp_path / "text.jsonl", 3000)
     options: dict[str, Any] = {"baseline": model, "tasks": ["text", "mqar"], "limit": 2}
-    scores = st.evaluate(model, text=text, storage="int8", progress=False, **options)
+    scores = st.evaluate(model, text=text, state_dtype="int8", progress=False, **options)
     assert scores.models == ["gated_deltanet", "gated_deltanet-int8"]
     assert scores.lineage["state"] == {"dtype": "int8", "piece": 64, "stochastic": False, "seed": 0}
     kl = {score.model: score.samples for score in scores.scores if score.metric == "kl"}
     assert max(kl["gated_deltanet"]) == 0.0 and min(kl["gated_deltanet-int8"]) > 1e-9
     opened = st.open(model)
     same = st.evaluate(
-        opened, text=text, storage="int8", progress=False, **(options | {"baseline": opened})
+        opened, text=text, state_dtype="int8", progress=False, **(options | {"baseline": opened})
     )
     assert same.scores == scores.scores  # also where it is one object
     with pytest.raises(st.StatetrimError, match="is given twice"):
-        st.evaluate(model, text=text, storage="float32", progress=False, **options)
+        st.evaluate(model, text=text, state_dtype="float32", progress=False, **options)
 
 
 def test_a_text_that_the_cut_has_seen_is_named_with_what_to_skip(

@@ -204,8 +204,8 @@ def prepare(root: Path) -> Path:
         windows=2, rows=2, out=root / "sensitivity.json", progress=False,
     )  # fmt: skip
     st.verify(
-        small, baseline=model, engine="mlx", python=sys.executable, text=text, count=2, length=24,
-        generate=2,
+        small, baseline=model, engine="mlx", engine_python=sys.executable, text=text, count=2,
+        length=24, generate=2,
     ).save(root / "verification.json")  # fmt: skip
     _write_inputs(root)
     return root

@@ -263,7 +263,7 @@ def test_unknown_names_and_options_are_refused(checkpoint: Any) -> None:
     with pytest.raises(st.StatetrimError, match=r"no option 'skore'.*score"):
         st.select(st.open(checkpoint("qwen3_5_text")), "l1", 4, skore="q")
     with pytest.raises(st.StatetrimError, match="score must be"):
-        st.select(st.open(checkpoint("qwen3_5_text")), "l1", 4, score="v")
+        st.select(st.open(checkpoint("qwen3_5_text")), "l1", 4, method_options={"score": "v"})
 
 
 def test_a_method_that_returns_nonsense_is_refused(checkpoint: Any) -> None:

@@ -6,7 +6,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ def test_what_is_measured_is_at_the_precision_of_the_state(
     plain = st.trim(path, out=tmp_path / "plain", **quick)
     small = st.trim(path, out=tmp_path / "small", state_dtype="int8", **quick)
     scores = st.Scores.load(small.path / "statetrim" / "scores.json")
-    again = st.evaluate([plain], baseline=path, tasks=("mqar",), limit=2, storage="int8")
+    again = st.evaluate([plain], baseline=path, tasks=("mqar",), limit=2, state_dtype="int8")
     assert [s.samples for s in scores.scores] == [s.samples for s in again.scores]
     assert scores.lineage["state"]["dtype"] == "int8"
     page = (small.path / "statetrim" / "report" / "report.html").read_text()
@@ -148,8 +148,12 @@ def test_both_axes_with_recovery_timing_and_an_engine_in_mind(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Options that no other test sets; llama.cpp serves square states of 16, 32, 64 or 128."""
-    quick = partial(st.benchmark, batches=[1], lengths=[16])
-    monkeypatch.setattr("statetrim.pipelines.stages.benchmark", quick)
+    run = st.benchmark.run
+
+    def quick(models: Any, options: Any) -> Any:
+        return run(models, replace(options, batches=[1], lengths=[16]))
+
+    monkeypatch.setattr(st.benchmark, "run", quick)
     model, out = tmp_path / "model", tmp_path / "small"
     tiny.build("qwen3_5_text", model, linear_key_head_dim=32, linear_value_head_dim=32)
     command = ["trim", str(model), "-o", str(out), *FLAGS[:-1], "--text", str(text)]

@@ -20,7 +20,7 @@ Load = Callable[[str], Path]
 
 def test_it_knows_its_checkpoint_runtime_and_device(checkpoint: Load) -> None:
     model = st.open(checkpoint("delta_net"))
-    live = load_live(model, Placement("cpu:0"))
+    live = load_live(model, Placement(device="cpu:0"))
     assert live.checkpoint is model and live.runtime.name in ("portable", "fla")
     assert live.device == torch.device("cpu"), "moving a Parameter to cpu:0 returns a plain Tensor"
     assert all(isinstance(p, nn.Parameter) for p in live.module.parameters())

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import statetrim as st
 from helpers import tiny
 from helpers.pretended_cuda import pretended_cuda
 from statetrim.artifacts.scores import Scores
-from statetrim.evaluation.runner import Setting
+from statetrim.evaluation.options import EvaluateOptions
 from statetrim.pipelines.estimate import free_memory
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
@@ -53,21 +54,22 @@ def test_devices_that_are_not_here_are_one_sentence(checkpoint: Load) -> None:
         with pytest.raises(st.StatetrimError, match=message):
             st.load(checkpoint("delta_net"), **options)  # type: ignore[arg-type]
     with pretended_cuda(2), pytest.raises(st.StatetrimError, match="this machine has 2 GPUs"):
-        Placement("cuda:2").input_device  # noqa: B018
+        Placement(device="cuda:2").input_device  # noqa: B018
 
 
 def test_memory_is_that_of_the_cards_that_are_used() -> None:
     with pretended_cuda(4, free=10 * 2**30):
-        assert free_memory() == free_memory(Placement("cuda:3")) == 10 * 2**30
+        assert free_memory() == free_memory(Placement(device="cuda:3")) == 10 * 2**30
         assert free_memory(Placement(device_map="auto")) == 4 * (9 * 2**30)
         two = Placement(device_map="auto", max_memory="0=2GiB, 1=1.5 GiB")
         assert (
             two.max_memory_bytes == {0: 2 * 2**30, 1: 3 * 2**29} and free_memory(two) == 7 * 2**29
         )
-        assert free_memory(Placement("cpu")) != 10 * 2**30
-        assert Setting("vllm", placement=two).vllm_options == {"tensor_parallel_size": 4}
+        assert free_memory(Placement(device="cpu")) != 10 * 2**30
+        served = EvaluateOptions(baseline="M", engine="vllm", device_map="auto")
+        assert served.vllm_options == {"tensor_parallel_size": 4}
         engine_options = {"tensor_parallel_size": 2}
-        assert Setting("vllm", engine_options, placement=two).vllm_options == engine_options
+        assert replace(served, engine_options=engine_options).vllm_options == engine_options
 
 
 @torch.no_grad()

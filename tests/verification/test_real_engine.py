@@ -36,8 +36,8 @@ def test_the_engine_answers_like_transformers_before_and_after_a_cut(tmp_path: P
     small = st.prune(original, plan, tmp_path / "small")
     text = tiny.write_text(tmp_path / "words.jsonl", 2000)
     verification = st.verify(
-        small, baseline=original, engine=ENGINE, python=PYTHON, text=text, count=6, length=24,
-        generate=5,
+        small, baseline=original, engine=ENGINE, engine_python=PYTHON, text=text, count=6,
+        length=24, generate=5,
     )  # fmt: skip
     assert verification.faults == {} and verification.refusals == {}
     assert all(agreement.share() > 0.9 for agreement in verification.agreements)

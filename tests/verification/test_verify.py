@@ -49,7 +49,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def verify(pair: tuple[Path, Path], text: Path, **changed: Any) -> st.Verification:
-    options = {"python": sys.executable, **SETTINGS, **changed}
+    options = {"engine_python": sys.executable, **SETTINGS, **changed}
     return st.verify(pair[1], baseline=pair[0], text=text, **options)
 
 
@@ -72,7 +72,7 @@ def test_an_engine_of_another_environment_agrees(
     pair: tuple[Path, Path], text: Path, tmp_path: Path
 ) -> None:
     python, pids = write_stand_in(tmp_path)
-    verification = verify(pair, text, python=python)
+    verification = verify(pair, text, engine_python=python)
     check_agreement(verification, "float32")
     assert (
         verification.version == "mlx-lm 0.1, mlx 0.1, stand-in" and verification.dtype == "float32"
@@ -240,21 +240,21 @@ def test_the_command_writes_shows_and_ends_with_1_at_a_fault(
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"engine": "tgi"}, "there is no engine 'tgi'; choose mlx, vllm, llamacpp"),
-        ({"dtype": "int8"}, "dtype is one of float32, float16, bfloat16, not 'int8'"),
-        ({"length": 3}, "nothing to compare"),
-        ({"count": 0}, "nothing to compare"),
-        ({"python": "nowhere"}, "nowhere cannot be started: it is not a program"),
+        ({"engine": "tgi"}, "engine is mlx, vllm or llamacpp, not 'tgi'"),
+        ({"dtype": "int8"}, "dtype is float32, float16 or bfloat16, not 'int8'"),
+        ({"length": 3}, "3 tokens is too short"),
+        ({"count": 0}, "count cannot be 0"),
+        ({"engine_python": "nowhere"}, "nowhere cannot be started: it is not a program"),
     ],
 )
 def test_wrong_arguments_are_told(
     changed: dict[str, Any], sentence: str, pair: tuple[Path, Path], text: Path
 ) -> None:
-    options = {**SETTINGS, "python": sys.executable, **changed}
+    options = {**SETTINGS, "engine_python": sys.executable, **changed}
     with pytest.raises(st.StatetrimError, match=sentence):
         st.verify(pair[1], baseline=pair[0], text=text, **options)
     with pytest.raises(st.StatetrimError, match="is given twice"):
-        st.verify(pair[1], baseline=pair[1], python=sys.executable, text=text, **SETTINGS)
+        st.verify(pair[1], baseline=pair[1], engine_python=sys.executable, text=text, **SETTINGS)
 
 
 def agreement(model: str, agreed: list[int], places: int = 10) -> Agreement:

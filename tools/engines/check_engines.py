@@ -107,10 +107,10 @@ def main() -> None:
             [options.models / name for name in (*cuts, *refused)],
             baseline=options.models / original,
             engine=options.engine,
-            python=options.engines / options.engine / "bin" / "python",
+            engine_python=options.engines / options.engine / "bin" / "python",
             text=options.text,
             count=options.count or SEQUENCES.get(options.engine, 24),
-            options={"kv_cache_memory_bytes": 2**28} if options.engine == "vllm" else None,
+            engine_options={"kv_cache_memory_bytes": 2**28} if options.engine == "vllm" else None,
         )
         path = options.models / f"{options.engine}-{original}.json"
         verification.save(path)

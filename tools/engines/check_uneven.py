@@ -71,9 +71,9 @@ def main() -> None:
                 models[1:],
                 baseline=models[0],
                 engine=engine,
-                python=options.engines / engine / "bin" / "python",
+                engine_python=options.engines / engine / "bin" / "python",
                 text=options.text,
-                options=OPTIONS[engine],
+                engine_options=OPTIONS[engine],
             )
             print(*report_lines(verification), sep="\n", flush=True)
         script = Path(__file__).with_name("in_vllm") / "vllm_cache.py"

@@ -79,11 +79,11 @@ def main() -> None:
                 out,
                 baseline=model,
                 engine=environment,
-                python=options.engines / environment / "bin" / "python",
+                engine_python=options.engines / environment / "bin" / "python",
                 text=options.test,
                 count=8,
                 length=120,
-                options=OPTIONS.get(environment),
+                engine_options=OPTIONS.get(environment),
             )
             verification.save(options.out / f"{layout}-{engine}.json")
             for agreement in verification.agreements:

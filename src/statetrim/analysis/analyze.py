@@ -6,8 +6,7 @@ at a time, so memory does not grow with the length of a sequence.
 
 import math
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,11 +17,11 @@ from ..families.contract import Family
 from ..geometry import Geometry
 from ..maths.linalg import condition_number
 from ..maths.units import parse_token_count
-from ..progress import Advance, ShowProgress, counter, progress_reporter
+from ..options import takes_options
+from ..progress import Advance, counter, progress_reporter
 from ..runtime.kernel_hooks import KernelCall, hook_kernels
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live, load_tokenizer
-from ..runtime.placement import Dtype, MaxMemory, Placement
 from ..runtime.sequential import LayerWalk
 from ..runtime.states.stored import StateStorage, stored_states
 from ..runtime.states.walk import walk_states
@@ -30,30 +29,13 @@ from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.models import ModelLike, as_checkpoint
 from ..storage.text import Sequences, read_sequences
 from ..version import __version__
+from .options import AnalyzeOptions
 
 CHUNK = 64  # tokens; kernels of all libraries keep states at multiples of it
-BURN_IN = 128
 
 
-def analyze(
-    model: ModelLike,
-    text: str | Path,
-    *,
-    tokens: int | str = 2**14,
-    length: int = 2048,
-    every: Literal["chunk", "token"] | int = "chunk",
-    burn_in: int = BURN_IN,
-    batch_size: int = 1,
-    skip: int | str = 0,
-    dtype: Dtype | None = None,
-    device: str | None = None,
-    device_map: str | None = None,
-    max_memory: MaxMemory | None = None,
-    layerwise: bool = False,
-    baseline: ModelLike | None = None,
-    state_dtype: str = "float32",
-    progress: ShowProgress = True,
-) -> Analysis:
+@takes_options(AnalyzeOptions)
+def analyze(model: ModelLike, options: AnalyzeOptions) -> Analysis:
     """Run `tokens` ("16k") of `text`, after `skip`, and measure every linear layer's states.
 
     States are sampled after every 64th token ("chunk"), every token, or a power of two up to 64.
@@ -63,45 +45,28 @@ def analyze(
     are those of `load`. With a `state_dtype`, all models store their states in it after every 64
     tokens, as an engine would, and these states are measured.
     """
-    placement = Placement(device, device_map, max_memory, dtype, layerwise)
-    stride, storage = _stride(every), StateStorage(state_dtype)
-    if batch_size < 1:
-        raise StatetrimError(f"a batch of {batch_size} sequences is not possible; take 1 or more")
-    if not 0 <= burn_in < length:
-        raise StatetrimError(
-            f"the first {burn_in} tokens are left out of spectra, so sequences of {length} tokens "
-            f"leave nothing; make them longer or the burn-in shorter"
-        )
-    model, baseline = as_checkpoint(model), None if baseline is None else as_checkpoint(baseline)
+    stride, storage = _stride(options.every), StateStorage(options.state_dtype)
+    model = as_checkpoint(model)
+    baseline = None if options.baseline is None else as_checkpoint(options.baseline)
     if baseline is not None and baseline.geometry.resized(1, 1) != model.geometry.resized(1, 1):
         raise StatetrimError("the baseline has other layers or heads, so nothing would compare")
     models = [model] if baseline is None else [model, baseline]
-    options = {
-        "tokens": parse_token_count(tokens),
-        "length": length,
-        "skip": parse_token_count(skip),
-    }
-    texts = [_read_text(checkpoint, text, **options) for checkpoint in models]
+    texts = [_read_text(checkpoint, options) for checkpoint in models]
     if texts[0].lineage["digest"] != texts[-1].lineage["digest"]:
         raise StatetrimError("the baseline has another tokenizer, so the texts would differ")
-    with progress_reporter(progress, "analysing") as report:
+    with progress_reporter(options.progress, "analysing") as report:
         count = counter(report, len(models) * texts[0].tokens, "tokens")
         analyses: list[Analysis] = []
         for checkpoint, data in zip(models, texts, strict=True):
-            analysis = _analyze_one(
-                checkpoint, data, placement, stride, burn_in, batch_size, storage, count
-            )
-            analyses.append(analysis)
+            analyses.append(_analyze_one(checkpoint, data, options, stride, storage, count))
     return analyses[0] if baseline is None else replace(analyses[0], baseline=analyses[1])
 
 
 def _analyze_one(
     model: Checkpoint,
     data: Sequences,
-    placement: Placement,
+    options: AnalyzeOptions,
     every: int,
-    burn_in: int,
-    batch_size: int,
     storage: StateStorage,
     count: Advance,
 ) -> Analysis:
@@ -109,15 +74,15 @@ def _analyze_one(
 
     States are sampled after `every` tokens; `count` is called with the tokens that are done.
     """
-    length = data.ids.shape[1]
+    length, burn_in = data.ids.shape[1], options.burn_in
     tallies: dict[int, _Tally] = {}
     for layer in model.geometry.layers:
         geometry = model.geometry.for_layer(layer)
         tallies[layer] = _Tally(geometry, model.family, length, every, burn_in, storage)
-    live = load_live(model, placement)
-    run = _run_layerwise if placement.layerwise else _run_all_layers
+    live = load_live(model, options.placement)
+    run = _run_layerwise if options.layerwise else _run_all_layers
     with stored_states(live, storage):
-        run(live, data.batches(batch_size), tallies, count)
+        run(live, data.batches(options.batch_size), tallies, count)
     return Analysis(
         {layer: tally.result(model.filters(layer)) for layer, tally in tallies.items()},
         model.geometry,
@@ -128,10 +93,10 @@ def _analyze_one(
             "source": model.digest,
             "model_type": model.config["model_type"],
             "runtime": live.runtime.name,
-            "dtype": placement.dtype_text,
+            "dtype": options.dtype_text,
             **({"state_dtype": storage.dtype} if storage.is_lossy else {}),
             "every": every,
-            "batch_size": batch_size,
+            "batch_size": options.batch_size,
             "data": data.lineage,
         },
     )
@@ -276,12 +241,18 @@ def _histogram(singular: Tensor) -> Tensor:
     return empty.scatter_add(1, rows, torch.ones_like(rows))
 
 
-def _read_text(model: Checkpoint, text: str | Path, **options: int) -> Sequences:
-    """Sequences of `text` by the model's tokenizer; `options` are those of `read_sequences`.
+def _read_text(model: Checkpoint, options: AnalyzeOptions) -> Sequences:
+    """Sequences of the text by the model's tokenizer.
 
     Raises StatetrimError if the model cannot be pruned or the text is too short.
     """
-    return read_sequences(text, load_tokenizer(require_prunable(model)), **options)
+    return read_sequences(
+        options.text,
+        load_tokenizer(require_prunable(model)),
+        tokens=parse_token_count(options.tokens),
+        length=options.length,
+        skip=parse_token_count(options.skip),
+    )
 
 
 def _stride(every: str | int) -> int:

@@ -19,15 +19,16 @@ from torch.utils._pytree import tree_leaves
 from ..artifacts.timings import Timing, Timings, unique_names
 from ..errors import StatetrimError
 from ..maths.units import GIB, parse_token_count
-from ..progress import OnProgress, Progress, ShowProgress, progress_reporter
+from ..options import as_record, takes_options
+from ..progress import OnProgress, Progress, progress_reporter
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live
 from ..runtime.mixers import MixerCall, hook_mixers
-from ..runtime.placement import Dtype, MaxMemory, Placement
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, as_checkpoint, as_checkpoints
 from ..storage.output import run_and_save
 from ..version import __version__
+from .options import BenchmarkOptions
 from .peak_memory import measure_peak_memory
 from .stopwatch import RoundTimes, Work, clock_name, time_in_turns
 from .vllm_benchmark import benchmark_vllm
@@ -65,25 +66,8 @@ class _Runner:
         return self.live.forward_with_cache(ids, cache)[1]
 
 
-def benchmark(
-    models: ModelLike | Sequence[ModelLike],
-    *,
-    baseline: ModelLike,
-    batches: Sequence[int] | None = None,
-    lengths: Sequence[int | str] | None = None,
-    rounds: int = 7,
-    dtype: Dtype | None = None,
-    device: str | None = None,
-    device_map: str | None = None,
-    max_memory: MaxMemory | None = None,
-    engine: str | None = None,
-    engine_python: str | Path | None = None,
-    requests: int = 64,
-    memory_gib: float = 0.25,
-    prefix_caching: bool = False,
-    out: str | Path | None = None,
-    progress: ShowProgress = True,
-) -> Timings:
+@takes_options(BenchmarkOptions)
+def benchmark(models: ModelLike | Sequence[ModelLike], options: BenchmarkOptions) -> Timings:
     """Compare the speed of `baseline` and `models` at every batch size and length.
 
     All models are in memory and take turns, so that other load on the machine affects all. With
@@ -94,75 +78,57 @@ def benchmark(
     `max_memory` are those of `load`. With `out` the timings are also written there; it must not
     exist.
     """
-    if engine not in (None, "vllm"):
-        raise StatetrimError(f"--engine is 'vllm', or left out for this process, not {engine!r}")
-    placement = Placement(device, device_map, max_memory, dtype)
-    if not 0 < memory_gib <= 2**20:
-        raise StatetrimError(f"--memory-gib must be a positive number of GiB, not {memory_gib:g}")
-    checkpoints = [as_checkpoint(baseline), *as_checkpoints(models)]
-    dtype_name = None if dtype is None else str(placement.torch_dtype).removeprefix("torch.")
-    settings = [batches, lengths, rounds, dtype_name, engine, requests, memory_gib, prefix_caching]
-    for location in (device, device_map):
-        if location is not None:
-            settings.append(str(location))
+    checkpoints = [as_checkpoint(options.baseline), *as_checkpoints(models)]
     record = {
         "format": "statetrim benchmark",
         "statetrim": __version__,
         "models": [checkpoint.digest for checkpoint in checkpoints],
-        "settings": str(settings),
+        "options": as_record(options),
     }
 
     def run_benchmark(directory: Path | None) -> Timings:
-        if engine is None:
-            with progress_reporter(progress, "loading") as report:
-                return _benchmark_in_process(
-                    checkpoints, batches, lengths, rounds, placement, report
+        with progress_reporter(options.progress, "loading") as report:
+            if options.engine is None:
+                return _benchmark_in_process(checkpoints, options, report)
+            loads = []
+            for length in options.lengths or (SERVED_LENGTH,):
+                load = ServerLoad(
+                    requests=options.requests,
+                    length=parse_token_count(length),
+                    memory=int(options.memory_gib * GIB),
+                    prefix_caching=options.prefix_caching,
+                    cards=options.num_gpus,
                 )
-        loads = [
-            ServerLoad(
-                requests=requests,
-                length=parse_token_count(length),
-                memory=int(memory_gib * GIB),
-                prefix_caching=prefix_caching,
-                cards=placement.num_gpus,
-            )
-            for length in lengths or (SERVED_LENGTH,)
-        ]
-        with progress_reporter(progress, "loading") as report:
+                loads.append(load)
             return benchmark_vllm(
                 checkpoints[1:],
                 baseline=checkpoints[0],
-                python=engine_python or sys.executable,
+                python=options.engine_python or sys.executable,
                 loads=loads,
                 progress=report,
             )
 
-    return run_and_save(out, record, run_benchmark, Timings.load)
+    return run_and_save(options.out, record, run_benchmark, Timings.load)
 
 
 def _benchmark_in_process(
-    checkpoints: Sequence[Checkpoint],
-    batches: Sequence[int] | None,
-    lengths: Sequence[int | str] | None,
-    rounds: int,
-    placement: Placement,
-    progress: OnProgress,
+    checkpoints: Sequence[Checkpoint], options: BenchmarkOptions, progress: OnProgress
 ) -> Timings:
     """Load all models and time them at every length and batch size, sizes at the first only.
 
     Raises StatetrimError, before loading, if a batch, a length or `rounds` is out of range.
     """
-    on_gpu = placement.input_device.type == "cuda"
-    batches = batches or (PAPER_BATCHES if on_gpu else CPU_BATCHES)
+    on_gpu, rounds = options.input_device.type == "cuda", options.rounds
+    batches = options.batches or (PAPER_BATCHES if on_gpu else CPU_BATCHES)
     _check_range(batches, MAX_BATCH, "batch")
-    lengths = lengths or (PAPER_LENGTHS if on_gpu else CPU_LENGTHS)
+    lengths = options.lengths or (PAPER_LENGTHS if on_gpu else CPU_LENGTHS)
     token_counts = [parse_token_count(length) for length in lengths]
     _check_range(token_counts, MAX_LENGTH, "length")
     _check_range([rounds], MAX_ROUNDS, "number of rounds")
     names = unique_names([checkpoint.name for checkpoint in checkpoints])
     runners = []
     for name, checkpoint in zip(names, checkpoints, strict=True):
-        runners.append(_Runner(name, load_live(checkpoint, placement)))
+        runners.append(_Runner(name, load_live(checkpoint, options.placement)))
     settings = list(product(token_counts, batches))
     records: list[Timing] = []
     with torch.inference_mode():

@@ -6,7 +6,6 @@ the same numbers are added in every case.
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -17,12 +16,13 @@ from ..defaults import HEAD_METHOD, KEY_METHOD, RECALL_SHARE, VALUE_METHOD
 from ..errors import StatetrimError
 from ..maths.units import parse_token_count
 from ..methods import find_method
-from ..progress import OnProgress, Progress, ShowProgress, progress_reporter
+from ..options import takes_options
+from ..progress import OnProgress, Progress, progress_reporter
 from ..runtime.distributed import DistributedContext
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live, load_tokenizer
 from ..runtime.logits import LogitReader
-from ..runtime.placement import Dtype, MaxMemory, Placement
+from ..runtime.placement import Placement
 from ..storage.checkpoint import Checkpoint, check_values_prunable, require_prunable
 from ..storage.models import ModelLike, as_checkpoint
 from ..storage.space import check_writable
@@ -31,6 +31,7 @@ from ..tasks.generated import Kind, echo_sequences, random_sequences, recall_seq
 from ..version import __version__
 from .hooks import calibration_hooks
 from .layerwise import calibrate_layerwise
+from .options import CalibrateOptions
 from .pair_hooks import check_cut_from
 from .saved_sums import SavedSums, open_saved_sums
 from .sums import Sums, to_statistics
@@ -38,29 +39,8 @@ from .sums import Sums, to_statistics
 GRADIENT_SUMS = {"query_gradient", "key_gradient"}
 
 
-def calibrate(
-    model: ModelLike,
-    text: str | Path | Sequences,
-    *,
-    original: ModelLike | None = None,
-    tokens: int | str = 2**18,
-    methods: Sequence[str] | None = None,
-    length: int = 512,
-    batch_size: int = 8,
-    skip: int | str = 0,
-    recall: float | None = None,
-    random: float = 0.0,
-    echo: float = 0.0,
-    seed: int = 0,
-    dtype: Dtype | None = None,
-    device: str | None = None,
-    device_map: str | None = None,
-    max_memory: MaxMemory | None = None,
-    layerwise: bool = False,
-    out: str | Path | None = None,
-    save_seconds: float = 60.0,
-    progress: ShowProgress = True,
-) -> Statistics:
+@takes_options(CalibrateOptions)
+def calibrate(model: ModelLike, options: CalibrateOptions) -> Statistics:
     """Run `tokens` ("64k") of `text`, after `skip`, and collect the sums that `methods` need (None:
     the default methods of the axes that can be cut). Ready `Sequences` are all run.
 
@@ -78,40 +58,37 @@ def calibrate(
     return the complete sums; `progress` counts this process's tokens.
     `layerwise` is for models larger than memory: each decoder layer is read from disk once, and all
     batches pass through it. `dtype`, `device`, ... are those of `load`."""
-    placement = Placement(device, device_map, max_memory, dtype, layerwise)
     model = as_checkpoint(model)
-    if out is not None:
-        check_writable(out)
-    if original is None:
-        sum_names = _needed_sums(methods or _default_methods(model), layerwise)
+    if options.out is not None:
+        check_writable(options.out)
+    original = None
+    if options.original is None:
+        methods = options.methods or _default_methods(model)
+        sum_names = _needed_sums(methods, options.layerwise)
     else:
-        original = require_prunable(as_checkpoint(original))
+        original = require_prunable(as_checkpoint(options.original))
         check_cut_from(original, model)
         sum_names = sorted(REFIT_SUM_NAMES)
-    recall = _default_recall_share(text) if recall is None else recall
-    shares: dict[Kind, float] = {"recall": recall, "random": random, "echo": echo}
-    sources = _load_sources(
-        model, text, shares, parse_token_count(tokens), length, parse_token_count(skip), seed
-    )
+    sources = _load_sources(model, options)
     lineage = {
         "statetrim": __version__,
         "source": model.digest,
         "parts": sum_names,
-        "dtype": placement.dtype_text,
-        "batch_size": batch_size,
+        "dtype": options.dtype_text,
+        "batch_size": options.batch_size,
         "data": [source.lineage for source in sources.values()],
     } | ({} if original is None else {"original": original.digest})
     ranks = DistributedContext.current()
     sums = {name: Sums(model, sum_names) for name in sources}
-    batches = _batches_of_rank(sources, batch_size, ranks)
+    batches = _batches_of_rank(sources, options.batch_size, ranks)
     with (
-        open_saved_sums(out, ranks, lineage, save_seconds) as saved,
-        progress_reporter(progress, "calibrating") as report,
+        open_saved_sums(options.out, ranks, lineage, options.save_seconds) as saved,
+        progress_reporter(options.progress, "calibrating") as report,
     ):
         if saved and saved.is_finished:
             return Statistics.load(saved.out)
         models = [model] if original is None else [original, model]
-        _run_models(models, placement, sums, batches, sources, saved, report)
+        _run_models(models, options.placement, sums, batches, sources, saved, report)
         for source_sums in sums.values():
             source_sums.tokens = ranks.all_reduce(source_sums.cpu_tensors(), source_sums.tokens)
         statistics = to_statistics(sums, lineage)
@@ -129,12 +106,6 @@ def _default_methods(model: Checkpoint) -> list[str]:
     except StatetrimError:
         return [KEY_METHOD]
     return [KEY_METHOD, VALUE_METHOD]
-
-
-def _default_recall_share(text: str | Path | Sequences) -> float:
-    """The fraction of recall tokens if the caller gives none: RECALL_SHARE, or 0 for ready
-    sequences."""
-    return 0.0 if isinstance(text, Sequences) else RECALL_SHARE
 
 
 def _run_models(
@@ -184,21 +155,23 @@ def _batches_of_rank(
     return batches_by_source
 
 
-def _load_sources(
-    model: Checkpoint,
-    text: str | Path | Sequences,
-    shares: Mapping[Kind, float],
-    tokens: int,
-    length: int,
-    skip: int,
-    seed: int,
-) -> dict[str, Sequences]:
+def _load_sources(model: Checkpoint, options: CalibrateOptions) -> dict[str, Sequences]:
     """The text (first, as "text") and the generated sequences by kind, `tokens` in all, divided by
-    `shares`; a `text` of ready sequences stays whole, in addition to the generated tokens.
+    their fractions; a `text` of ready sequences stays whole, in addition to the generated tokens.
 
-    Raises StatetrimError for impossible shares, and for echo of ready sequences.
+    Raises StatetrimError for impossible fractions, and for echo of ready sequences.
     """
+    text, length, seed = options.text, options.length, options.seed
+    recall = options.recall
+    if recall is None:
+        recall = 0.0 if isinstance(text, Sequences) else RECALL_SHARE
+    shares: dict[Kind, float] = {
+        "recall": recall,
+        "random": options.random,
+        "echo": options.echo,
+    }
     _check_shares(shares)
+    tokens, skip = parse_token_count(options.tokens), parse_token_count(options.skip)
     counts = {kind: int(share * tokens) for kind, share in shares.items() if share}
     if not counts and isinstance(text, Sequences):
         return {TEXT: text}

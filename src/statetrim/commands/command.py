@@ -10,11 +10,10 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import typer
 
 from ..options import option_info
-from .app import app
 
 
 def command(options_class: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a command. The function's own parameters are its arguments, and options that only
+    """Make a command. The function's own parameters are its arguments, and options that only
     concern the command line; its parameter `options` is an object of `options_class`."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -28,7 +27,7 @@ def command(options_class: type[Any]) -> Callable[[Callable[..., None]], Callabl
                 chosen[item.name] = _value(item, values.pop(item.name))
             function(**values, options=options_class(**chosen))
 
-        call.__name__, call.__doc__ = function.__name__, function.__doc__
+        call.__name__ = function.__name__
         arguments = [p for p in own if p.default is Parameter.empty]
         others = [p for p in own if p.default is not Parameter.empty]
         ordered = [
@@ -36,8 +35,7 @@ def command(options_class: type[Any]) -> Callable[[Callable[..., None]], Callabl
         ]
         call.__signature__ = Signature(ordered)  # type: ignore[attr-defined]
         call.__annotations__ = {p.name: p.annotation for p in ordered}
-        app.command()(call)
-        return function
+        return call
 
     return decorate
 
@@ -66,11 +64,16 @@ def _parameters(options_class: type[Any]) -> Iterator[Parameter]:
         if typed is bool and info.flags is None and item.default is None:
             flags = (f"{flags[0]}/--no-{flags[0].removeprefix('--')}",)
         default: Any = Parameter.empty
-        if item.default is not MISSING:
-            default = info.default_text or typed_default(item, item.default)
-        if default is None or typed == list[str]:
+        if item.default is not MISSING and not info.required:
+            default = typed_default(item, item.default)
+            if info.default_text is not None:
+                default = typed(info.default_text)
+        if default is None or (typed == list[str] and not info.required):
             typed, default = typed | None, None
-        option = typer.Option(*flags, help=info.help, callback=_callback(item, flags[-1]))
+        callback = _callback(item, flags[-1])
+        option: Any = typer.Option(*flags, help=info.help, callback=callback)
+        if info.argument:
+            option = typer.Argument(help=info.help, callback=callback)
         yield Parameter(
             item.name,
             Parameter.KEYWORD_ONLY,

@@ -13,14 +13,11 @@ from .app import app
 from .group import Interrupted
 
 
-@app.command()
 def demo(
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Output directory for the models and the report.")
     ] = Path("statetrim-demo"),
 ) -> None:
-    """Train a tiny model on this machine, cut it with three methods, and show what each one
-    loses."""
     arguments.check_output_free(output)
     from ..pipelines import demo as demo_pipeline
     from .progress import show_progress

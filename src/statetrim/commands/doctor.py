@@ -7,27 +7,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .. import option_checks as checks
 from ..maths.units import GIB
-from . import checks, terminal
-from .app import app
+from . import arguments, terminal
 from .arguments import Json
 
 if TYPE_CHECKING:
     from ..runtime.environment.doctor import Environment
 
 
-@app.command()
 def doctor(
     engine_python: Annotated[
         list[Path] | None,
         typer.Option(
             help="Python executable of an engine's environment; can be repeated.",
-            callback=checks.executables,
+            callback=arguments.checked(checks.executables),
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show versions, devices, kernels and engines, which of them will be used, and any problems."""
     from ..runtime.environment.doctor import doctor as run
 
     show_environment(run(engine_python or []), as_json=as_json)

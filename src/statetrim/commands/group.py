@@ -1,9 +1,13 @@
 """The group of all commands: help in full sentences, global options, version and Ctrl-C."""
 
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
+
+from .index import COMMANDS
 
 _GLOBAL_FLAGS = ("--quiet", "--traceback")
 _GLOBAL_OPTIONS_WITH_VALUE = ("--log",)
@@ -16,12 +20,16 @@ class Interrupted(BaseException):
 class StatetrimGroup(TyperGroup):
     """The program `statetrim`, whose global options may also follow the command."""
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands: Any = _Commands()
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, _global_options_first(args))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List each command with its full help sentence, wrapped instead of shortened."""
-        rows = [(name, command.help or "") for name, command in self.commands.items()]
+        rows = [(name, sentence) for name, (_, sentence) in COMMANDS.items()]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
@@ -34,6 +42,28 @@ class StatetrimGroup(TyperGroup):
             # storage.space gives it a message; without one, no output had been started.
             message = str(interrupt) or "nothing was written"
             raise Interrupted(f"interrupted; {message}") from None
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands by name; the module of each is imported when it is used."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._loaded:
+            module, sentence = COMMANDS[name]
+            function = getattr(import_module(f".{module}", __package__), name)
+            program = typer.Typer(add_completion=False, rich_markup_mode=None)
+            program.command(name, help=sentence)(function)
+            self._loaded[name] = typer.main.get_command(program)
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
 
 
 def _global_options_first(words: list[str]) -> list[str]:

@@ -8,27 +8,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..storage.hub.options import PushOptions
 from . import terminal
-from .app import app
 from .arguments import Json
+from .command import command
 
 if TYPE_CHECKING:
     from ..storage.hub.upload import Pushed
 
+Model = Annotated[Path, typer.Argument(help="Directory of the cut model.")]
 
-@app.command()
-def push(
-    model: Annotated[Path, typer.Argument(help="Directory of the cut model.")],
-    repo: Annotated[str, typer.Argument(help="Repository on the hub, OWNER/NAME.")],
-    public: Annotated[
-        bool, typer.Option("--public", help="Make the repository public; private by default.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Upload a cut model to the Hugging Face hub, with its card."""
+
+@command(PushOptions)
+def push(model: Model, options: PushOptions, as_json: Json = False) -> None:
     from ..storage.hub.upload import push as run
 
-    show_pushed(run(model, repo, private=not public), as_json=as_json)
+    show_pushed(run.run(model, options), as_json=as_json)
 
 
 def show_pushed(pushed: Pushed, *, as_json: bool) -> None:

@@ -4,9 +4,9 @@ The unit of work is one task of one model; its scores are saved before the next 
 """
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,79 +14,62 @@ from ..artifacts.origin import read_origin, vocabulary_size
 from ..artifacts.scores import Score, Scores
 from ..errors import StatetrimError
 from ..maths.units import parse_token_count
-from ..progress import OnProgress, Progress, ShowProgress, progress_reporter
+from ..options import takes_options
+from ..progress import OnProgress, Progress, progress_reporter
 from ..runtime.distributed import DistributedContext
 from ..runtime.loading import load_tokenizer
-from ..runtime.placement import Dtype, MaxMemory, Placement
 from ..runtime.states.stored import StateStorage
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, as_checkpoint, as_checkpoints, short_names
 from ..storage.output import open_output
 from ..storage.space import check_writable
-from ..tasks import TASKS, WITHOUT_HARNESS, Task, find_tasks
+from ..tasks import WITHOUT_HARNESS, Task, find_tasks
 from ..version import __version__
 from . import harness
 from .finished_tasks import FinishedTasks
-from .runner import Engine, ModelRunner, OriginalHiddenStates, Setting
+from .options import EvaluateOptions
+from .runner import ModelRunner, OriginalHiddenStates, check_tasks
 from .samples import Samples, SampleSource, prepare_samples
 from .seen_text import warn_of_seen_text
 
 
-def evaluate(
-    models: ModelLike | Sequence[ModelLike],
-    *,
-    baseline: ModelLike,
-    tasks: Sequence[str] = ("offline",),
-    data: str | Path | None = None,
-    text: str | Path | None = None,
-    skip: int | str = 0,
-    limit: int | None = None,
-    batch_size: int = 8,
-    engine: Engine = "hf",
-    engine_options: Mapping[str, Any] | None = None,
-    dtype: Dtype | None = None,
-    device: str | None = None,
-    device_map: str | None = None,
-    max_memory: MaxMemory | None = None,
-    layerwise: bool = False,
-    storage: StateStorage | str = "float32",
-    out: str | Path | None = None,
-    progress: ShowProgress = True,
-) -> Scores:
+@takes_options(EvaluateOptions)
+def evaluate(models: ModelLike | Sequence[ModelLike], options: EvaluateOptions) -> Scores:
     """Run `tasks` on `baseline` and `models`, from files below `data` or, without it, from the hub.
 
     The task `text` reads your own text, after `skip` tokens. `limit` takes only the first samples
     of each task. `engine_options`, such as `tensor_parallel_size` or `dtype`, go to vLLM. One model
     is in memory at a time. `layerwise` streams the weights from disk, for tasks that do not use
     lm-eval: a text is read layer by layer, so that each weight is read once. `dtype`, `device`,
-    `device_map` and `max_memory` are those of `load`. `storage` (or the name of a dtype) rounds the
+    `device_map` and `max_memory` are those of `load`. `state_dtype` rounds the
     recurrent states of all models except the baseline, as engines store them. Under torchrun the
     processes share the tasks, and all return all scores. With `out` the scores are written there,
     and each finished task to `OUT.partial`, from which the same call resumes.
     """
-    chosen_tasks = find_tasks(tasks)
+    chosen_tasks = find_tasks(options.tasks)
     if _uses_harness(chosen_tasks):
         harness.silence_libraries()
-    checkpoints = [as_checkpoint(baseline), *as_checkpoints(models)]
+    checkpoints = [as_checkpoint(options.baseline), *as_checkpoints(models)]
     for model in checkpoints:
         if not model.shards:
             raise StatetrimError(f"{model.path} holds no weights, so there is nothing to evaluate")
-    storage = StateStorage(storage) if isinstance(storage, str) else storage
-    names = _display_names(checkpoints, storage)
-    placement = Placement(device, device_map, max_memory, dtype, layerwise)
-    setting = Setting(engine, dict(engine_options or {}), batch_size, placement, storage)
-    setting.check(chosen_tasks)
-    _check_arguments(chosen_tasks, limit, text)
+    names = _display_names(checkpoints, options.storage)
+    check_tasks(chosen_tasks, options)
+    out = options.out
     if out is not None:
         check_writable(out)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="statetrim-")))
-        data_directory = Path(data) if data is not None else None
         tokenizers = _load_tokenizers(checkpoints)
-        source = SampleSource(data_directory, text, parse_token_count(skip), limit)
+        source = SampleSource(
+            None if options.data is None else Path(options.data),
+            options.text,
+            parse_token_count(options.skip),
+            options.limit,
+        )
         warn_of_seen_text(dict(zip(names, checkpoints, strict=True)), source, tokenizers[0])
         samples = [prepare_samples(task, source, tokenizers[0], scratch) for task in chosen_tasks]
-        lineage = _lineage(names, checkpoints, setting, samples, limit)
+        lineage = _lineage(names, checkpoints, options, samples)
         ranks, partial_output = DistributedContext.current(), None
         finished = FinishedTasks(None, names)
         if out is not None and ranks.rank == 0:
@@ -98,12 +81,13 @@ def evaluate(
             finished = FinishedTasks(partial_output.path, names)
         if any(ranks.all_gather(partial_output is not None and partial_output.done)):
             return Scores.load(str(out))
-        report = stack.enter_context(progress_reporter(progress, "evaluating"))
-        original, all_scores = OriginalHiddenStates(checkpoints[0], placement), list[Score]()
+        report = stack.enter_context(progress_reporter(options.progress, "evaluating"))
+        original = OriginalHiddenStates(checkpoints[0], options.placement)
+        all_scores: list[Score] = []
         for name, model, tokenizer in zip(names, checkpoints, tokenizers, strict=True):
-            model_setting = setting if all_scores else replace(setting, storage=StateStorage())
-            runner = ModelRunner(name, model, original, tokenizer, model_setting)
-            all_scores += _score_tasks(runner, samples, limit, finished, ranks, report)
+            storage = options.storage if all_scores else StateStorage()
+            runner = ModelRunner(name, model, original, tokenizer, options, storage)
+            all_scores += _score_tasks(runner, samples, options.limit, finished, ranks, report)
         scores = Scores(names, all_scores, lineage)
         if partial_output is not None:
             scores.save(partial_output.path / "scores.json")
@@ -182,9 +166,8 @@ def _score_tasks(
 def _lineage(
     names: list[str],
     models: list[Checkpoint],
-    setting: Setting,
+    options: EvaluateOptions,
     task_samples: list[Samples],
-    limit: int | None,
 ) -> dict[str, Any]:
     """What the scores were made from; two runs with the same lineage give the same scores."""
     digests = [model.digest for model in models]
@@ -195,25 +178,15 @@ def _lineage(
     return {
         "statetrim": __version__,
         "lm_eval": harness.lm_eval_version() if uses_harness else None,
-        "engine": setting.engine,
-        **({"engine_options": dict(setting.engine_options)} if setting.engine_options else {}),
-        **({"state": asdict(setting.storage)} if setting.storage.is_lossy else {}),
-        "limit": limit,
+        "engine": options.engine,
+        **({"engine_options": dict(options.engine_options)} if options.engine_options else {}),
+        **({"state": asdict(options.storage)} if options.storage.is_lossy else {}),
+        "limit": options.limit,
         "baseline": digests[0],
         "models": digests,
         "data": {samples.task.name: samples.digest for samples in task_samples},
         "original": digests[0],
         "vocabulary": vocabulary_size(models[0]),
         "cuts": origins,
-        **({"dtype": setting.placement.dtype_text} if setting.placement.dtype else {}),
+        **({"dtype": options.dtype_text} if options.dtype else {}),
     }
-
-
-def _check_arguments(tasks: list[Task], limit: int | None, text: str | Path | None) -> None:
-    """Raise StatetrimError for a `limit` below 2, or for `text` without its task or vice versa."""
-    if limit is not None and limit < 2:
-        raise StatetrimError(
-            f"a limit of {limit} leaves nothing to compare; take 2 samples or more"
-        )
-    if (text is not None) != (TASKS["text"] in tasks):
-        raise StatetrimError("the task 'text' and --text SOURCE go together; give both or neither")

@@ -1,10 +1,9 @@
 """Runs the tasks of one model, in transformers or in vLLM."""
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,9 +18,10 @@ from ..runtime.logits import LogitsAt, compare_logits
 from ..runtime.placement import Placement
 from ..runtime.states.stored import StateStorage, StoredStateReader, stored_states
 from ..storage.checkpoint import Checkpoint
-from ..tasks import WITHOUT_HARNESS, Task, recall
+from ..tasks import TASKS, WITHOUT_HARNESS, Task, recall
 from ..tasks.unit import NATS, PERPLEXITY, SHARE
 from . import harness
+from .options import EvaluateOptions
 from .samples import MQAR_ROWS, Samples
 
 LONG_MQAR = {"pairs": 16, "length": 512}  # few pairs, long before their queries
@@ -30,54 +30,21 @@ VLLM_BATCH = 256
 """Sequences passed to vLLM at a time, which schedules them itself. Not "auto": lm-eval then asks
 vLLM for a progress bar, and vLLM divides by the elapsed time of a disabled bar."""
 
-Engine = Literal["hf", "vllm"]
 
-
-@dataclass(frozen=True)
-class Setting:
-    """How every model of an evaluation is run."""
-
-    engine: Engine = "hf"
-    engine_options: Mapping[str, Any] = field(default_factory=dict)
-    batch_size: int = 8
-    placement: Placement = field(default_factory=Placement)
-    storage: StateStorage = field(default_factory=StateStorage)
-
-    @property
-    def vllm_options(self) -> dict[str, Any]:
-        """Options of vLLM. With `device_map` the model is spread over all GPUs, unless
-        `engine_options` say otherwise."""
-        options = dict(self.engine_options)
-        if self.placement.device_map:
-            options.setdefault("tensor_parallel_size", self.placement.num_gpus)
-        return options
-
-    def check(self, tasks: Sequence[Task]) -> None:
-        """Raise StatetrimError if `tasks` cannot be run with this setting."""
-        if self.engine not in ("hf", "vllm"):
-            raise StatetrimError(f"there is no engine {self.engine!r}; choose hf or vllm")
-        if self.engine_options and self.engine != "vllm":
-            raise StatetrimError("engine options are for vLLM; take --engine vllm too")
-        if self.batch_size < 1:
+def check_tasks(tasks: Sequence[Task], options: EvaluateOptions) -> None:
+    """Raise StatetrimError if `tasks` cannot be run with these options."""
+    if (options.text is not None) != (TASKS["text"] in tasks):
+        raise StatetrimError("the task 'text' and --text SOURCE go together; give both or neither")
+    for task in tasks:
+        if options.engine == "vllm" and task.kind in WITHOUT_HARNESS:
             raise StatetrimError(
-                f"a batch of {self.batch_size} sequences is not possible; take 1 or more"
+                f"{task.name} reads the model's own logits, so it needs --engine hf"
             )
-        if self.storage.is_lossy and self.engine == "vllm":
+        if options.layerwise and task.kind not in WITHOUT_HARNESS:
             raise StatetrimError(
-                "--state-dtype rounds in transformers; vLLM has its own: "
-                "--engine-option mamba_ssm_cache_dtype=bfloat16"
+                f"{task.name} needs the whole model in memory; layerwise runs "
+                f"{', '.join(WITHOUT_HARNESS)}"
             )
-        for task in tasks:
-            if self.engine == "vllm" and task.kind in WITHOUT_HARNESS:
-                raise StatetrimError(
-                    f"{task.name} reads the model's own logits, so it needs --engine hf"
-                )
-        for task in tasks:
-            if self.placement.layerwise and task.kind not in WITHOUT_HARNESS:
-                raise StatetrimError(
-                    f"{task.name} needs the whole model in memory; layerwise runs "
-                    f"{', '.join(WITHOUT_HARNESS)}"
-                )
 
 
 class OriginalHiddenStates:
@@ -122,10 +89,11 @@ class ModelRunner:
         model: Checkpoint,
         original: OriginalHiddenStates,
         tokenizer: Any,
-        setting: Setting,
+        options: EvaluateOptions,
+        storage: StateStorage,
     ) -> None:
         self.name, self.model, self.original, self.tokenizer = name, model, original, tokenizer
-        self.setting = setting
+        self.options, self.storage = options, storage
         self.live: LiveModel | None = None
         self.lm: Any = None
 
@@ -158,26 +126,26 @@ class ModelRunner:
             torch.cuda.empty_cache()
 
     def _rounded_states(self) -> AbstractContextManager[None]:
-        """A context in which states are rounded to the setting's storage; vLLM has its own."""
-        if self.setting.engine == "vllm":
+        """A context in which states are rounded to `storage`; vLLM has its own."""
+        if self.options.engine == "vllm":
             return nullcontext()
-        return stored_states(self._load_model(), self.setting.storage)
+        return stored_states(self._load_model(), self.storage)
 
     def _load_model(self) -> LiveModel:
         """The model in transformers, loaded on the first call."""
         if self.live is None:
-            self.live = load_live(self.model, self.setting.placement)
+            self.live = load_live(self.model, self.options.placement)
         return self.live
 
     def _load_lm(self) -> Any:
-        """lm-eval's model for the setting's engine, made on the first call."""
-        if self.lm is None and self.setting.engine == "vllm":
+        """lm-eval's model for the engine, made on the first call."""
+        if self.lm is None and self.options.engine == "vllm":
             self.lm = harness.load_vllm_model(
-                self.model.path, VLLM_BATCH, self.setting.vllm_options
+                self.model.path, VLLM_BATCH, self.options.vllm_options
             )
         elif self.lm is None:
             self.lm = harness.wrap_hf_model(
-                self._load_model().module, self.tokenizer, self.setting.batch_size
+                self._load_model().module, self.tokenizer, self.options.batch_size
             )
         return self.lm
 
@@ -193,10 +161,10 @@ class ModelRunner:
             suffix = f"_in_{cell['length']}" if cell["length"] else ""
             names.append(f"pairs_{cell['pairs']}{suffix}")
             ids, answer_positions = recall.associations(vocabulary, rows=rows, **cell)
-            for batch in torch.split(ids, self.setting.batch_size):
+            for batch in torch.split(ids, self.options.batch_size):
                 batches.append(batch)
                 positions.append(answer_positions)
-        layerwise = self.setting.placement.layerwise
+        layerwise = self.options.layerwise
         on_read, on_answered = _progress_callbacks(report, len(batches), read_first=layerwise)
         logits_of = self._logits_by_batch(batches, on_read)
         shares: list[float] = []
@@ -219,10 +187,10 @@ class ModelRunner:
         """Perplexity, for the task "text" only, then KL and top-1 agreement with the original; a
         sample is a sequence of `ids`. Unloads this model while the original must run. Raises
         StatetrimError if the KL is not finite."""
-        size = self.setting.batch_size
+        size = self.options.batch_size
         batches, original_states = list(torch.split(ids.long(), size)), None
-        is_original = self.model is self.original.checkpoint and not self.setting.storage.is_lossy
-        read_first = is_original or self.setting.placement.layerwise
+        is_original = self.model is self.original.checkpoint and not self.storage.is_lossy
+        read_first = is_original or self.options.layerwise
         on_read, on_compared = _progress_callbacks(report, len(ids), size, read_first=read_first)
         model_logits: Callable[[int], LogitsAt]
         if is_original:
@@ -262,8 +230,8 @@ class ModelRunner:
     ) -> Callable[[int], LogitsAt]:
         """A function from a batch's number to its logits. Layerwise, all batches are read at once,
         so that each weight is read from disk once."""
-        storage = self.setting.storage
-        if self.setting.placement.layerwise:
+        storage = self.storage
+        if self.options.layerwise:
             with stored_states(self._load_model(), storage):
                 return FinalHiddenStates(self._load_model(), batches, on_read).logits_at
         reader = StoredStateReader(self._load_model(), storage)

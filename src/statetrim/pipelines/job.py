@@ -202,7 +202,10 @@ class Job:
         if not path.exists() or self.options.layerwise:
             write_json(path, {"layerwise": self.streams_weights})
         layerwise = read_json(path, MIB).get("layerwise") is True
-        return replace(self, options=replace(self.options, layerwise=layerwise))
+        options = replace(self.options, layerwise=None)
+        if layerwise:  # layers are loaded one at a time, so there is nothing to spread
+            options = replace(options, device_map=None, max_memory=None)
+        return replace(self, options=replace(options, layerwise=layerwise))
 
 
 def _target(model: Checkpoint, options: TrimOptions, engine: str | None) -> Target:

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import option_checks as checks
+from ..common_options import SKIP_HELP, TEXT_HELP, ProgressOptions
 from ..defaults import KEY_METHOD, RECALL_SHARE, VALUE_METHOD
 from ..maths.units import Amount
 from ..options import option, options
-from ..progress import ShowProgress
+from ..runtime.placement import Devices, Placement
 
 if TYPE_CHECKING:
-    from ..runtime.placement import Placement
+    from ..geometry import Axis
     from ..runtime.states.stored import StateStorage
     from .observer import Observer
 
@@ -27,7 +28,7 @@ PLACEMENT_OPTIONS = ("device", "device_map", "max_memory")
 
 
 @options
-class TrimOptions:
+class TrimOptions(Devices):
     """Every option of `trim` that affects the result, or where it runs.
 
     Say what to keep in one way: a fraction of the state's bytes (`state`), channels (`keep`,
@@ -146,21 +147,6 @@ class TrimOptions:
         help="Stream weights from disk; by default only if memory is short.",
         flags=("--layerwise",),
     )
-    device: str | None = option(
-        default=None, help="Device: cpu, cuda or cuda:1; by default the first GPU."
-    )
-    device_map: str | None = option(
-        default=None, help="'auto' spreads a model over all GPUs, layer by layer."
-    )
-    max_memory: str | None = option(
-        default=None,
-        help="Memory to use on each GPU with --device-map, such as 0=70GiB,1=40GiB.",
-    )
-    dtype: str | None = option(
-        default=None,
-        help="float32, float16 or bfloat16; by default as stored.",
-        check=checks.one_of("float32", "float16", "bfloat16"),
-    )
     state_dtype: str | None = option(
         default=None,
         help="Measure the cut with states stored in bfloat16, float16, float8_e4m3fn or int8, as "
@@ -170,16 +156,9 @@ class TrimOptions:
 
     def check(self) -> None:
         """Raise StatetrimError for a placement or a state dtype that is not valid."""
-        # These import torch, so they are called only for options that were given.
-        if any(getattr(self, name) is not None for name in (*PLACEMENT_OPTIONS, "dtype")):
-            _make_placement(self)
-        if self.state_dtype is not None:
+        super().check()
+        if self.state_dtype is not None:  # imports torch
             _make_storage(self.state_dtype)
-
-    @property
-    def placement(self) -> "Placement":
-        """Where models run, and in which precision."""
-        return _make_placement(self)
 
     @property
     def storage(self) -> "StateStorage":
@@ -193,7 +172,7 @@ class TrimOptions:
 
 
 @options
-class TrimRunOptions(TrimOptions):
+class TrimRunOptions(TrimOptions, ProgressOptions):
     """The options of `trim`, and where its result goes."""
 
     out: str | Path = option(
@@ -201,9 +180,6 @@ class TrimRunOptions(TrimOptions):
     )
     watch: "Observer | None" = option(
         default=None, help="Notified of each stage; replaces `progress`.", flags=(), in_record=False
-    )
-    progress: ShowProgress = option(
-        default=True, help="Show progress bars, or call a function.", flags=(), in_record=False
     )
 
 
@@ -216,19 +192,36 @@ class SweepOptions(TrimRunOptions):
     )
 
 
-def _make_placement(options: TrimOptions) -> "Placement":
-    """Where models run, and in which precision; with `layerwise` the device map and its memory
-    limit are ignored, because layers are loaded one at a time. Raises StatetrimError for options
-    that are not valid."""
-    from ..runtime.placement import Placement
-
-    if options.layerwise:
-        return Placement(options.device, dtype=options.dtype, layerwise=True)
-    return Placement(options.device, options.device_map, options.max_memory, options.dtype)
-
-
 def _make_storage(state_dtype: str) -> "StateStorage":
     """How states are stored; raises StatetrimError for an unknown dtype."""
     from ..runtime.states.stored import StateStorage
 
     return StateStorage(state_dtype)
+
+
+@options
+class SensitivityOptions(Placement, ProgressOptions):
+    """The options of `sensitivity`."""
+
+    text: str | Path = option(help=TEXT_HELP, check=checks.text_source, kw_only=False)
+    widths: Sequence[Amount] = option(
+        default=(0.5, 0.25), help="Channels to keep in the layer that is cut."
+    )
+    axes: "Sequence[Axis] | None" = option(
+        default=None, help="Axes to cut: keys, and values where the config can hold them."
+    )
+    method: str = option(
+        default=KEY_METHOD, help="Selection method for key channels.", check=checks.method
+    )
+    value_method: str = option(
+        default=VALUE_METHOD, help="Selection method for value channels.", check=checks.method
+    )
+    calibration_tokens: int = option(default=2**15, help="Tokens to choose channels on.")
+    windows: int = option(default=64, help="Windows of 256 tokens to measure.")
+    rows: int = option(default=32, help="Recall sequences of each load.")
+    skip: int | str = option(default=0, default_text="0", help=SKIP_HELP, check=checks.token_count)
+    batch_size: int = option(
+        default=8, help="Sequences per forward pass.", check=checks.at_least_one
+    )
+    out: str | Path | None = option(default=None, help="JSON file to write.")
+    figures: str | Path | None = option(default=None, help="Directory for the figure.")

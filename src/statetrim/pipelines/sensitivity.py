@@ -1,6 +1,6 @@
 """Sensitivity by layer: calibrate, choose channels at a few widths, prune each layer alone."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,43 +9,22 @@ from ..artifacts.plan import Plan
 from ..artifacts.sensitivity import Sensitivity
 from ..artifacts.statistics import Statistics
 from ..calibration.calibrate import calibrate
-from ..defaults import KEY_METHOD, VALUE_METHOD
+from ..calibration.options import CalibrateOptions
 from ..errors import StatetrimError
-from ..geometry import Axis
+from ..maths.units import parse_token_count
 from ..methods import find_method
-from ..progress import ShowProgress, progress_reporter
-from ..runtime.placement import Dtype, MaxMemory, Placement
+from ..options import derive, takes_options
+from ..progress import progress_reporter
 from ..selection.select import select
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.models import ModelLike, as_checkpoint
 from ..storage.output import check_absent, partial_path
 from ..storage.space import check_writable
+from .options import SensitivityOptions
 
-WIDTHS = (0.5, 0.25)
 
-
-def sensitivity(
-    model: ModelLike,
-    text: str | Path,
-    *,
-    widths: Sequence[int | float | str] = WIDTHS,
-    axes: Sequence[Axis] | None = None,
-    method: str = KEY_METHOD,
-    value_method: str = VALUE_METHOD,
-    calibration_tokens: int = 2**15,
-    windows: int = 64,
-    rows: int = 32,
-    skip: int = 0,
-    batch_size: int = 8,
-    dtype: Dtype | None = None,
-    device: str | None = None,
-    device_map: str | None = None,
-    max_memory: MaxMemory | None = None,
-    layerwise: bool = False,
-    out: str | Path | None = None,
-    figures: str | Path | None = None,
-    progress: ShowProgress = True,
-) -> Sensitivity:
+@takes_options(SensitivityOptions)
+def sensitivity(model: ModelLike, options: SensitivityOptions) -> Sensitivity:
     """Cut each layer alone at each of `widths` on each of `axes`, and measure text and recall.
 
     `axes` None means keys, and values at the widths that the model's config can hold. Channels are
@@ -54,40 +33,35 @@ def sensitivity(
     for each layer, width and axis, and a few more. With `out` the run can be interrupted and
     resumed, and its figure is drawn into the directory `figures`.
     """
-    placement = Placement(device, device_map, max_memory, dtype, layerwise)
-    figure_paths, draw = _figure_outputs(out, figures)
-    if out is not None:
-        _check_outputs(Path(out), *figure_paths.values())
-    checkpoint = require_prunable(as_checkpoint(model))
-    calibrated_methods = [name for name in (method, value_method) if find_method(name).needs]
+    figure_paths, draw = _figure_outputs(options.out, options.figures)
+    if options.out is not None:
+        _check_outputs(Path(options.out), *figure_paths.values())
+    checkpoint, skip = require_prunable(as_checkpoint(model)), parse_token_count(options.skip)
+    methods = [options.method, options.value_method]
+    calibrated_methods = [name for name in methods if find_method(name).needs]
     statistics = None
     if calibrated_methods:
-        statistics = calibrate(
-            checkpoint,
-            text,
-            tokens=calibration_tokens,
+        calibration = derive(
+            CalibrateOptions,
+            options,
+            tokens=options.calibration_tokens,
             methods=calibrated_methods,
-            batch_size=batch_size,
-            skip=skip,
-            dtype=dtype,
-            device=device,
-            device_map=device_map,
-            max_memory=max_memory,
-            layerwise=layerwise,
+            out=None,
             progress=False,
         )
-    plans = list(_plans(checkpoint, widths, axes, method, value_method, statistics))
-    with progress_reporter(progress, "cutting each layer alone") as on_progress:
+        statistics = calibrate.run(checkpoint, calibration)
+    plans = list(_plans(checkpoint, options, statistics))
+    with progress_reporter(options.progress, "cutting each layer alone") as on_progress:
         return analysis.sensitivity(
             checkpoint,
             plans,
-            text,
-            windows=windows,
-            rows=rows,
-            skip=skip + calibration_tokens,
-            batch_size=batch_size,
-            placement=placement,
-            out=out,
+            options.text,
+            windows=options.windows,
+            rows=options.rows,
+            skip=skip + options.calibration_tokens,
+            batch_size=options.batch_size,
+            placement=options.placement,
+            out=options.out,
             pictures=figure_paths,
             draw=draw,
             progress=on_progress,
@@ -128,23 +102,19 @@ def _figure_outputs(
 
 
 def _plans(
-    model: Checkpoint,
-    widths: Sequence[int | float | str],
-    axes: Sequence[Axis] | None,
-    method: str,
-    value_method: str,
-    statistics: Statistics | None,
+    model: Checkpoint, options: SensitivityOptions, statistics: Statistics | None
 ) -> Iterator[Plan]:
     """A plan for each width and axis; without `axes`, values that cannot be pruned are skipped."""
-    for width in widths:
+    axes = options.axes
+    for width in options.widths:
         if axes is None or "key" in axes:
-            yield select(model, method, width, statistics=statistics, progress=False)
+            yield select(model, options.method, width, statistics=statistics, progress=False)
         if axes is None or "value" in axes:
             try:
                 yield select(
                     model,
                     keep_values=width,
-                    value_method=value_method,
+                    value_method=options.value_method,
                     statistics=statistics,
                     progress=False,
                 )

@@ -10,11 +10,16 @@ from ..artifacts.plan import Plan
 from ..artifacts.scores import Scores
 from ..artifacts.statistics import Statistics
 from ..benchmarking.benchmark import benchmark
+from ..benchmarking.options import BenchmarkOptions
 from ..calibration.calibrate import calibrate
+from ..calibration.options import CalibrateOptions
 from ..defaults import HEAD_METHOD
 from ..evaluation.evaluate import evaluate
+from ..evaluation.options import EvaluateOptions
 from ..judging.measured_card import with_measurements
 from ..maths.units import MIB
+from ..options import derive
+from ..recovery.options import RecoverRunOptions
 from ..recovery.recover import recover
 from ..selection.select import select_for_target
 from ..serving.deployment import ship_verdict
@@ -120,15 +125,14 @@ class StageRunner:
 
         def make() -> None:
             with self.observer.progress("recovering") as progress:
-                recover(
-                    pruned,
+                recovery = RecoverRunOptions(
                     teacher=job.model,
                     text=options.text,
                     tokens=job.recovery_tokens,
                     skip=job.recovery_offset,
                     length=options.length,
                     batch_size=RECOVERY_BATCH_SIZE,
-                    layerwise=options.placement.layerwise or options.device_map is not None,
+                    layerwise=options.layerwise or options.device_map is not None,
                     device=options.device,
                     dtype=options.dtype,
                     seed=options.seed,
@@ -136,27 +140,27 @@ class StageRunner:
                     on_coverage=self.observer.announce,
                     progress=progress,
                 )
+                recover.run(pruned, recovery)
 
         self._run_stage("recover", "recover", out, make)
         return open_checkpoint(out, job.model.family)
 
     def ensure_timings(self, cut: Checkpoint) -> None:
         """Compare the speed of the cut and the original; written to timings.json."""
-        path, placement = self.directory / "timings.json", self.options.placement
+        path, model = self.directory / "timings.json", self.job.model
 
         def make() -> None:
             with self.observer.progress("timing") as progress:
-                benchmark(
-                    [cut],
-                    baseline=self.job.model,
+                devices = self.options.placement
+                timing = derive(
+                    BenchmarkOptions,
+                    devices,
+                    baseline=model,
                     rounds=3,
-                    dtype=self.options.dtype,
-                    device=self.options.device,
-                    device_map=placement.device_map,
-                    max_memory=placement.max_memory,
                     out=path,
                     progress=progress,
                 )
+                benchmark.run([cut], timing)
 
         self._run_stage("benchmark", "benchmark", path, make)
 
@@ -183,27 +187,18 @@ class StageRunner:
     ) -> None:
         """Run `model` on the job's text and write the statistics for `methods` to `out`, or with
         `original` the sums for the refit of `model`, a cut."""
-        options, placement = self.options, self.options.placement
         with self.observer.progress(label) as progress:
-            calibrate(
-                model,
-                options.text,
+            calibration = derive(
+                CalibrateOptions,
+                self.options,
                 original=original,
                 tokens=self.job.tokens,
                 methods=methods,
-                length=options.length,
-                batch_size=options.batch_size,
-                recall=options.recall,
-                random=options.random,
-                seed=options.seed,
-                dtype=options.dtype,
-                device=options.device,
-                device_map=placement.device_map,
-                max_memory=placement.max_memory,
-                layerwise=placement.layerwise,
+                layerwise=bool(self.options.layerwise),
                 out=out,
                 progress=progress,
             )
+            calibrate.run(model, calibration)
 
     def ensure_plan(self, name: str = PLAN, method: str | None = None) -> Plan:
         """What to keep, by the job's methods, or by `method` on all axes, which needs no
@@ -268,28 +263,22 @@ class StageRunner:
 
     def ensure_scores(self, models: list[Checkpoint], path: Path) -> None:
         """Evaluate the original and `models` on the job's tasks; written to `path`."""
-        job, options, placement = self.job, self.options, self.options.placement
+        job, options = self.job, self.options
 
         def make() -> None:
             with self.observer.progress("evaluating") as progress:
-                evaluate(
-                    models,
+                evaluation = derive(
+                    EvaluateOptions,
+                    options,
                     baseline=job.model,
-                    tasks=options.tasks,
-                    data=options.data,
                     text=options.text if "text" in options.tasks else None,
                     skip=job.eval_offset,
-                    limit=options.limit,
-                    batch_size=options.batch_size,
-                    dtype=options.dtype,
-                    device=options.device,
-                    device_map=placement.device_map,
-                    max_memory=placement.max_memory,
-                    layerwise=placement.layerwise,
-                    storage=options.storage,
+                    layerwise=bool(options.layerwise),
+                    state_dtype=options.state_dtype or "float32",
                     out=path,
                     progress=progress,
                 )
+                evaluate.run(models, evaluation)
 
         self._run_stage("evaluate", "evaluate", path, make)
 

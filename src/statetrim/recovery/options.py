@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import option_checks as checks
+from ..common_options import SKIP_HELP, TEXT_HELP, ProgressOptions, parse_names
 from ..errors import StatetrimError
 from ..options import option, options
-from ..progress import ShowProgress
+from ..runtime.placement import OneDevice
 
 if TYPE_CHECKING:
     from ..storage.models import ModelLike
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def parse_layer_numbers(text: str) -> list[int]:
     """ "0,4" -> [0, 4]."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    names = parse_names(text)
     for name in names:
         if not name.isdecimal() or len(name) > 5:
             raise StatetrimError(f"{text[:40]!r} are not layer numbers; write them as 0,4")
@@ -25,7 +26,7 @@ def parse_layer_numbers(text: str) -> list[int]:
 
 
 @options
-class RecoverOptions:
+class RecoverOptions(OneDevice):
     """How recovery trains; the defaults are the paper's.
 
     Training uses about `tokens` tokens of the text, after the first `skip`, in sequences of
@@ -61,7 +62,7 @@ class RecoverOptions:
     skip: int | str = option(
         default=0,
         default_text="0",
-        help="Tokens to skip at the start of the text.",
+        help=SKIP_HELP,
         check=checks.token_count,
     )
     batch_size: int = option(
@@ -123,15 +124,6 @@ class RecoverOptions:
         default=False,
         help="Shard the models over torchrun's processes (FSDP2).",
     )
-    device: str | None = option(
-        default=None,
-        help="Device: cpu, cuda or cuda:1; by default the first GPU.",
-    )
-    dtype: str | None = option(
-        default=None,
-        help="float32, float16 or bfloat16; by default as stored.",
-        check=checks.one_of("float32", "float16", "bfloat16"),
-    )
     seed: int = option(
         default=0,
         help="Random seed of the adapters' initial values.",
@@ -166,6 +158,16 @@ class RecoverOptions:
         help="Train all weights of the mixers instead of LoRA adapters.",
     )
 
+    def check(self) -> None:
+        """Raise StatetrimError for options that layerwise recovery does not use."""
+        super().check()
+        if self.layerwise:
+            for name in ("temperature", "micro_batch", "save_every", "report_to"):
+                default = RecoverOptions.__dataclass_fields__[name].default
+                if getattr(self, name) != default:
+                    flag = f"--{name.replace('_', '-')}"
+                    raise StatetrimError(f"layerwise recovery does not use {flag}; leave it out")
+
     @property
     def final_learning_rate(self) -> float:
         """`last_learning_rate`, or its default: a tenth of the learning rate."""
@@ -191,7 +193,7 @@ class RecoverOptions:
             "mixed_precision": self.mixed_precision,
             "layerwise": self.layerwise,
             "seed": self.seed,
-            **({"dtype": self.dtype} if self.dtype else {}),
+            **({"dtype": str(self.dtype)} if self.dtype else {}),
             # Left out by default, so that records from before these options existed still match.
             **({"recall": self.recall, "patience": self.patience} if self.recall else {}),
             **({"layers": sorted(set(self.layers))} if self.layers else {}),
@@ -204,11 +206,11 @@ def _ignore_coverage(coverage: "Coverage") -> None:
 
 
 @options
-class RecoverRunOptions(RecoverOptions):
+class RecoverRunOptions(RecoverOptions, ProgressOptions):
     """The options of `recover`: how it trains, on what, and where the result goes."""
 
     text: "str | Path | Sequences" = option(
-        help="A .txt, .jsonl or .parquet file, a folder of them, or a hub dataset.",
+        help=TEXT_HELP,
         check=checks.text_source,
         in_record=False,
     )
@@ -222,7 +224,4 @@ class RecoverRunOptions(RecoverOptions):
     )
     on_coverage: "Callable[[Coverage], None]" = option(
         default=_ignore_coverage, help="Called with what is trained.", flags=(), in_record=False
-    )
-    progress: ShowProgress = option(
-        default=True, help="Show a progress bar, or call a function.", flags=(), in_record=False
     )

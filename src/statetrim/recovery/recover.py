@@ -7,7 +7,7 @@ for byte. It is written in `OUT.partial`, where the training state is saved too.
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial as bound
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from ..errors import StatetrimError
 from ..options import as_record, takes_options
 from ..progress import OnProgress, progress_reporter
 from ..runtime.loading import load_live
-from ..runtime.placement import Placement, default_device
+from ..runtime.placement import default_device
 from ..storage.atomic import atomic_write
 from ..storage.auxiliary_files import copy_all_but_weights, is_newer
 from ..storage.checkpoint import Checkpoint, open_checkpoint, require_prunable
@@ -184,7 +184,7 @@ class _RecoveryRun:
             if partial_output.done:
                 return
             if not self._is_written():
-                place = Placement(options.device, dtype=options.dtype, layerwise=True)
+                place = replace(options.placement, layerwise=True)
                 training = LayerwiseRecovery(self.student, self.teacher, directory, recipe, place)
                 done = training.run(self.data, options.batch_size, self.progress)
                 self.options.on_coverage(done.adapters.coverage)
@@ -207,7 +207,7 @@ class _RecoveryRun:
         from .logit_head import get_logit_head
 
         options = self.options
-        placement = Placement(device, dtype=options.dtype, layerwise=options.shard)
+        placement = replace(options.placement, device=device, layerwise=options.shard)
         student = load_live(self.student, placement)
         student.check_ids(self.data.ids)
         sharder = Sharder(student.device) if options.shard else None
@@ -349,7 +349,7 @@ def _check_options(
             "layerwise recovery needs a teacher, repairs linear-attention layers only, and runs in "
             "one process"
         )
-    placement = Placement(options.device, dtype=options.dtype)
+    placement = options.placement
     if not options.layerwise and placement.input_device not in (
         torch.device("cpu"),
         default_device(),

@@ -14,13 +14,14 @@ import torch
 
 from ..errors import StatetrimError, is_out_of_memory
 from ..families.contract import Config, Family, RuntimeName
+from ..options import takes_options
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, as_checkpoint
 from ..storage.safetensors_file import DTYPES
 from .layer_widths import build_with_layer_widths, narrow_buffers
 from .live import LiveModel, Runtime
 from .loaded_weights import verify_weights
-from .placement import Dtype, MaxMemory, Placement, default_device
+from .placement import Placement, default_device
 from .staging import stage_checkpoint, staged_tokenizer
 from .stored_weights import StoredWeights, auto_class, empty_model
 
@@ -71,15 +72,8 @@ def is_fla_usable(device: torch.device | None = None) -> bool:
     )
 
 
-def load(
-    model: ModelLike,
-    *,
-    dtype: Dtype | None = None,
-    device: str | None = None,
-    device_map: str | None = None,
-    max_memory: MaxMemory | None = None,
-    layerwise: bool = False,
-) -> Any:
+@takes_options(Placement)
+def load(model: ModelLike, options: Placement) -> Any:
     """Load the causal language model of any supported family, with the runtime that fits this
     machine.
 
@@ -88,7 +82,7 @@ def load(
     ("0=70GiB,1=40GiB"). `layerwise` leaves the weights on disk and loads each layer when it runs.
     The chosen runtime is logged, and is the model's attribute `statetrim_runtime`.
     """
-    live = load_live(model, Placement(device, device_map, max_memory, dtype, layerwise))
+    live = load_live(model, options)
     live.module.statetrim_runtime = live.runtime
     return live.module
 

@@ -1,50 +1,52 @@
-"""Devices and dtype of a model: the options that all commands share."""
+"""Where a model runs, and in which dtype: the options that all commands share.
+
+torch is imported where it is needed, so that the command line can read these options without it.
+"""
 
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from ..errors import StatetrimError
+from ..options import derive, option, options
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+if TYPE_CHECKING:
+    import torch
+
+DTYPES = ("float32", "float16", "bfloat16")
 _UNITS = {"": 1, "mib": 2**20, "gib": 2**30, "mb": 10**6, "gb": 10**9}
 _WEIGHTS_SHARE = 0.9  # of a GPU's free memory for weights; activations need the rest
 
-Dtype = str | torch.dtype
 MaxMemory = str | Mapping[int | str, int | str]
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Device and dtype options; the default is the stored dtype on the first GPU, or the CPU."""
+@options
+class OneDevice:
+    """A device, and the dtype of the weights."""
 
-    device: str | torch.device | None = None
-    device_map: str | None = None  # "auto" spreads the layers over all GPUs
-    max_memory: MaxMemory | None = None  # per GPU: "0=70GiB,1=40GiB"
-    dtype: Dtype | None = None
-    layerwise: bool = False  # weights stay on disk; each layer is loaded when it runs
+    device: "str | torch.device | None" = option(
+        default=None, help="Device: cpu, cuda or cuda:1; by default the first GPU."
+    )
+    dtype: "str | torch.dtype | None" = option(
+        default=None, help="float32, float16 or bfloat16; by default as stored."
+    )
 
-    def __post_init__(self) -> None:
-        if self.device_map not in (None, "auto"):
-            raise StatetrimError(f"a device map is 'auto', or left out, not {self.device_map!r}")
-        if self.device_map and (self.device is not None or self.layerwise):
-            other = "--layerwise" if self.layerwise else f"--device {self.device}"
-            raise StatetrimError(
-                f"a device map spreads the model over all GPUs, so {other} does not go with it"
-            )
-        if self.max_memory is not None and self.device_map is None:
-            raise StatetrimError("--max-memory limits a device map; add --device-map auto")
-        _parse_max_memory(self.max_memory)  # refuses other text
+    def check(self) -> None:
+        """Raise StatetrimError for an unknown dtype."""
         if isinstance(self.dtype, str) and self.dtype not in DTYPES:
             raise StatetrimError(f"--dtype is {', '.join(DTYPES)}, not {self.dtype[:40]!r}")
 
     @property
-    def torch_dtype(self) -> torch.dtype | None:
-        return DTYPES[self.dtype] if isinstance(self.dtype, str) else self.dtype
+    def placement(self) -> "Placement":
+        """Where models run, without the other options of a command."""
+        return derive(Placement, self, layerwise=bool(getattr(self, "layerwise", False)))
+
+    @property
+    def torch_dtype(self) -> "torch.dtype | None":
+        import torch
+
+        return getattr(torch, self.dtype) if isinstance(self.dtype, str) else self.dtype
 
     @property
     def dtype_text(self) -> str:
@@ -52,13 +54,41 @@ class Placement:
         given."""
         return str(self.torch_dtype) if self.torch_dtype else "stored"
 
+
+@options
+class Devices(OneDevice):
+    """One device, or all GPUs."""
+
+    device_map: str | None = option(
+        default=None, help="'auto' spreads a model over all GPUs, layer by layer."
+    )
+    max_memory: MaxMemory | None = option(
+        default=None,
+        help="Memory to use on each GPU with --device-map, such as 0=70GiB,1=40GiB.",
+    )
+
+    def check(self) -> None:
+        """Raise StatetrimError for options that do not go together."""
+        super().check()
+        if self.device_map not in (None, "auto"):
+            raise StatetrimError(f"a device map is 'auto', or left out, not {self.device_map!r}")
+        layerwise = getattr(self, "layerwise", False)
+        if self.device_map and (self.device is not None or layerwise):
+            other = "--layerwise" if layerwise else f"--device {self.device}"
+            raise StatetrimError(
+                f"a device map spreads the model over all GPUs, so {other} does not go with it"
+            )
+        if self.max_memory is not None and self.device_map is None:
+            raise StatetrimError("--max-memory limits a device map; add --device-map auto")
+        _parse_max_memory(self.max_memory)  # refuses other text
+
     @property
     def max_memory_bytes(self) -> dict[int, int] | None:
         """Maximum bytes per GPU index; None if no maximum was given."""
         return _parse_max_memory(self.max_memory)
 
     @property
-    def input_device(self) -> torch.device:
+    def input_device(self) -> "torch.device":
         """Where inputs go, and all weights of a model that is not spread. Refuses a device that
         this machine does not have."""
         if self.device_map or self.device is None:
@@ -69,6 +99,8 @@ class Placement:
     def num_gpus(self) -> int:
         """GPUs that one model is spread over, here or in an engine: all with a device map, else
         1."""
+        import torch
+
         return max(1, torch.cuda.device_count()) if self.device_map else 1
 
     @property
@@ -77,6 +109,8 @@ class Placement:
         device map without a GPU."""
         if self.device_map is None:
             return {"device_map": {"": self.input_device}}
+        import torch
+
         if not torch.cuda.is_available():
             raise StatetrimError(
                 "--device-map auto spreads a model over GPUs, and there is none here"
@@ -84,8 +118,20 @@ class Placement:
         return {"device_map": "auto", "max_memory": self.max_memory_bytes or free_gpu_memory()}
 
 
-def default_device() -> torch.device:
+@options
+class Placement(Devices):
+    """Devices, and whether the weights are loaded there at once; the default is the stored dtype on
+    the first GPU, or the CPU."""
+
+    layerwise: bool = option(
+        default=False, help="Stream weights from disk, for models larger than memory."
+    )
+
+
+def default_device() -> "torch.device":
     """The first GPU, under torchrun the one of this process's local rank; the CPU without one."""
+    import torch
+
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
@@ -94,13 +140,17 @@ def default_device() -> torch.device:
 def free_gpu_memory() -> dict[int, int]:
     """Bytes per GPU index that weights may take: 90% of what is free now. Main memory is not
     offered: weights there would be copied to a GPU for every batch."""
+    import torch
+
     gpus = range(torch.cuda.device_count())
     return {gpu: int(_WEIGHTS_SHARE * torch.cuda.mem_get_info(gpu)[0]) for gpu in gpus}
 
 
-def _parse_device(requested: str | torch.device) -> torch.device:
+def _parse_device(requested: "str | torch.device") -> "torch.device":
     """The device of an option; refuses one that this machine does not have. "cpu:0" becomes "cpu":
     moving a Parameter to cpu:0 returns a plain Tensor."""
+    import torch
+
     try:
         device = torch.device(requested)
     except RuntimeError:

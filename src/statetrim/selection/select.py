@@ -9,37 +9,20 @@ import torch
 from ..artifacts.mixture import mix_statistics
 from ..artifacts.plan import Plan
 from ..artifacts.statistics import Statistics
-from ..defaults import HEAD_METHOD, KEY_METHOD, VALUE_METHOD
 from ..errors import StatetrimError
-from ..maths.units import Amount
 from ..methods.contract import Evidence, Select, ValueEvidence
-from ..progress import OnProgress, Progress, ShowProgress, progress_reporter
+from ..options import takes_options
+from ..progress import OnProgress, Progress, progress_reporter
 from ..serving.target import Target, target_from_amounts
-from ..serving.widths import Widths
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.models import ModelLike, as_checkpoint, load_if_path
 from .choice import MethodChoice, layer_generator, plan_lineage
 from .heads import choose_heads
+from .options import SelectOptions
 
 
-def select(
-    model: ModelLike,
-    method: str | Select = KEY_METHOD,
-    keep: Amount | None = None,
-    *,
-    keep_values: Amount | None = None,
-    square: Amount | None = None,
-    widths: Widths | None = None,
-    value_method: str | Select = VALUE_METHOD,
-    value_options: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    statistics: Statistics | str | Path | None = None,
-    shares: Mapping[str, float] | None = None,
-    keep_heads: Amount | None = None,
-    head_method: str | Select = HEAD_METHOD,
-    progress: ShowProgress = True,
-    **options: Any,
-) -> Plan:
+@takes_options(SelectOptions)
+def select(model: ModelLike, options: SelectOptions) -> Plan:
     """Choose the channels to keep: `keep` key channels and `keep_values` value channels per head,
     or `square` of both, each a count or a fraction. An axis that is not given keeps all its
     channels.
@@ -49,24 +32,32 @@ def select(
     than removing channels in every measurement, except where several value heads share a key head;
     use it for models whose channels cannot be removed.
 
-    `method` is a name, a Python file or a function, with its own `options`, and selects key
+    `method` is a name, a Python file or a function, with its own `method_options`, and selects key
     channels; `value_method`, with `value_options`, selects value channels, and `head_method` heads.
     `statistics` come from `calibrate`, or from its file, for methods that need them. Several
     sources are weighted by their fraction of the tokens, or by `shares`, such as {"recall": 0.5},
     where text takes the rest. `progress` counts layers.
     """
     model = require_prunable(as_checkpoint(model))
-    with progress_reporter(progress, "selecting") as on_progress:
+    target = target_from_amounts(
+        model,
+        options.keep,
+        options.keep_values,
+        options.square,
+        options.widths,
+        options.keep_heads,
+    )
+    with progress_reporter(options.progress, "selecting") as on_progress:
         return select_for_target(
             model,
-            target_from_amounts(model, keep, keep_values, square, widths, keep_heads),
-            method,
-            options,
-            value_method=value_method,
-            value_options=value_options or {},
-            head_method=head_method,
-            seed=seed,
-            statistics=_load_mixture(statistics, shares),
+            target,
+            options.method,
+            options.method_options or {},
+            value_method=options.value_method,
+            value_options=options.value_options or {},
+            head_method=options.head_method,
+            seed=options.seed,
+            statistics=_load_mixture(options.statistics, options.shares),
             progress=on_progress,
         )
 

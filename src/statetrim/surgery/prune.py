@@ -24,7 +24,8 @@ from ..errors import StatetrimError
 from ..families.contract import Config, resized_config
 from ..geometry import Geometry
 from ..maths.units import MIB
-from ..progress import Advance, ShowProgress, counter, progress_reporter
+from ..options import takes_options
+from ..progress import Advance, counter, progress_reporter
 from ..storage.atomic import discard, move_into_place, scratch_path
 from ..storage.auxiliary_files import auxiliary_files, copy_files, is_newer
 from ..storage.channel_rows import names_by_layer
@@ -51,6 +52,7 @@ from ..storage.safetensors_file import (
 )
 from ..storage.space import check_space
 from ..version import __version__
+from .options import PruneOptions
 
 RECORD = "prune.json"
 _ORIGINAL_CARD = f"{ARTIFACTS}/source_README.md"
@@ -181,14 +183,8 @@ def _fold_norms(model: Checkpoint, edits: dict[str, TensorEdit]) -> dict[str, Te
     return folded
 
 
-def prune(
-    model: ModelLike,
-    plan: Plan | str | Path,
-    out: str | Path,
-    *,
-    uneven: bool = False,
-    progress: ShowProgress = True,
-) -> Checkpoint:
+@takes_options(PruneOptions)
+def prune(model: ModelLike, options: PruneOptions) -> Checkpoint:
     """Write the cut to `out` and open it.
 
     `uneven` allows a plan whose layers differ in width: only statetrim and vLLM with its plugin run
@@ -196,10 +192,10 @@ def prune(
     interrupted run resumes from `OUT.partial`; if `out` is the finished result of this job, it is
     only opened. Raises StatetrimError if the plan does not fit, or if `out` is anything else.
     """
-    surgery = prepare(model, plan, uneven=uneven)
+    surgery = prepare(model, options.plan, uneven=options.uneven)
     with (
-        open_output(out, RECORD, surgery.record) as work,
-        progress_reporter(progress, "pruning") as report,
+        open_output(options.out, RECORD, surgery.record) as work,
+        progress_reporter(options.progress, "pruning") as report,
     ):
         if not work.done:
             partial = work.path
@@ -212,7 +208,7 @@ def prune(
             if errors:
                 write_json(partial / ARTIFACTS / RECORD, surgery.record | {"requantized": errors})
             work.publish()
-    return open_checkpoint(out, surgery.model.family)
+    return open_checkpoint(options.out, surgery.model.family)
 
 
 def _write_shards(surgery: Surgery, partial: Path, advance: Advance) -> None:

@@ -24,7 +24,8 @@ from ..artifacts.mixture import mix_statistics
 from ..artifacts.statistics import REFIT_SUM_NAMES, LayerStatistics, Statistics
 from ..errors import StatetrimError
 from ..maths.least_squares import fit_least_squares, relative_residual
-from ..progress import Advance, ShowProgress, counter, progress_reporter
+from ..options import takes_options
+from ..progress import Advance, counter, progress_reporter
 from ..storage.atomic import atomic_write
 from ..storage.auxiliary_files import copy_all_but_weights
 from ..storage.channel_rows import names_by_layer
@@ -37,6 +38,7 @@ from ..storage.safetensors_file import patch_shard
 from ..storage.space import check_space
 from ..version import __version__
 from .head_statistics import restrict_to_kept_heads
+from .options import RefitOptions
 
 RECORD = "refit.json"
 
@@ -49,15 +51,8 @@ class LayerError:
     after: float
 
 
-def refit(
-    small: ModelLike,
-    statistics: Statistics | str | Path | None,
-    *,
-    out: str | Path,
-    shares: Mapping[str, float] | None = None,
-    damping: float = 1e-8,
-    progress: ShowProgress = True,
-) -> Checkpoint:
+@takes_options(RefitOptions)
+def refit(small: ModelLike, options: RefitOptions) -> Checkpoint:
     """Write `small` with refitted output projections to `out` and open it.
 
     `statistics` come from `calibrate(small, text, original=model)`, or from its file; if only heads
@@ -69,27 +64,25 @@ def refit(
     model or of too few tokens, or if `out` is anything else.
     """
     small = require_prunable(as_checkpoint(small))
-    sums = _load_sums(small, statistics, shares)
-    if not 0 <= damping < 1:
-        raise StatetrimError(f"damping must lie between 0 and 1, not {damping}")
+    sums = _load_sums(small, options.statistics, options.shares)
     record = {
         **header("refit"),
         "statetrim": __version__,
         "source": small.digest,
         "weights": small.digest,
-        "damping": damping,
+        "damping": options.damping,
         "statistics": dict(sums.lineage),
     }
     total_bytes = sum(shard.path.stat().st_size for shard in small.shards)
     with (
-        open_output(out, RECORD, record) as work,
-        progress_reporter(progress, "refitting") as report,
+        open_output(options.out, RECORD, record) as work,
+        progress_reporter(options.progress, "refitting") as report,
     ):
         if not work.done:
             partial = work.path
             check_space(partial, total_bytes)
             errors = _write_shards(
-                small, sums, damping, partial, counter(report, total_bytes, "bytes")
+                small, sums, options.damping, partial, counter(report, total_bytes, "bytes")
             )
             layers = {str(layer): vars(error) for layer, error in sorted(errors.items())}
             finished_record = record | {"layers": layers}
@@ -101,7 +94,7 @@ def refit(
             for written, source in zip(result.shards, small.shards, strict=True):
                 assert written.tensors == source.tensors
             work.publish()
-    return open_checkpoint(out, small.family)
+    return open_checkpoint(options.out, small.family)
 
 
 def fit_projection(sums: LayerStatistics, damping: float) -> Tensor:

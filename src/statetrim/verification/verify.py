@@ -8,80 +8,75 @@ tokens: the engine must agree with transformers on a cut as well as on the origi
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ..artifacts.verification import Verification
-from ..errors import StatetrimError
-from ..progress import OnProgress, Progress, ignore_progress
+from ..maths.units import parse_token_count
+from ..options import as_record, takes_options
+from ..progress import OnProgress, Progress, progress_reporter
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.models import ModelLike, as_checkpoint, as_checkpoints, short_names
+from ..storage.output import run_and_save
 from ..version import __version__
 from . import provenance
 from .engine import ENGINE_NAMES, Answer, Engine, EngineError, Request, parse_engine, run_engine
 from .inputs import TokenIds, VerificationInputs
 from .judge import EngineChoices, compare_choices
+from .options import VerifyOptions
 
 MAX_AGREEMENT_LOSS = 1.0  # points that a cut may significantly lose against its original
 MAX_ENGINE_GAP = 5.0  # points of disagreement beyond what the engine's dtype explains
 DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-def verify(
-    models: ModelLike | Sequence[ModelLike],
-    *,
-    baseline: ModelLike,
-    engine: str,
-    python: str | Path,
-    text: str | Path,
-    count: int = 24,
-    length: int = 200,
-    generate: int = 32,
-    skip: int = 0,
-    dtype: str | None = None,
-    options: Mapping[str, Any] | None = None,
-    seconds: float = 3600.0,
-    progress: OnProgress = ignore_progress,
-) -> Verification:
+@takes_options(VerifyOptions)
+def verify(models: ModelLike | Sequence[ModelLike], options: VerifyOptions) -> Verification:
     """Run the cuts `models` and their original `baseline` in `engine`: mlx, vllm or llamacpp.
 
-    `python` is the executable of the engine's environment. Every model reads `count` sequences of
-    `length` tokens of `text`, and continues the first half of each by `generate` tokens. `dtype`
-    None is the stored one, in vLLM bfloat16. `options` go to the engine. The time limit for each
-    model is `seconds`. Problems, such as a refusal by the engine, are listed in the result's
-    `faults`; a cut whose config or weights do not fit its plan is not run. Raises StatetrimError
-    for invalid arguments, such as a text with too few tokens.
+    `engine_python` is the executable of the engine's environment. Every model reads `count`
+    sequences of `length` tokens of `text`, and continues the first half of each by `generate`
+    tokens. `dtype` None is the stored one, in vLLM bfloat16. `engine_options` go to the engine. The
+    time limit for each model is `seconds`. Problems, such as a refusal by the engine, are listed in
+    the result's `faults`; a cut whose config or weights do not fit its plan is not run. With `out`
+    the result is also written there. Raises StatetrimError for invalid arguments, such as a text
+    with too few tokens.
     """
-    kind = parse_engine(engine)
-    if not seconds > 0:
-        raise StatetrimError(f"an engine needs some seconds for a model, not {seconds:g}")
-    if min(count, generate) < 1 or length < 4:
-        raise StatetrimError(
-            f"there is nothing to compare in {count} sequences of {length} tokens continued by "
-            f"{generate}; take at least one of four, continued by one"
-        )
-    checkpoints = [require_prunable(as_checkpoint(baseline)), *as_checkpoints(models)]
+    checkpoints = [require_prunable(as_checkpoint(options.baseline)), *as_checkpoints(models)]
+    record = {
+        "format": "statetrim verify",
+        "models": [checkpoint.digest for checkpoint in checkpoints],
+        "options": as_record(options),
+    }
+
+    def make(directory: Path | None) -> Verification:
+        with progress_reporter(options.progress, "verifying") as report:
+            return _verify(checkpoints, options, report)
+
+    return run_and_save(options.out, record, make, Verification.load)
+
+
+def _verify(
+    checkpoints: Sequence[Checkpoint], options: VerifyOptions, progress: OnProgress
+) -> Verification:
+    """Compare the first checkpoint, the original, with the others, its cuts."""
+    kind = parse_engine(options.engine)
+    engine_options = dict(options.engine_options or {})
     verification = Verification(
         engine=kind,
         version="",
-        dtype=dtype or _default_dtype(kind, checkpoints[0]),
+        dtype=options.dtype or _default_dtype(kind, checkpoints[0]),
         models=short_names(checkpoints),
         lineage={
             "statetrim": __version__,
             "models": [checkpoint.digest for checkpoint in checkpoints],
-            "options": dict(options or {}),
+            "options": engine_options,
         },
     )
-    if verification.dtype not in DTYPE_NAMES.values():
-        raise StatetrimError(
-            f"dtype is one of {', '.join(DTYPE_NAMES.values())}, not {verification.dtype!r}"
-        )
-    inputs = VerificationInputs(checkpoints[0], text, count, length, skip)
+    skip = parse_token_count(options.skip)
+    inputs = VerificationInputs(checkpoints[0], options.text, options.count, options.length, skip)
     verification.lineage["text"] = inputs.lineage
-    engine_run = _EngineRun(
-        verification, kind, Path(python), inputs, generate, dict(options or {}), seconds
-    )
+    engine_run = _EngineRun(verification, kind, inputs, options)
     for number, (name, model) in enumerate(zip(verification.models, checkpoints, strict=True)):
         label = f"{ENGINE_NAMES[kind]} runs {name}, and transformers reads the same"
         progress(Progress(number, len(checkpoints), "settings", label))
@@ -119,11 +114,8 @@ class _EngineRun:
 
     verification: Verification
     engine: Engine
-    python: Path
     inputs: VerificationInputs
-    generate: int
-    options: dict[str, Any]
-    seconds: float
+    options: VerifyOptions
     version: str = ""  # as the engine reports it
 
     def run_model(self, name: str, model: Checkpoint, token_ids: TokenIds) -> None:
@@ -138,11 +130,12 @@ class _EngineRun:
             texts=self.inputs.texts,
             sequences=self.inputs.sequences,
             prompts=self.inputs.prompts,
-            generate=self.generate,
-            options=self.options,
+            generate=self.options.generate,
+            options=dict(self.options.engine_options or {}),
         )
         try:
-            answer = run_engine(self.engine, self.python, request, self.seconds)
+            python = Path(self.options.engine_python)
+            answer = run_engine(self.engine, python, request, self.options.seconds)
         except EngineError as failure:
             self.verification.refusals[name] = str(failure)
             return

@@ -3,54 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...analysis.options import AnalyzeOptions
+from ...common_options import parse_names
 from ...errors import StatetrimError
-from .. import arguments, checks, terminal
-from ..app import app
-from ..arguments import Device, DeviceMap, Dtype, FamilyFile, Json, MaxMemory, Model
+from ...options import as_record, derive
+from .. import arguments, terminal
+from ..arguments import FamilyFile, Json, Model
+from ..command import command
 
 if TYPE_CHECKING:
     from ...artifacts.analysis import Analysis
-
+    from ...storage.checkpoint import Checkpoint
 
 SENSITIVITY_WINDOW = 256  # tokens per window of text that --sensitivity measures
 
-Text = Annotated[
-    str,
-    typer.Option(
-        help="A .txt, .jsonl or .parquet file, a folder of them, or a hub dataset.",
-        callback=checks.text_source,
-    ),
-]
 Output = Annotated[Path, typer.Option("-o", "--output", help="JSON file to write.")]
-Tokens = Annotated[
-    str, typer.Option(help="Number of tokens to run, such as 16k.", callback=checks.token_counts)
-]
-Baseline = Annotated[
-    str | None, typer.Option(help="The model before the cut, run on the same text.")
-]
 Figures = Annotated[Path | None, typer.Option(help="Directory for PNG and SVG figures.")]
-Length = Annotated[int, typer.Option(help="Tokens per sequence.")]
-Every = Annotated[
-    str,
-    typer.Option(
-        help="Sample states every 'chunk' (64 tokens), every 'token', or every 2 to 32 tokens."
-    ),
-]
-BurnIn = Annotated[
-    int,
-    typer.Option(help="Tokens at the start of each sequence to leave out of spectra and means."),
-]
-BatchSize = Annotated[
-    int, typer.Option(help="Sequences per forward pass.", callback=checks.at_least_one)
-]
-Skip = Annotated[
-    str, typer.Option(help="Tokens to skip at the start of the text.", callback=checks.token_counts)
-]
 Sensitivity = Annotated[
     bool,
     typer.Option(
@@ -60,99 +34,49 @@ Sensitivity = Annotated[
 Widths = Annotated[
     str, typer.Option(help="With --sensitivity: channels to keep in the layer that is cut.")
 ]
-StateDtype = Annotated[
-    str,
-    typer.Option(
-        help="Store states in bfloat16, float16, float8_e4m3fn or int8, as an engine "
-        "would, and analyze those."
-    ),
-]
-Layerwise = Annotated[
-    bool,
-    typer.Option("--layerwise", help="Stream weights from disk, for models larger than memory."),
-]
 
 
-@app.command()
+@command(AnalyzeOptions)
 def analyze(
     model: Model,
-    text: Text,
     output: Output,
-    tokens: Tokens = "16k",
-    baseline: Baseline = None,
+    options: AnalyzeOptions,
     figures: Figures = None,
-    length: Length = 2048,
-    every: Every = "chunk",
-    burn_in: BurnIn = 128,
-    batch_size: BatchSize = 1,
-    skip: Skip = "0",
     sensitivity: Sensitivity = False,
     widths: Widths = "0.5,0.25",
-    state_dtype: StateDtype = "float32",
-    layerwise: Layerwise = False,
-    device: Device = None,
-    device_map: DeviceMap = None,
-    max_memory: MaxMemory = None,
-    dtype: Dtype = None,
     family: FamilyFile = None,
     as_json: Json = False,
 ) -> None:
-    """Measure the effective rank of every state, or how much each layer loses when it is cut
-    alone."""
-    placement: dict[str, Any] = {
-        "layerwise": layerwise,
-        "device": device,
-        "device_map": device_map,
-        "max_memory": max_memory,
-        "dtype": dtype,
-    }
     if output.suffix != ".json":
         raise StatetrimError(
             f"{output} must end in .json; arrays are written next to it as .safetensors"
         )
     if sensitivity:
         arguments.check_output_free(output)
-        if baseline:
+        if options.baseline is not None:
             raise StatetrimError("--sensitivity is of one model; leave out --baseline")
-        if state_dtype != "float32":
+        if options.state_dtype != "float32":
             raise StatetrimError("--sensitivity has float32 states; leave out --state-dtype")
-        from ...maths.units import parse_token_count
-
-        options = {"skip": parse_token_count(skip), **placement}
-        options |= {
-            "batch_size": batch_size,
-            "windows": parse_token_count(tokens) // SENSITIVITY_WINDOW,
-        }
-        _run_sensitivity(
-            model, family, text, arguments.parse_names(widths), output, figures, as_json, options
-        )
+        opened = arguments.open_model(model, family)
+        _run_sensitivity(opened, options, parse_names(widths), output, figures, as_json)
         return
-    settings: dict[str, Any] = {
-        "tokens": tokens,
-        "length": length,
-        "every": int(every) if every.isdecimal() and len(every) < 4 else every,
-        "burn_in": burn_in,
-        "batch_size": batch_size,
-        "skip": skip,
-        **({"state_dtype": state_dtype} if state_dtype != "float32" else {}),
-    }
-    _run_utilization(model, family, text, baseline, output, figures, as_json, settings, placement)
+    if options.baseline is not None:
+        baseline = arguments.open_model(str(options.baseline), family)
+        options = replace(options, baseline=baseline)
+    _run_utilization(arguments.open_model(model, family), options, output, figures, as_json)
 
 
 def _run_utilization(
-    model: str,
-    family: Path | None,
-    text: str,
-    baseline: str | None,
+    model: Checkpoint,
+    options: AnalyzeOptions,
     output: Path,
     figures: Path | None,
     as_json: bool,
-    options: dict[str, Any],
-    placement: dict[str, Any],
 ) -> None:
     """Measure the effective rank of the states, write it, and draw it if `figures` is given."""
     from ...analysis.analyze import analyze as run
     from ...artifacts.analysis import Analysis
+    from ...storage.models import as_checkpoint
     from ...storage.output import open_output
     from ..progress import show_progress
 
@@ -164,26 +88,23 @@ def _run_utilization(
 
         names = [f"{sheet}.{suffix}" for sheet in SHEET_NAMES for suffix in SUFFIXES]
         files |= {f"figures/{name}": figures / name for name in names}
-    opened = arguments.open_model(model, family)
-    before = arguments.open_model(baseline, family) if baseline else None
+    digests = [model.digest]
+    if options.baseline is not None:
+        digests.append(as_checkpoint(options.baseline).digest)
     record = {
         "format": "statetrim analyze",
-        "models": [checkpoint.digest for checkpoint in (opened, before) if checkpoint is not None],
-        "text": text,
+        "models": digests,
         "figures": str(figures),
-        **options,
-        **({"dtype": placement["dtype"]} if placement["dtype"] else {}),
+        "options": as_record(options),
     }
     with open_output(output, "job.json", record, files=files) as work:
         if not work.done:
             with show_progress("analysing") as progress:
-                analysis = run(
-                    opened, text, baseline=before, progress=progress, **options, **placement
-                )
+                analysis = run.run(model, replace(options, progress=progress))
             analysis.save(work.path / "analysis.json")
             if figures:
                 compared = {"before": analysis.baseline} if analysis.baseline else {}
-                label = "after" if analysis.baseline else opened.name
+                label = "after" if analysis.baseline else model.name
                 save_all(sheets({**compared, label: analysis}), work.path / "figures")
             work.publish()
     figure_files = [path for path in list(files.values())[2:] if path.exists()]
@@ -191,25 +112,33 @@ def _run_utilization(
 
 
 def _run_sensitivity(
-    model: str,
-    family: Path | None,
-    text: str,
+    model: Checkpoint,
+    options: AnalyzeOptions,
     widths: list[str],
     output: Path,
     figures: Path | None,
     as_json: bool,
-    options: dict[str, Any],
 ) -> None:
     """Cut each layer alone, measure the loss, write it, and draw it if `figures` is given."""
+    from ...maths.units import parse_token_count
+    from ...pipelines.options import SensitivityOptions
     from ...pipelines.sensitivity import sensitivity as run
     from ...serving.capacity.parts import Paging
     from ..progress import show_progress
     from .sensitivity import show_sensitivity
 
-    opened = arguments.open_model(model, family)
-    options |= {"out": output, "figures": figures}
+    windows = parse_token_count(options.tokens) // SENSITIVITY_WINDOW
     with show_progress("cutting one layer after the other") as progress:
-        result = run(opened, text, widths=widths, progress=progress, **options)
+        chosen = derive(
+            SensitivityOptions,
+            options,
+            widths=widths,
+            windows=windows,
+            out=output,
+            figures=figures,
+            progress=progress,
+        )
+        result = run.run(model, chosen)
     figure_files = (
         [figures / f"sensitivity.{suffix}" for suffix in ("png", "svg")] if figures else []
     )

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 def inspect(
     model: Model, options: InspectOptions, family: FamilyFile = None, as_json: Json = False
 ) -> None:
-    """Show a model's recurrent state, its size after a cut, which engines serve that shape, and how
-    many sequences fit."""
     from ...serving.inspect import inspect as run
 
     opened = arguments.open_model(model, family, weights=False)

@@ -5,18 +5,17 @@ from typing import Annotated
 
 import typer
 
-from .. import checks, terminal
-from ..app import app
+from ... import option_checks as checks
+from .. import arguments, terminal
 from ..arguments import Json
 
 
-@app.command()
 def report(
     artifacts: Annotated[
         list[Path],
         typer.Argument(
             help="The original and the cut checkpoint, and JSON files that statetrim wrote.",
-            callback=checks.artifact_files,
+            callback=arguments.checked(checks.artifact_files),
         ),
     ],
     output: Annotated[
@@ -24,7 +23,6 @@ def report(
     ],
     as_json: Json = False,
 ) -> None:
-    """Write one page that shows what was cut, what it saves and what it costs."""
     from ...reporting.report import report as run
 
     show_page(run(artifacts, output), as_json=as_json)

@@ -5,23 +5,22 @@ from typing import Annotated
 
 import typer
 
-from .. import arguments, checks, terminal
-from ..app import app
+from ... import option_checks as checks
+from .. import arguments, terminal
 
 
-@app.command()
 def merge(
     parts: Annotated[
         list[Path],
         typer.Argument(
-            help="Statistics files of one model, on different data.", callback=checks.must_exist
+            help="Statistics files of one model, on different data.",
+            callback=arguments.checked(checks.existing_files),
         ),
     ],
     output: Annotated[
         Path, typer.Option("-o", "--output", help="File to write the statistics to.")
     ],
 ) -> None:
-    """Add up statistics that were collected in separate runs."""
     arguments.check_output_free(output)
     from ...artifacts.statistics import Statistics
     from ...artifacts.statistics import merge as run

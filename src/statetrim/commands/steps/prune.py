@@ -2,52 +2,41 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ...maths.formatting import bytes_text, relative_change_text
-from .. import arguments, checks, terminal
-from ..app import app
+from ...surgery.options import PruneOptions
+from .. import arguments, terminal
 from ..arguments import FamilyFile, Json, Model
+from ..command import command
 
 if TYPE_CHECKING:
     from ...surgery.prune import Surgery
 
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, write nothing.")]
 
-@app.command()
+
+@command(PruneOptions)
 def prune(
     model: Model,
-    plan: Annotated[
-        Path,
-        typer.Argument(help="A plan that select made for this model.", callback=checks.must_exist),
-    ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Output directory.")],
-    uneven: Annotated[
-        bool,
-        typer.Option(
-            "--uneven",
-            help="Allow layers of different widths, which stock libraries cannot load.",
-        ),
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, write nothing.")
-    ] = False,
+    options: PruneOptions,
+    dry_run: DryRun = False,
     family: FamilyFile = None,
     as_json: Json = False,
 ) -> None:
-    """Write the smaller checkpoint that a plan describes, shard by shard."""
     from ...surgery.prune import prepare
     from ...surgery.prune import prune as run
     from ..progress import show_progress
 
     opened = arguments.open_model(model, family)
-    surgery = prepare(opened, plan, uneven=uneven)
+    surgery = prepare(opened, options.plan, uneven=options.uneven)
     if not dry_run:
         with show_progress("pruning") as progress:
-            run(opened, plan, output, uneven=uneven, progress=progress)
-    show_surgery(surgery, str(output), done=not dry_run, as_json=as_json)
+            run.run(opened, replace(options, progress=progress))
+    show_surgery(surgery, str(options.out), done=not dry_run, as_json=as_json)
 
 
 def show_surgery(surgery: Surgery, output: str, *, done: bool, as_json: bool) -> None:

@@ -25,7 +25,6 @@ Model = Annotated[str, typer.Argument(help="The pruned checkpoint.")]
 def recover(
     model: Model, options: RecoverRunOptions, family: FamilyFile = None, as_json: Json = False
 ) -> None:
-    """Distil the original model into a pruned one, and write an ordinary checkpoint."""
     from ...progress import is_rank_zero
     from ...recovery.recover import recover as run
     from ..progress import show_progress

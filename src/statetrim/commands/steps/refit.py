@@ -2,53 +2,33 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .. import arguments, checks, terminal
-from ..app import app
-from ..arguments import FamilyFile, Json, Share
+from ...surgery.options import RefitOptions
+from .. import arguments, terminal
+from ..arguments import FamilyFile, Json
+from ..command import command
 
 if TYPE_CHECKING:
     from ...storage.checkpoint import Checkpoint
 
+Model = Annotated[str, typer.Argument(help="A pruned checkpoint.")]
 
-@app.command()
+
+@command(RefitOptions)
 def refit(
-    model: Annotated[str, typer.Argument(help="A pruned checkpoint.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Output directory.")],
-    statistics: Annotated[
-        Path | None,
-        typer.Option(
-            help="Statistics from calibrate --original for this checkpoint.",
-            callback=checks.must_exist,
-        ),
-    ] = None,
-    damping: Annotated[
-        float, typer.Option(help="Ridge penalty, relative to the mean square of the channels.")
-    ] = 1e-8,
-    share: Share = None,
-    family: FamilyFile = None,
-    as_json: Json = False,
+    model: Model, options: RefitOptions, family: FamilyFile = None, as_json: Json = False
 ) -> None:
-    """Fit the output projections of a pruned checkpoint to the original's layer outputs."""
-    shares = arguments.parse_shares(share or [])
     from ...surgery.refit import refit as run
     from ..progress import show_progress
 
     opened = arguments.open_model(model, family)
     with show_progress("refitting") as progress:
-        fitted = run(
-            opened,
-            statistics,
-            out=output,
-            shares=shares,
-            damping=damping,
-            progress=progress,
-        )
-    show_refit(fitted, str(output), as_json=as_json)
+        fitted = run.run(opened, replace(options, progress=progress))
+    show_refit(fitted, str(options.out), as_json=as_json)
 
 
 def show_refit(model: Checkpoint, output: str, *, as_json: bool) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ...common_options import parse_names
 from ...pipelines.options import TrimRunOptions
 from .. import arguments
 from ..arguments import FamilyFile, Json, Model
@@ -56,12 +57,11 @@ def trim(
     family: FamilyFile = None,
     as_json: Json = False,
 ) -> None:
-    """Cut a model, check it, measure what was lost, and report: everything in one command."""
     opened = arguments.open_model(model, family, weights="headers" if dry_run else True)
     if sweep is None:
         _trim(opened, options, dry_run=dry_run, as_json=as_json)
     else:
-        shapes = arguments.parse_names(sweep)
+        shapes = parse_names(sweep)
         _sweep(opened, shapes, options, dry_run=dry_run, as_json=as_json)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...errors import StatetrimError
 from ...maths.formatting import bytes_text
+from ...options import takes_options
 from ...version import __version__
 from ..auxiliary_files import auxiliary_files
 from ..checkpoint import Checkpoint, path_inside, require_prunable
@@ -20,6 +21,7 @@ from ..models import ModelLike, as_checkpoint
 from ..output import ARTIFACTS, CARD
 from .download import HubModel
 from .hub_errors import HubUnreachable, explain_hub_errors, is_offline
+from .options import PushOptions
 
 _RECORD_SUFFIXES = {".json", ".md"}
 _PATH_PATTERN = re.compile(
@@ -42,7 +44,8 @@ class Pushed:
     left_out: tuple[str, ...]  # of `OUT/statetrim`
 
 
-def push(model: ModelLike, repo: str, *, private: bool = True) -> Pushed:
+@takes_options(PushOptions)
+def push(model: ModelLike, options: PushOptions) -> Pushed:
     """Upload a checkpoint to `repo` (`OWNER/NAME`) on the Hugging Face hub.
 
     A new repository is private unless `private` is False; other files in an existing one are kept.
@@ -52,6 +55,7 @@ def push(model: ModelLike, repo: str, *, private: bool = True) -> Pushed:
     """
     from huggingface_hub import HfApi
 
+    repo = options.repo
     target = HubModel.parse(repo)
     if target is None or target.revision is not None:
         raise StatetrimError(f"{repo[:100]!r} is not a repository name; give OWNER/NAME")
@@ -63,8 +67,9 @@ def push(model: ModelLike, repo: str, *, private: bool = True) -> Pushed:
     api = HfApi()
     try:
         with explain_hub_errors(repo), _explain_denied_access(repo):
-            url = str(api.create_repo(repo, private=private, exist_ok=True))
-            if private and not api.model_info(repo).private:
+            url = str(api.create_repo(repo, private=options.private, exist_ok=True))
+            is_private = bool(api.model_info(repo).private)  # that of a repository which was there
+            if options.private and not is_private:
                 raise StatetrimError(
                     f"{repo} is there already and is public; give --public to push to it"
                 )
@@ -80,7 +85,7 @@ def push(model: ModelLike, repo: str, *, private: bool = True) -> Pushed:
     except RuntimeError as error:  # huggingface_hub raises it if a file was not uploaded
         reason = str(error).partition("\n")[0][:200]
         raise StatetrimError(f"{reason} Run the same command again to resume") from None
-    return Pushed(url, private, tuple(files), tuple(left_out))
+    return Pushed(url, is_private, tuple(files), tuple(left_out))
 
 
 @contextmanager

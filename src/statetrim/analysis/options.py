@@ -1,0 +1,61 @@
+"""The options of `analyze`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from .. import option_checks as checks
+from ..common_options import SKIP_HELP, TEXT_HELP, ProgressOptions
+from ..errors import StatetrimError
+from ..options import option, options
+from ..runtime.placement import Placement
+
+if TYPE_CHECKING:
+    from ..storage.models import ModelLike
+
+
+def _parse_every(text: str) -> int | str:
+    return int(text) if text.isdecimal() and len(text) < 4 else text
+
+
+@options
+class AnalyzeOptions(Placement, ProgressOptions):
+    """The options of `analyze`."""
+
+    text: str | Path = option(help=TEXT_HELP, check=checks.text_source, kw_only=False)
+    tokens: int | str = option(
+        default=2**14,
+        default_text="16k",
+        help="Number of tokens to run, such as 16k.",
+        check=checks.token_count,
+    )
+    baseline: "ModelLike | None" = option(
+        default=None, help="The model before the cut, run on the same text.", in_record=False
+    )
+    length: int = option(default=2048, help="Tokens per sequence.", check=checks.at_least_one)
+    every: Literal["chunk", "token"] | int = option(
+        default="chunk",
+        help="Sample states every 'chunk' (64 tokens), every 'token', or every 2 to 32 tokens.",
+        parse=_parse_every,
+    )
+    burn_in: int = option(
+        default=128,
+        help="Tokens at the start of each sequence to leave out of spectra and means.",
+    )
+    batch_size: int = option(
+        default=1, help="Sequences per forward pass.", check=checks.at_least_one
+    )
+    skip: int | str = option(default=0, default_text="0", help=SKIP_HELP, check=checks.token_count)
+    state_dtype: str = option(
+        default="float32",
+        help="Store states in bfloat16, float16, float8_e4m3fn or int8, as an engine would, and "
+        "analyze those.",
+    )
+
+    def check(self) -> None:
+        """Raise StatetrimError for options that do not go together."""
+        super().check()
+        if not 0 <= self.burn_in < self.length:
+            raise StatetrimError(
+                f"the first {self.burn_in} tokens are left out of spectra, so sequences of "
+                f"{self.length} tokens leave nothing; make them longer or the burn-in shorter"
+            )

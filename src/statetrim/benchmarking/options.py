@@ -1,0 +1,67 @@
+"""The options of `benchmark`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .. import option_checks as checks
+from ..common_options import ProgressOptions, parse_names
+from ..errors import StatetrimError
+from ..maths.units import parse_token_count
+from ..options import option, options
+from ..runtime.placement import Devices
+
+if TYPE_CHECKING:
+    from ..storage.models import ModelLike
+
+
+def _parse_counts(text: str) -> list[int]:
+    return [parse_token_count(count) for count in parse_names(text)]
+
+
+@options
+class BenchmarkOptions(Devices, ProgressOptions):
+    """The options of `benchmark`."""
+
+    baseline: "ModelLike" = option(help="The model before the cut.", in_record=False)
+    out: str | Path | None = option(
+        default=None,
+        help="JSON file to write.",
+        flags=("-o", "--output"),
+        parse=Path,
+        in_record=False,
+        required=True,
+    )
+    batches: Sequence[int] | None = option(
+        default=None,
+        help="Batch sizes, such as 1,16,64; on a GPU 32 by default, as in the paper.",
+        flags=("--batch-sizes",),
+        parse=_parse_counts,
+    )
+    lengths: Sequence[int | str] | None = option(
+        default=None,
+        help="Tokens per prompt, such as 256,2k; on a GPU 2k by default.",
+        parse=_parse_counts,
+    )
+    rounds: int = option(default=7, help="Rounds per model; the models take turns.")
+    engine: str | None = option(
+        default=None,
+        help="'vllm': measure a vLLM server, started on the loopback address, instead.",
+        check=checks.one_of("vllm"),
+    )
+    engine_python: str | Path | None = option(
+        default=None, help="Python executable of vLLM's environment.", parse=Path
+    )
+    requests: int = option(default=64, help="With --engine: number of concurrent requests.")
+    memory_gib: float = option(default=0.25, help="With --engine: cache memory in GiB.")
+    prefix_caching: bool = option(
+        default=False, help="With --engine: keep vLLM's prefix caching on."
+    )
+
+    def check(self) -> None:
+        """Raise StatetrimError for a placement or a memory that is not possible."""
+        super().check()
+        if not 0 < self.memory_gib <= 2**20:
+            raise StatetrimError(
+                f"--memory-gib must be a positive number of GiB, not {self.memory_gib:g}"
+            )

@@ -1,0 +1,78 @@
+"""The options of `calibrate`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .. import option_checks as checks
+from ..common_options import SKIP_HELP, TEXT_HELP, ProgressOptions, parse_names
+from ..defaults import RECALL_SHARE
+from ..errors import StatetrimError
+from ..options import option, options
+from ..runtime.placement import Placement
+
+if TYPE_CHECKING:
+    from ..storage.models import ModelLike
+    from ..storage.text import Sequences
+
+
+@options
+class CalibrateOptions(Placement, ProgressOptions):
+    """The options of `calibrate`."""
+
+    text: "str | Path | Sequences" = option(help=TEXT_HELP, check=checks.text_source, kw_only=False)
+    out: str | Path | None = option(
+        default=None,
+        help="File to write the statistics to.",
+        flags=("-o", "--output"),
+        parse=Path,
+        required=True,
+    )
+    methods: Sequence[str] | None = option(
+        default=None,
+        help="Selection methods to collect statistics for, such as drrqr,grad.",
+        flags=("--for",),
+        check=checks.methods,
+        parse=parse_names,
+    )
+    original: "ModelLike | None" = option(
+        default=None,
+        help="The model before the cut; collects the statistics that refit needs.",
+    )
+    tokens: int | str = option(
+        default=2**18,
+        default_text="256k",
+        help="Number of tokens to run, such as 256k.",
+        check=checks.token_count,
+    )
+    length: int = option(default=512, help="Tokens per sequence.", check=checks.at_least_one)
+    batch_size: int = option(
+        default=8, help="Sequences per forward pass.", check=checks.at_least_one
+    )
+    skip: int | str = option(default=0, default_text="0", help=SKIP_HELP, check=checks.token_count)
+    recall: float | None = option(
+        default=None,
+        default_text=str(RECALL_SHARE),
+        help="Fraction of the tokens that are generated recall sequences.",
+        check=checks.fraction,
+    )
+    random: float = option(
+        default=0.0,
+        help="Fraction of the tokens that are drawn at random.",
+        check=checks.fraction,
+    )
+    echo: float = option(
+        default=0.0,
+        help="Fraction of the tokens that are passages of the text, each given twice.",
+        check=checks.fraction,
+    )
+    seed: int = option(default=0, help="Random seed of the generated sequences.", check=checks.seed)
+    save_seconds: float = option(
+        default=60.0, help="Seconds between saved states of the run.", flags=()
+    )
+
+    def check(self) -> None:
+        """Raise StatetrimError for options that do not go together."""
+        super().check()
+        if self.original is not None and self.methods:
+            raise StatetrimError("with --original the sums are those of a refit; leave out --for")

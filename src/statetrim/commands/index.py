@@ -1,0 +1,77 @@
+"""All commands, in the order of the help page."""
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "trim": (
+        "trimming.trim",
+        "Cut a model, check it, measure what was lost, and report: everything in one command.",
+    ),
+    "inspect": (
+        "measures.inspect",
+        "Show a model's recurrent state, its size after a cut, which engines serve that shape, and "
+        "how many sequences fit.",
+    ),
+    "calibrate": (
+        "steps.calibrate",
+        "Run text through a model and collect the statistics that selection needs.",
+    ),
+    "merge": (
+        "steps.merge",
+        "Add up statistics that were collected in separate runs.",
+    ),
+    "select": (
+        "steps.select",
+        "Choose which channels or heads to keep, and write them to a plan.",
+    ),
+    "prune": (
+        "steps.prune",
+        "Write the smaller checkpoint that a plan describes, shard by shard.",
+    ),
+    "refit": (
+        "steps.refit",
+        "Fit the output projections of a pruned checkpoint to the original's layer outputs.",
+    ),
+    "evaluate": (
+        "measures.evaluate",
+        "Score models and their original on the same samples, and report what was lost.",
+    ),
+    "analyze": (
+        "measures.analyze",
+        "Measure the effective rank of every state, or how much each layer loses when it is cut "
+        "alone.",
+    ),
+    "recover": (
+        "steps.recover",
+        "Distil the original model into a pruned one, and write an ordinary checkpoint.",
+    ),
+    "verify": (
+        "measures.verify",
+        "Run cut models and their original in an engine, and compare its output with transformers.",
+    ),
+    "benchmark": (
+        "measures.benchmark",
+        "Compare the speed of models, or count how many sequences a vLLM server holds.",
+    ),
+    "report": (
+        "measures.report",
+        "Write one page that shows what was cut, what it saves and what it costs.",
+    ),
+    "push": (
+        "push",
+        "Upload a cut model to the Hugging Face hub, with its card.",
+    ),
+    "recipe": (
+        "recipe",
+        "Print the options that produced a result, as a recipe for trim --recipe.",
+    ),
+    "doctor": (
+        "doctor",
+        "Show versions, devices, kernels and engines, which of them will be used, and any "
+        "problems.",
+    ),
+    "demo": (
+        "demo",
+        "Train a tiny model on this machine, cut it with three methods, and show what each one "
+        "loses.",
+    ),
+}
+"""Name -> its module, which defines a function of this name, and what its help says."""

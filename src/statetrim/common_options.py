@@ -1,0 +1,56 @@
+"""Options that several commands have, and parsers of what is typed for them."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .errors import StatetrimError
+from .options import option, options
+from .progress import ShowProgress
+
+TEXT_HELP = "A .txt, .jsonl or .parquet file, a folder of them, or a hub dataset."
+SKIP_HELP = "Tokens to skip at the start of the text."
+
+
+@options
+class ProgressOptions:
+    """How progress is shown."""
+
+    progress: ShowProgress = option(
+        default=True, help="Show a progress bar, or call a function.", flags=(), in_record=False
+    )
+
+
+def parse_names(text: str) -> list[str]:
+    """Split a list at its commas; empty names are dropped."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def parse_named_values(pairs: Iterable[str]) -> dict[str, Any]:
+    """Parse NAME=VALUE pairs; a value that is not valid JSON is text, and the last of equal names
+    counts. Raises StatetrimError unless NAME is an identifier."""
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise StatetrimError(f"an option is NAME=VALUE, such as score=q, not {pair[:40]!r}")
+        try:
+            values[name] = json.loads(text)
+        except (ValueError, RecursionError):
+            values[name] = text
+    return values
+
+
+def parse_shares(pairs: Sequence[str]) -> dict[str, float] | None:
+    """Parse weights of statistics sources, such as recall=0.5; None if there are no pairs. Raises
+    StatetrimError if a weight is not a number; names and range are not checked."""
+    share_by_source: dict[str, float] = {}
+    for pair in pairs:
+        name, equals, number = pair.partition("=")
+        try:
+            share_by_source[name] = float(number)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise StatetrimError(f"a share is SOURCE=PART, such as recall=0.5, not {pair[:40]!r}")
+    return share_by_source or None

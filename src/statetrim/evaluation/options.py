@@ -1,0 +1,105 @@
+"""The options of `evaluate`."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from .. import option_checks as checks
+from ..common_options import ProgressOptions, parse_named_values
+from ..errors import StatetrimError
+from ..options import option, options
+from ..runtime.placement import Placement
+
+if TYPE_CHECKING:
+    from ..runtime.states.stored import StateStorage
+    from ..storage.models import ModelLike
+
+
+@options
+class EvaluateOptions(Placement, ProgressOptions):
+    """The options of `evaluate`."""
+
+    baseline: "ModelLike" = option(help="The original checkpoint.")
+    out: str | Path | None = option(
+        default=None,
+        help="File to write the scores to.",
+        flags=("-o", "--output"),
+        parse=Path,
+        required=True,
+    )
+    tasks: Sequence[str] = option(
+        default=("offline",),
+        help="Tasks or suites (likelihood, recall, offline), separated by commas.",
+        check=checks.tasks,
+    )
+    data: str | Path | None = option(
+        default=None,
+        help="Directory with the tasks' data files; by default they come from the hub.",
+        parse=Path,
+    )
+    text: str | Path | None = option(
+        default=None, help="Your own text, for the task 'text'.", check=checks.text_source
+    )
+    skip: int | str = option(
+        default=0,
+        default_text="0",
+        help="Tokens to skip at the start of that text.",
+        check=checks.token_count,
+    )
+    limit: int | None = option(
+        default=None, help="Use only this many samples per task, for a quick look."
+    )
+    batch_size: int = option(
+        default=8, help="Sequences per forward pass.", check=checks.at_least_one
+    )
+    engine: Literal["hf", "vllm"] = option(
+        default="hf",
+        help="hf (transformers), or vllm if it is installed in this environment.",
+        check=checks.one_of("hf", "vllm"),
+    )
+    engine_options: Mapping[str, Any] | None = option(
+        default=None,
+        help="NAME=VALUE for vLLM, such as tensor_parallel_size=2, dtype=bfloat16.",
+        flags=("--engine-option",),
+        parse=parse_named_values,
+    )
+    state_dtype: str = option(
+        default="float32",
+        help="Store the states of all models except the baseline in bfloat16, float16, "
+        "float8_e4m3fn or int8, rounded after every decoded token and every piece of a prompt.",
+    )
+    state_piece: int = option(
+        default=64, help="Tokens per piece of a prompt; 1 rounds after every token."
+    )
+    state_stochastic: bool = option(default=False, help="Use stochastic rounding.")
+
+    def check(self) -> None:
+        """Raise StatetrimError for options that do not go together."""
+        super().check()
+        if self.engine_options and self.engine != "vllm":
+            raise StatetrimError("engine options are for vLLM; take --engine vllm too")
+        if self.state_dtype != "float32" and self.engine == "vllm":
+            raise StatetrimError(
+                "--state-dtype rounds in transformers; vLLM has its own: "
+                "--engine-option mamba_ssm_cache_dtype=bfloat16"
+            )
+        if self.limit is not None and self.limit < 2:
+            raise StatetrimError(
+                f"a limit of {self.limit} leaves nothing to compare; take 2 samples or more"
+            )
+
+    @property
+    def storage(self) -> "StateStorage":
+        """How states are stored, of all models except the baseline."""
+        from ..runtime.states.stored import StateStorage
+
+        return StateStorage(self.state_dtype, self.state_piece, self.state_stochastic)
+
+    @property
+    def vllm_options(self) -> dict[str, Any]:
+        """Options of vLLM. With `device_map` the model is spread over all GPUs, unless
+        `engine_options` say otherwise."""
+        chosen = dict(self.engine_options or {})
+        if self.device_map:
+            chosen.setdefault("tensor_parallel_size", self.num_gpus)
+        return chosen

@@ -1,0 +1,15 @@
+"""The options of `push`."""
+
+from ...options import option, options
+
+
+@options
+class PushOptions:
+    """The options of `push`."""
+
+    repo: str = option(help="Repository on the hub, OWNER/NAME.", argument=True, kw_only=False)
+    private: bool = option(
+        default=True,
+        help="Make the repository public; private by default.",
+        flags=("--public",),
+    )

@@ -1,0 +1,62 @@
+"""The options of `prune` and `refit`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .. import option_checks as checks
+from ..common_options import ProgressOptions, parse_shares
+from ..errors import StatetrimError
+from ..options import option, options
+
+if TYPE_CHECKING:
+    from ..artifacts.plan import Plan
+    from ..artifacts.statistics import Statistics
+
+
+@options
+class PruneOptions(ProgressOptions):
+    """The options of `prune`."""
+
+    plan: "Plan | str | Path" = option(
+        help="A plan that select made for this model.",
+        check=checks.existing_file,
+        parse=Path,
+        argument=True,
+        kw_only=False,
+    )
+    out: str | Path = option(
+        help="Output directory.", flags=("-o", "--output"), parse=Path, kw_only=False
+    )
+    uneven: bool = option(
+        default=False,
+        help="Allow layers of different widths, which stock libraries cannot load.",
+    )
+
+
+@options
+class RefitOptions(ProgressOptions):
+    """The options of `refit`."""
+
+    statistics: "Statistics | str | Path | None" = option(
+        default=None,
+        help="Statistics from calibrate --original for this checkpoint.",
+        check=checks.existing_file,
+        parse=Path,
+        kw_only=False,
+    )
+    out: str | Path = option(help="Output directory.", flags=("-o", "--output"), parse=Path)
+    damping: float = option(
+        default=1e-8, help="Ridge penalty, relative to the mean square of the channels."
+    )
+    shares: Mapping[str, float] | None = option(
+        default=None,
+        help="Weight of one source of the statistics, such as recall=0.5.",
+        flags=("--share",),
+        parse=parse_shares,
+    )
+
+    def check(self) -> None:
+        """Raise StatetrimError for a damping out of range."""
+        if not 0 <= self.damping < 1:
+            raise StatetrimError(f"damping must lie between 0 and 1, not {self.damping}")
