@@ -38,8 +38,7 @@ class AnalyzeOptions(Placement, ProgressOptions):
         parse=_parse_every,
     )
     burn_in: int = option(
-        default=128,
-        help="Tokens at the start of each sequence to leave out of spectra and means.",
+        default=128, help="Tokens at the start of each sequence to leave out of spectra and means."
     )
     batch_size: int = option(
         default=1, help="Sequences per forward pass.", check=checks.at_least_one

@@ -36,8 +36,7 @@ class CalibrateOptions(Placement, ProgressOptions):
         parse=parse_names,
     )
     original: "ModelLike | None" = option(
-        default=None,
-        help="The model before the cut; collects the statistics that refit needs.",
+        default=None, help="The model before the cut; collects the statistics that refit needs."
     )
     tokens: int | str = option(
         default=2**18,
@@ -57,9 +56,7 @@ class CalibrateOptions(Placement, ProgressOptions):
         check=checks.fraction,
     )
     random: float = option(
-        default=0.0,
-        help="Fraction of the tokens that are drawn at random.",
-        check=checks.fraction,
+        default=0.0, help="Fraction of the tokens that are drawn at random.", check=checks.fraction
     )
     echo: float = option(
         default=0.0,

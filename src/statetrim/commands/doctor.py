@@ -57,11 +57,7 @@ def show_environment(environment: Environment, *, as_json: bool) -> None:
 
 
 def _show_packages(environment: Environment) -> None:
-    from rich.table import Table
-
-    table = Table(title="Packages", title_justify="left")
-    for name in ("package", "installed", "asked for", "by"):
-        table.add_column(name)
+    table = terminal.new_table("Packages", "package", "installed", "asked for", "by", left=4)
     for package in environment.packages:
         extra = f"statetrim[{package.extra}]" if package.extra else "statetrim"
         table.add_row(package.name, package.version or "no", package.allowed, extra)
@@ -84,11 +80,8 @@ def _show_devices(environment: Environment) -> None:
 
 
 def _show_runtimes(environment: Environment) -> None:
-    from rich.table import Table
-
-    table = Table(title="What would be used", title_justify="left")
-    for name in ("models", "run in", "recurrence", "convolution"):
-        table.add_column(name)
+    columns = ("models", "run in", "recurrence", "convolution")
+    table = terminal.new_table("What would be used", *columns, left=4)
     for use in environment.uses:
         runtime = use.runtime or "nothing here: weights only"
         table.add_row(", ".join(use.model_types), runtime, use.recurrence, use.convolution)

@@ -7,6 +7,7 @@ from rich.table import Table
 from ..geometry import Geometry
 from ..maths.formatting import bytes_text
 from ..serving.capacity.alternatives import alternatives
+from . import terminal
 
 
 def state_size_text(before: Geometry, after: Geometry) -> str:
@@ -53,10 +54,9 @@ def shapes_table(
     refused: Mapping[str, Sequence[str]],
 ) -> Table:
     """State per sequence of each shape and the engines that refuse it; the original comes first."""
-    table = Table(title=title, title_justify="left")
-    sizes = ("per sequence, float32", "in bfloat16")
-    for name in ("keys x values", "of the state", *sizes, "refused by"):
-        table.add_column(name, justify="left" if name == "refused by" else "right")
+    sizes = ("of the state", "per sequence, float32", "in bfloat16")
+    table = terminal.new_table(title, "keys x values", *sizes, left=0)
+    table.add_column("refused by")
     for name, after in {"no cut": before, **shapes}.items():
         _, _, cut, cut_bfloat16 = alternatives(before, after)
         share = f"{after.state_numel / before.state_numel:.0%}"

@@ -73,6 +73,17 @@ def _print(console: Console, text: str, style: str | None) -> None:
     console.print(text, style=style, highlight=False, soft_wrap=not console.is_terminal)
 
 
+def new_table(title: str, *columns: str, left: int) -> RichTable:
+    """A table without rows; the first `left` columns are left-aligned. Without columns it has no
+    header, and each row is a name and a value."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", show_header=bool(columns))
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="left" if number < left else "right")
+    return table
+
+
 def print_table(table: RichTable) -> None:
     """Print a table to standard output and to the log."""
     _render_table(out(), table)
@@ -95,11 +106,7 @@ def _render_table(console: Console, table: RichTable) -> None:
 def print_artifact_table(table: Table, left_columns: int) -> None:
     """Print a table to standard output and to the log; only the first `left_columns` are
     left-aligned."""
-    from rich.table import Table as RichTable
-
-    rich_table = RichTable(title=table.title, title_justify="left")
-    for number, name in enumerate(table.header):
-        rich_table.add_column(name, justify="left" if number < left_columns else "right")
+    rich_table = new_table(table.title, *table.header, left=left_columns)
     for row in table.rows:
         rich_table.add_row(*row)
     print_table(rich_table)

@@ -77,8 +77,7 @@ class TrimOptions(Devices):
         "channels.",
     )
     memory_gib: float | None = option(
-        default=None,
-        help="Memory for the states of --sequences, in GiB, without the weights.",
+        default=None, help="Memory for the states of --sequences, in GiB, without the weights."
     )
     for_: str | None = option(
         default=None,
@@ -124,9 +123,7 @@ class TrimOptions(Devices):
         check=checks.token_count,
     )
     tasks: Sequence[str] = option(
-        default=("text", "mqar"),
-        help="Tasks to measure, separated by commas.",
-        check=checks.tasks,
+        default=("text", "mqar"), help="Tasks to measure, separated by commas.", check=checks.tasks
     )
     data: str | Path | None = option(
         default=None, help="Directory with the data files of other tasks.", parse=Path
@@ -137,9 +134,7 @@ class TrimOptions(Devices):
         default=8, help="Sequences per forward pass.", check=checks.at_least_one
     )
     control: bool = option(
-        default=True,
-        help="Do not measure a random cut for comparison.",
-        flags=("--no-control",),
+        default=True, help="Do not measure a random cut for comparison.", flags=("--no-control",)
     )
     benchmark: bool = option(default=True, help="Skip the benchmark.", flags=("--no-benchmark",))
     layerwise: bool | None = option(

@@ -54,89 +54,46 @@ class RecoverOptions(OneDevice):
         help="Number of tokens to train on.",
         check=checks.token_count,
     )
-    length: int = option(
-        default=2048,
-        help="Tokens per sequence.",
-        check=checks.at_least_one,
-    )
-    skip: int | str = option(
-        default=0,
-        default_text="0",
-        help=SKIP_HELP,
-        check=checks.token_count,
-    )
-    batch_size: int = option(
-        default=16,
-        help="Sequences per step, over all processes.",
-    )
+    length: int = option(default=2048, help="Tokens per sequence.", check=checks.at_least_one)
+    skip: int | str = option(default=0, default_text="0", help=SKIP_HELP, check=checks.token_count)
+    batch_size: int = option(default=16, help="Sequences per step, over all processes.")
     micro_batch: int | None = option(
         default=None,
         help="Sequences per forward pass in one process; fewer need less memory.",
         check=checks.at_least_one,
     )
-    rank: int = option(
-        default=16,
-        help="Rank of the LoRA adapters.",
-    )
-    alpha: int = option(
-        default=32,
-        help="Scale of the LoRA adapters times their rank.",
-    )
-    learning_rate: float = option(
-        default=1e-4,
-        help="Peak learning rate; it decays to a tenth.",
-    )
+    rank: int = option(default=16, help="Rank of the LoRA adapters.")
+    alpha: int = option(default=32, help="Scale of the LoRA adapters times their rank.")
+    learning_rate: float = option(default=1e-4, help="Peak learning rate; it decays to a tenth.")
     last_learning_rate: float | None = option(
-        default=None,
-        help="Learning rate of the last step; by default a tenth.",
-        flags=(),
+        default=None, help="Learning rate of the last step; by default a tenth.", flags=()
     )
     warm_up: float = option(
-        default=0.05,
-        help="Fraction of the steps in which the learning rate rises.",
-        flags=(),
+        default=0.05, help="Fraction of the steps in which the learning rate rises.", flags=()
     )
-    temperature: float = option(
-        default=2.0,
-        help="Temperature of the distillation.",
-    )
+    temperature: float = option(default=2.0, help="Temperature of the distillation.")
     also: Sequence[str] = option(
-        default=(),
-        help="Also adapt other modules: softmax, mlp, or both.",
+        default=(), help="Also adapt other modules: softmax, mlp, or both."
     )
-    mixed_precision: bool = option(
-        default=False,
-        help="Compute in bfloat16 where that is safe.",
-    )
+    mixed_precision: bool = option(default=False, help="Compute in bfloat16 where that is safe.")
     gradient_checkpointing: bool = option(
-        default=False,
-        help="Recompute activations: less memory, more time.",
+        default=False, help="Recompute activations: less memory, more time."
     )
     control: bool = option(
-        default=False,
-        help="Train the teacher instead with the same settings, as a control.",
+        default=False, help="Train the teacher instead with the same settings, as a control."
     )
     layerwise: bool = option(
-        default=False,
-        help="Train one mixer at a time, for models larger than memory.",
+        default=False, help="Train one mixer at a time, for models larger than memory."
     )
-    shard: bool = option(
-        default=False,
-        help="Shard the models over torchrun's processes (FSDP2).",
-    )
+    shard: bool = option(default=False, help="Shard the models over torchrun's processes (FSDP2).")
     seed: int = option(
-        default=0,
-        help="Random seed of the adapters' initial values.",
-        check=checks.seed,
+        default=0, help="Random seed of the adapters' initial values.", check=checks.seed
     )
     save_every: int = option(
-        default=100,
-        help="Steps between saved training states.",
-        check=checks.at_least_one,
+        default=100, help="Steps between saved training states.", check=checks.at_least_one
     )
     report_to: Sequence[str] = option(
-        default=(),
-        help="Trackers of transformers' Trainer, such as tensorboard,wandb.",
+        default=(), help="Trackers of transformers' Trainer, such as tensorboard,wandb."
     )
     recall: float = option(
         default=0.0,
@@ -154,8 +111,7 @@ class RecoverOptions(OneDevice):
         parse=parse_layer_numbers,
     )
     whole: bool = option(
-        default=False,
-        help="Train all weights of the mixers instead of LoRA adapters.",
+        default=False, help="Train all weights of the mixers instead of LoRA adapters."
     )
 
     def check(self) -> None:
@@ -210,9 +166,7 @@ class RecoverRunOptions(RecoverOptions, ProgressOptions):
     """The options of `recover`: how it trains, on what, and where the result goes."""
 
     text: "str | Path | Sequences" = option(
-        help=TEXT_HELP,
-        check=checks.text_source,
-        in_record=False,
+        help=TEXT_HELP, check=checks.text_source, in_record=False
     )
     out: str | Path = option(
         help="Output directory.", flags=("-o", "--output"), parse=Path, in_record=False

@@ -63,8 +63,7 @@ class Devices(OneDevice):
         default=None, help="'auto' spreads a model over all GPUs, layer by layer."
     )
     max_memory: MaxMemory | None = option(
-        default=None,
-        help="Memory to use on each GPU with --device-map, such as 0=70GiB,1=40GiB.",
+        default=None, help="Memory to use on each GPU with --device-map, such as 0=70GiB,1=40GiB."
     )
 
     def check(self) -> None:

@@ -29,8 +29,7 @@ class PruneOptions(ProgressOptions):
         help="Output directory.", flags=("-o", "--output"), parse=Path, kw_only=False
     )
     uneven: bool = option(
-        default=False,
-        help="Allow layers of different widths, which stock libraries cannot load.",
+        default=False, help="Allow layers of different widths, which stock libraries cannot load."
     )
 
 

@@ -4,8 +4,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from rich.table import Table
-
 from ...artifacts.sensitivity import LayerCut, Sensitivity
 from ...errors import StatetrimError
 from ...selection.allocate import Allocation, allocate, allocate_in_pages
@@ -34,10 +32,10 @@ def show_sensitivity(
             }
         )
         return
-    table = Table(title="Each layer cut alone: NLL, recall lost", title_justify="left")
-    table.add_column("layer", justify="right")
+    title, columns = "Each layer cut alone: NLL, recall lost", ["layer"]
     for axis, keep in sensitivity.variants:
-        table.add_column(f"{keep} of {sensitivity.widths[axis]} {axis}s", justify="right")
+        columns.append(f"{keep} of {sensitivity.widths[axis]} {axis}s")
+    table = terminal.new_table(title, *columns, left=0)
     for layer in sensitivity.layers:
         cells = [str(layer)]
         for axis, keep in sensitivity.variants:

@@ -62,16 +62,8 @@ def show_verification(verification: Verification, output: str, *, as_json: bool)
 
 
 def _table(verification: Verification) -> Table:
-    from rich.table import Table
-
-    table = Table(
-        title=f"{verification.version}, {verification.dtype}, compared with transformers",
-        title_justify="left",
-    )
-    table.add_column("model", overflow="fold")
-    table.add_column("tokens")
-    for name in COLUMNS:
-        table.add_column(name, justify="right")
+    title = f"{verification.version}, {verification.dtype}, compared with transformers"
+    table = terminal.new_table(title, "model", "tokens", *COLUMNS, left=2)
     for agreement in verification.agreements:
         table.add_row(
             agreement.model,

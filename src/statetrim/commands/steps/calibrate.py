@@ -40,8 +40,6 @@ def show_statistics(
     statistics: Statistics, model: Checkpoint, output: str, *, as_json: bool
 ) -> None:
     """Print the tokens and sums, and a note if outputs are small compared with the norm's eps."""
-    from rich.table import Table
-
     tokens = next(iter(statistics.layers.values())).tokens
     mean_squares = []
     for layer in statistics.layers.values():
@@ -61,7 +59,7 @@ def show_statistics(
             }
         )
         return
-    table = Table(title="Statistics", title_justify="left", show_header=False)
+    table = terminal.new_table("Statistics", left=0)
     table.add_row("tokens", f"{tokens:,}")
     for name, count in generated_tokens.items():
         table.add_row(f"tokens of {name}", f"{count:,}")

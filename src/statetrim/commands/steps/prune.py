@@ -41,8 +41,6 @@ def prune(
 
 def show_surgery(surgery: Surgery, output: str, *, done: bool, as_json: bool) -> None:
     """Print state, weights and parameters before and after; `done` is False for a dry run."""
-    from rich.table import Table
-
     from ..state import state_size_json
 
     before, after = surgery.model.geometry, surgery.geometry
@@ -61,9 +59,7 @@ def show_surgery(surgery: Surgery, output: str, *, done: bool, as_json: bool) ->
         )
         return
     title = "Pruned" if done else "Dry run: nothing was written"
-    table = Table(title=title, title_justify="left")
-    for name in ("", "before", "after", "change"):
-        table.add_column(name, justify="right" if name else "left")
+    table = terminal.new_table(title, "", "before", "after", "change", left=1)
     table.add_row(
         "state per head, keys x values",
         before.describe_against(after),

@@ -65,8 +65,6 @@ def show_recovery(recovered: Checkpoint, output: str, *, as_json: bool) -> None:
     recover.json of the checkpoint."""
     from statistics import mean
 
-    from rich.table import Table
-
     from ...storage.json_file import read_json
     from ...storage.output import ARTIFACTS, MAX_RECORD_BYTES
 
@@ -75,10 +73,9 @@ def show_recovery(recovered: Checkpoint, output: str, *, as_json: bool) -> None:
     if as_json:
         terminal.print_json({"output": output, "coverage": record["coverage"], "curve": curve})
         return
-    table = Table(title="Recovery", title_justify="left")
     steps = max(1, len(curve) // 10)
-    for name in ("training loss", f"first {steps} steps", f"last {steps} steps"):
-        table.add_column(name, justify="left" if name == "training loss" else "right")
+    columns = ("training loss", f"first {steps} steps", f"last {steps} steps")
+    table = terminal.new_table("Recovery", *columns, left=1)
     for name in ("loss", "ce", "kl"):
         if curve[0].get(name) is not None:
             first = mean(step[name] for step in curve[:steps])

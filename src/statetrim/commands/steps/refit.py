@@ -34,8 +34,6 @@ def refit(
 def show_refit(model: Checkpoint, output: str, *, as_json: bool) -> None:
     """Print the relative residual sum of squares of every layer's output before and after, from the
     refit.json of the checkpoint."""
-    from rich.table import Table
-
     from ...storage.json_file import read_json
     from ...storage.output import ARTIFACTS, MAX_RECORD_BYTES
 
@@ -43,9 +41,8 @@ def show_refit(model: Checkpoint, output: str, *, as_json: bool) -> None:
     if as_json:
         terminal.print_json({"output": output, "layers": layers})
         return
-    table = Table(title="Refitted: relative error of each layer's output", title_justify="left")
-    for name in ("layer", "before", "after", "change"):
-        table.add_column(name, justify="right")
+    title = "Refitted: relative error of each layer's output"
+    table = terminal.new_table(title, "layer", "before", "after", "change", left=0)
     for layer, error in layers.items():
         before, after = error["before"], error["after"]
         table.add_row(layer, f"{before:.2%}", f"{after:.2%}", f"{after / before - 1:+.0%}")

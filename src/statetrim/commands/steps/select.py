@@ -54,8 +54,6 @@ def select(
 
 def show_plan(plan: Plan, before: Geometry, output: str, *, as_json: bool) -> None:
     """Print methods, requested amounts and what the plan keeps."""
-    from rich.table import Table
-
     from ..state import tensor_parallel_text
 
     if as_json:
@@ -70,7 +68,7 @@ def show_plan(plan: Plan, before: Geometry, output: str, *, as_json: bool) -> No
             }
         )
         return
-    table = Table(title="Plan", title_justify="left", show_header=False)
+    table = terminal.new_table("Plan", left=0)
     layers = len(plan.kept)
     if plan.method != "none":
         table.add_row("method", _with_options(plan.method, plan.options))

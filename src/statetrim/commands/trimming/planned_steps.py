@@ -74,9 +74,7 @@ def state_share(job: Job, kept: Geometry) -> dict[str, float | str | None]:
 def steps_table(title: str, steps: Sequence[Step]) -> Table:
     """Estimated time, memory and disk of each step, and in the last row of the run: the sum of
     times and disk, the peak of memory."""
-    table = Table(title=title, title_justify="left")
-    for name in ("step", "what", "time", "memory", "disk"):
-        table.add_column(name, justify="left" if name in ("step", "what") else "right")
+    table = terminal.new_table(title, "step", "what", "time", "memory", "disk", left=2)
     for step in steps:
         table.add_row(
             step.name,

@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from rich.table import Table
-
 from ...artifacts.sweep import Sweep, SweepScore
 from ...maths.formatting import bytes_text
 from ...pipelines.estimate import Step
@@ -43,10 +41,9 @@ def show_sweep(sweep: Sweep, output: str, *, as_json: bool) -> None:
     if as_json:
         terminal.print_json({"output": output, **asdict(sweep)})
         return
-    table = Table(title=f"{sweep.model}: quality against state", title_justify="left")
     metrics = [name for name in sweep.points[0].scores if _is_in_table(name)]
-    for name in ("keys x values", "state", "in bfloat16", *metrics):
-        table.add_column(name, justify="right")
+    columns = ("keys x values", "state", "in bfloat16", *metrics)
+    table = terminal.new_table(f"{sweep.model}: quality against state", *columns, left=0)
     for point in sweep.points:
         cells = [_measurement_text(point.scores[name]) for name in metrics]
         shape = f"{point.keep} x {point.keep_values}"
