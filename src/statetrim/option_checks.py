@@ -106,12 +106,17 @@ def executables(name: str, value: Iterable[str | Path]) -> None:
             raise StatetrimError(f"{program} cannot be started: it is not a program")
 
 
+def choices_text(choices: Iterable[str]) -> str:
+    """Such as "mlx, vllm or llamacpp"."""
+    *most, last = choices
+    return f"{', '.join(most)} or {last}" if most else last
+
+
 def one_of(*choices: str) -> Check:
     """A check that the value is one of `choices`."""
 
     def check(name: str, value: Any) -> None:
         if isinstance(value, str) and value not in choices:
-            known = f"{', '.join(choices[:-1])} or {choices[-1]}" if choices[1:] else choices[0]
-            raise StatetrimError(f"{name} is {known}, not {value[:40]!r}")
+            raise StatetrimError(f"{name} is {choices_text(choices)}, not {value[:40]!r}")
 
     return check

@@ -10,6 +10,7 @@ from ..defaults import KEY_METHOD, RECALL_SHARE, VALUE_METHOD
 from ..maths.units import Amount
 from ..options import option, options
 from ..runtime.placement import Devices, Placement
+from ..serving.engine_names import ENGINE_NAMES
 
 if TYPE_CHECKING:
     from ..geometry import Axis
@@ -81,8 +82,7 @@ class TrimOptions(Devices):
     )
     for_: str | None = option(
         default=None,
-        help="Allow only shapes that this engine serves: vllm, vllm-cpu, sglang, transformers, "
-        "mlx or llamacpp.",
+        help=f"Allow only shapes that this engine serves: {checks.choices_text(ENGINE_NAMES)}.",
         check=checks.engine,
     )
     text: str | Path = option(

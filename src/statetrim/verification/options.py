@@ -12,15 +12,16 @@ from ..options import option, options
 if TYPE_CHECKING:
     from ..storage.models import ModelLike
 
+DRIVERS = ("mlx", "vllm", "llamacpp")
+"""Engines with a `drivers/ask_ENGINE.py`."""
+
 
 @options
 class VerifyOptions(ProgressOptions):
     """The options of `verify`."""
 
     baseline: "ModelLike" = option(help="The model before the cut.", in_record=False)
-    engine: str = option(
-        help="mlx, vllm or llamacpp.", check=checks.one_of("mlx", "vllm", "llamacpp")
-    )
+    engine: str = option(help=f"{checks.choices_text(DRIVERS)}.", check=checks.one_of(*DRIVERS))
     engine_python: str | Path = option(
         help="Python executable of the engine's environment.", parse=Path, in_record=False
     )

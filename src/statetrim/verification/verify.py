@@ -15,12 +15,13 @@ from ..artifacts.verification import Verification
 from ..maths.units import parse_token_count
 from ..options import as_record, takes_options
 from ..progress import OnProgress, Progress, progress_reporter
+from ..serving.engine_names import ENGINE_NAMES
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.models import ModelLike, as_checkpoint, as_checkpoints, short_names
 from ..storage.output import run_and_save
 from ..version import __version__
 from . import provenance
-from .engine import ENGINE_NAMES, Answer, Engine, EngineError, Request, parse_engine, run_engine
+from .engine import Answer, EngineError, Request, run_engine
 from .inputs import TokenIds, VerificationInputs
 from .judge import EngineChoices, compare_choices
 from .options import VerifyOptions
@@ -60,12 +61,12 @@ def _verify(
     checkpoints: Sequence[Checkpoint], options: VerifyOptions, progress: OnProgress
 ) -> Verification:
     """Compare the first checkpoint, the original, with the others, its cuts."""
-    kind = parse_engine(options.engine)
+    engine_name = ENGINE_NAMES[options.engine]
     engine_options = dict(options.engine_options or {})
     verification = Verification(
-        engine=kind,
+        engine=options.engine,
         version="",
-        dtype=options.dtype or _default_dtype(kind, checkpoints[0]),
+        dtype=options.dtype or _default_dtype(options.engine, checkpoints[0]),
         models=short_names(checkpoints),
         lineage={
             "statetrim": __version__,
@@ -76,9 +77,9 @@ def _verify(
     skip = parse_token_count(options.skip)
     inputs = VerificationInputs(checkpoints[0], options.text, options.count, options.length, skip)
     verification.lineage["text"] = inputs.lineage
-    engine_run = _EngineRun(verification, kind, inputs, options)
+    engine_run = _EngineRun(verification, inputs, options)
     for number, (name, model) in enumerate(zip(verification.models, checkpoints, strict=True)):
-        label = f"{ENGINE_NAMES[kind]} runs {name}, and transformers reads the same"
+        label = f"{engine_name} runs {name}, and transformers reads the same"
         progress(Progress(number, len(checkpoints), "settings", label))
         faults = verification.faults.setdefault(name, [])
         notes = verification.notes.setdefault(name, [])
@@ -87,7 +88,7 @@ def _verify(
             faults += checkpoint_faults
             notes += checkpoint_notes
         if faults:
-            notes.append(f"not started in {ENGINE_NAMES[kind]}: the checkpoint itself is at fault")
+            notes.append(f"not started in {engine_name}: the checkpoint itself is at fault")
             continue
         token_ids = inputs.encode_with(model)
         if number:
@@ -95,7 +96,7 @@ def _verify(
                 inputs.original_ids, token_ids, "its tokenizer", "the original's"
             )
         engine_run.run_model(name, model, token_ids)
-        faults += _engine_faults(verification, name, ENGINE_NAMES[kind])
+        faults += _engine_faults(verification, name, engine_name)
     return replace(
         verification,
         version=engine_run.version,
@@ -113,7 +114,6 @@ class _EngineRun:
     """An engine that gets the same inputs with every model; results are added to `verification`."""
 
     verification: Verification
-    engine: Engine
     inputs: VerificationInputs
     options: VerifyOptions
     version: str = ""  # as the engine reports it
@@ -135,17 +135,15 @@ class _EngineRun:
         )
         try:
             python = Path(self.options.engine_python)
-            answer = run_engine(self.engine, python, request, self.options.seconds)
+            answer = run_engine(self.options.engine, python, request, self.options.seconds)
         except EngineError as failure:
             self.verification.refusals[name] = str(failure)
             return
-        self.version = answer.engine
+        self.version, engine_name = answer.engine, ENGINE_NAMES[self.options.engine]
         if answer.encoded is None:
-            self.verification.notes[name].append(
-                f"{ENGINE_NAMES[self.engine]} does not know its tokenizer"
-            )
+            self.verification.notes[name].append(f"{engine_name} does not know its tokenizer")
         else:
-            tokenizer = f"{ENGINE_NAMES[self.engine]}'s tokenizer of it"
+            tokenizer = f"{engine_name}'s tokenizer of it"
             self.verification.faults[name] += _encoding_faults(
                 token_ids, answer.encoded, tokenizer, "transformers'"
             )
@@ -222,7 +220,7 @@ def _engine_faults(verification: Verification, name: str, engine: str) -> Iterat
             )
 
 
-def _default_dtype(engine: Engine, model: Checkpoint) -> str:
+def _default_dtype(engine: str, model: Checkpoint) -> str:
     """bfloat16 in vLLM, else the dtype in which the prunable tensors are stored: of several the
     first of bfloat16, float16, float32; float32 if it is none of these."""
     if engine == "vllm":
