@@ -6,6 +6,7 @@ from rich.table import Table
 
 from ..geometry import Geometry
 from ..maths.formatting import bytes_text
+from ..option_checks import choices_text
 from ..serving.capacity.alternatives import alternatives
 from . import terminal
 
@@ -27,15 +28,9 @@ def tensor_parallel_text(before: Geometry, after: Geometry) -> str:
     """Over how many devices the remaining heads can be divided, as a sentence."""
     return (
         f"tensor parallelism: {after.num_k_heads} key heads can be shared by "
-        f"{_join_with_or(after.tensor_parallel)} devices "
-        f"(before: {_join_with_or(before.tensor_parallel)})"
+        f"{choices_text(map(str, after.tensor_parallel))} devices "
+        f"(before: {choices_text(map(str, before.tensor_parallel))})"
     )
-
-
-def _join_with_or(sizes: Sequence[int]) -> str:
-    """Such as "1, 2 or 4"."""
-    *most, last = map(str, sizes)
-    return f"{', '.join(most)} or {last}" if most else last
 
 
 def state_size_json(before: Geometry, after: Geometry) -> dict[str, list[int]]:
