@@ -206,9 +206,9 @@ def test_a_broken_rule_is_exit_code_1_and_a_sentence(small: Path, tmp_path: Path
         (["--fail-if", "recall falls"], "is not a rule"),
         (["--tasks", "mqar", "--engine", "vllm"], "mqar reads the model's own logits"),
         (["--tasks", "squad", "--engine", "vllm", "--data", "DATA"], "it is not installed"),
-        (["--tasks", "mqar", "--engine", "tpu"], "there is no engine 'tpu'; choose hf or vllm"),
+        (["--tasks", "mqar", "--engine", "tpu"], "--engine is hf or vllm, not 'tpu'"),
         (["--tasks", "mqar", "--engine-option", "dtype=bfloat16"], "engine options are for vLLM"),
-        (["--tasks", "mqar", "--engine-option", "dtype"], "--engine-option takes NAME=VALUE"),
+        (["--tasks", "mqar", "--engine-option", "dtype"], "an option is NAME=VALUE"),
         (["--tasks", "mqar", "--state-dtype", "int4"], "a state cannot be stored in 'int4'"),
         (
             ["--tasks", "squad", "--state-dtype", "int8", "--engine", "vllm", "--data", "DATA"],

@@ -35,7 +35,9 @@ class OneDevice:
     def check(self) -> None:
         """Raise StatetrimError for an unknown dtype."""
         if isinstance(self.dtype, str) and self.dtype not in DTYPES:
-            raise StatetrimError(f"--dtype is {', '.join(DTYPES)}, not {self.dtype[:40]!r}")
+            raise StatetrimError(
+                f"--dtype is float32, float16 or bfloat16, not {self.dtype[:40]!r}"
+            )
 
     @property
     def placement(self) -> "Placement":
