@@ -56,6 +56,24 @@ def test_a_mistyped_option_is_named_with_the_nearest(call: Any, message: str) ->
         call()
 
 
+@pytest.mark.parametrize(
+    ("options", "changes", "flag"),
+    [
+        (st.TrimOptions, {"layerwise": True, "device_map": "auto"}, "--layerwise"),
+        (st.RecoverOptions, {"layerwise": True, "temperature": 1.0}, "--temperature"),
+        (st.RecoverOptions, {"layerwise": True, "micro_batch": 2}, "--micro-batch"),
+        (st.RecoverOptions, {"layerwise": True, "save_every": 7}, "--save-every"),
+        (st.RecoverOptions, {"layerwise": True, "report_to": ["wandb"]}, "--report-to"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(
+    options: Any, changes: dict[str, Any], flag: str
+) -> None:
+    with pytest.raises(st.StatetrimError, match=flag):
+        options(**changes)
+    options(layerwise=True)
+
+
 def test_an_estimate_is_the_dry_run(checkpoint: Any, text: Path, tmp_path: Path) -> None:
     model = checkpoint("qwen3_5_text")
     steps = st.estimate(model, keep=6, text=text, tokens="1k", recover="1k", benchmark=False)

@@ -126,6 +126,12 @@ def derive(options_class: Callable[..., Options], source: Any, **changes: Any) -
     return options_class(**{name: shared[name] for name in names if name in shared} | changes)
 
 
+def changed_options(source: Any) -> list[str]:
+    """Names of the options that differ from their defaults."""
+    values = {item.name: (getattr(source, item.name), item.default) for item in fields(source)}
+    return [name for name, (value, default) in values.items() if _plain(value) != _plain(default)]
+
+
 def as_record(source: Any) -> dict[str, Any]:
     """The options that change the result, as values for JSON."""
     record = {}

@@ -80,6 +80,8 @@ def test_a_public_repository_is_not_pushed_to_unasked(hub: LoopbackHub, small: P
         st.push(small, REPO)
     assert not hub.pushed
     assert not st.push(small, REPO, private=False).private and hub.pushed
+    hub.repos[REPO] = True  # a private one stays private, whatever is asked for
+    assert st.push(small, REPO, private=False).private
 
 
 @pytest.mark.parametrize("token", [None, "hf_test"])

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 from .. import option_checks as checks
 from ..common_options import SKIP_HELP, TEXT_HELP, ProgressOptions, parse_names
 from ..errors import StatetrimError
-from ..options import option, options
+from ..options import changed_options, option, options
 from ..runtime.placement import OneDevice
 
 if TYPE_CHECKING:
     from ..storage.models import ModelLike
     from ..storage.text import Sequences
     from .adapters import Coverage
+
+NOT_LAYERWISE = ("temperature", "micro_batch", "save_every", "report_to")
+"""Options that layerwise recovery does not use."""
 
 
 def parse_layer_numbers(text: str) -> list[int]:
@@ -117,12 +120,10 @@ class RecoverOptions(OneDevice):
     def check(self) -> None:
         """Raise StatetrimError for options that layerwise recovery does not use."""
         super().check()
-        if self.layerwise:
-            for name in ("temperature", "micro_batch", "save_every", "report_to"):
-                default = RecoverOptions.__dataclass_fields__[name].default
-                if getattr(self, name) != default:
-                    flag = f"--{name.replace('_', '-')}"
-                    raise StatetrimError(f"layerwise recovery does not use {flag}; leave it out")
+        for name in changed_options(self):
+            if self.layerwise and name in NOT_LAYERWISE:
+                flag = f"--{name.replace('_', '-')}"
+                raise StatetrimError(f"layerwise recovery does not use {flag}; leave it out")
 
     @property
     def final_learning_rate(self) -> float:
