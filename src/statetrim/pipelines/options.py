@@ -14,7 +14,6 @@ from ..serving.engine_names import ENGINE_NAMES
 
 if TYPE_CHECKING:
     from ..geometry import Axis
-    from ..runtime.states.stored import StateStorage
     from .observer import Observer
 
 TARGET_OPTIONS = (
@@ -152,13 +151,10 @@ class TrimOptions(Devices):
     def check(self) -> None:
         """Raise StatetrimError for a placement or a state dtype that is not valid."""
         super().check()
-        if self.state_dtype is not None:  # imports torch
-            _make_storage(self.state_dtype)
+        if self.state_dtype is not None:
+            from ..runtime.states.stored import StateStorage  # imports torch
 
-    @property
-    def storage(self) -> "StateStorage":
-        """How states are stored where quality is measured."""
-        return _make_storage(self.state_dtype or "float32")
+            StateStorage(self.state_dtype)
 
     @property
     def has_target(self) -> bool:
@@ -185,13 +181,6 @@ class SweepOptions(TrimRunOptions):
     shapes: Sequence[str] = option(
         help="Shapes to measure: 64, 0.5, or 64x64 for keys and values.", kw_only=False
     )
-
-
-def _make_storage(state_dtype: str) -> "StateStorage":
-    """How states are stored; raises StatetrimError for an unknown dtype."""
-    from ..runtime.states.stored import StateStorage
-
-    return StateStorage(state_dtype)
 
 
 @options
