@@ -185,10 +185,10 @@ compare-axes MODEL TEXT TEST *OPTIONS:
     python studies/compare_axes.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --results results/two-axes.jsonl {{OPTIONS}}
     python studies/plot_axes.py results/two-axes.jsonl docs/two-axes.md
 
-# Does trim --state choose well? Every shape of the same bytes beside its choice (docs/shapes.md).
+# Does trim choose a shape well? Every shape of the same bytes beside its choice (docs/choosing-a-shape.md).
 compare-shapes MODEL TEXT TEST WORK *OPTIONS:
     python studies/compare_shapes.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
-    python studies/plot_shapes.py results/shapes.jsonl docs/shapes.md README.md
+    python studies/plot_shapes.py results/shapes.jsonl docs/choosing-a-shape.md README.md
 
 # Kill ten commands at every filesystem event they make, run each again, compare (SECURITY.md).
 kill-every-event *COMMANDS:

@@ -119,7 +119,7 @@ def compare(root: Path, gigabytes: float, rounds: int) -> dict[str, float]:
     source, copy, pruned, plan = (root / name for name in ("source", "copy", "pruned", "plan.json"))
     size = write_checkpoint(source, gigabytes)
     tool = (sys.executable, "-m", "statetrim")
-    timed(*tool, "select", source, "--method", "rand", "--keep", "0.5", "-o", plan)
+    timed(*tool, "select", source, "--method", "rand", "--to", "50%x100%", "-o", plan)
     copies, prunes, peaks = [], [], []
     for _ in range(rounds):
         copies.append(timed("cp", "-r", source, copy)[0])

@@ -86,7 +86,7 @@ def main() -> None:
     tokens = options.steps * options.batch * options.length
     data = read_sequences(options.text, load_tokenizer(model), tokens=tokens, length=options.length)
     with tempfile.TemporaryDirectory() as directory:
-        small = st.prune(model, st.select(model, "l1", 0.5), out=Path(directory) / "small")
+        small = st.prune(model, st.select(model, "l1", "50%x100%"), out=Path(directory) / "small")
         recovery = median(recovery_step_seconds(small, model, data, options.batch))
         student, teacher = map(median, bare_step_seconds(small, model, data, options.batch))
     print(

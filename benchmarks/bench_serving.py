@@ -57,7 +57,7 @@ def build(model_type: str, folder: Path) -> list[Path]:
         cut = folder / f"{model_type}-{keep}"
         if not cut.exists():
             model = st.open(original)
-            st.prune(model, st.select(model, "l1", keep=keep), cut)
+            st.prune(model, st.select(model, "l1", to=f"{keep}x100%"), cut)
         paths.append(cut)
     return paths
 

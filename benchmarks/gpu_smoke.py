@@ -62,7 +62,7 @@ def steps(root: Path, model: str, text: str, num_gpus: int) -> Iterator[tuple[st
         "calibrate", model, *few, "--for", "grad", "-o", str(root / "gradients.safetensors")
     ]  # fmt: skip
     yield "select", [
-        "select", model, "--method", "drrqr", "--square", "0.5", "--statistics", str(sums),
+        "select", model, "--method", "drrqr", "--to", "50%x50%", "--statistics", str(sums),
         "-o", str(plan),
     ]  # fmt: skip
     yield "prune", ["prune", model, str(plan), "-o", str(small)]
@@ -97,7 +97,7 @@ def steps(root: Path, model: str, text: str, num_gpus: int) -> Iterator[tuple[st
         str(root / "analysis.json"), "-o", str(root / "report"),
     ]  # fmt: skip
     yield "trim", [
-        "trim", model, "--square", "0.5", "--text", text, "--tokens", "4096", "--limit", "4",
+        "trim", model, "--to", "50%x50%", "--text", text, "--tokens", "4096", "--limit", "4",
         "--tasks", "text,mqar", "--no-benchmark", "-o", str(root / "trimmed"),
     ]  # fmt: skip
     if importlib.util.find_spec("vllm") is not None:

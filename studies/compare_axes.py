@@ -152,8 +152,7 @@ class CutMaker:
         plan = st.select(
             self.model,
             row["key_method"] or "l1",
-            keys if row["key_method"] else None,
-            keep_values=values if row["value_method"] else None,
+            f"{keys}x{values}",
             value_method=row["value_method"] or "readout_l1",
             statistics=self.statistics,
         )

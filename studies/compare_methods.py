@@ -151,7 +151,12 @@ def measure_rows(
             )
         statistics = statistics_by_kind[row["calibration"]] if method in CALIBRATED else None
         plan = st.select(
-            model, method, row["keep"], seed=row["seed"], statistics=statistics, **method_options
+            model,
+            method,
+            f"{row['keep']:.1%}x100%",
+            seed=row["seed"],
+            statistics=statistics,
+            **method_options,
         )
         channels = json.dumps([kept.tolist() for kept in plan.kept.values()])
         if channels not in figures_by_channels:

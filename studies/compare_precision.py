@@ -52,8 +52,7 @@ def make_cut(model: st.Checkpoint, part: str, text: Path, work: Path) -> st.Chec
     plan = st.select(
         model,
         "product",
-        keys if keys < model.geometry.head_k_dim else None,
-        keep_values=values,
+        f"{keys}x{values}",
         value_method="readout_greedy",
         statistics=statistics_path,
     )

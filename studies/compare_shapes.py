@@ -1,12 +1,12 @@
-"""Does `trim --state` choose well? Compares its choice with every other shape of the same bytes.
+"""Does `trim` choose a shape well? Compares its choice with all others of the same bytes.
 
     python studies/compare_shapes.py MODEL --text train.jsonl --test wiki.valid.raw --work FOLDER
 
-For each share of the state's bytes, `trim --state` chooses a shape; then `trim --keep
---keep-values` prunes to every candidate with the same options. All are measured on another text and
-other recall sequences than those of the choice: NLL over windows of 256 tokens, recall by MQAR
-(mqar.py); intervals are 95 %, paired by window and by sequence. A line per shape is added to the
-results; lines that exist are not measured again. `plot_shapes.py` draws them.
+For each share of the state's bytes, `trim --to SHARE` chooses a shape; then `trim --to SHAPE`
+prunes to every candidate with the same options. All are measured on another text and other recall
+sequences than those of the choice: NLL over windows of 256 tokens, recall by MQAR (mqar.py);
+intervals are 95 %, paired by window and by sequence. A line per shape is added to the results;
+lines that exist are not measured again. `plot_shapes.py` draws them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def study(options: argparse.Namespace, share: float, done: list[Row]) -> list[Ro
         text=options.text, tokens=options.tokens, control=False, benchmark=False
     )
     decided_path = options.work / f"{name}-state-{share:g}"
-    deciding_seconds = trim_seconds(model, replace(settings, state=share), decided_path)
+    deciding_seconds = trim_seconds(model, replace(settings, to=share), decided_path)
     if any(row["model"] == name and row["share"] == share for row in done):
         return []
     decision = json.loads((decided_path / "statetrim" / "decision.json").read_text())
@@ -80,16 +80,8 @@ def study(options: argparse.Namespace, share: float, done: list[Row]) -> list[Ro
     base = {"model": name, "share": share, "original": evaluator.figures(evaluator.original)}
     rows = []
     for shape, cost in decision["predicted"].items():
-        keys, values = map(int, shape.split("x"))
         fixed_path = options.work / f"{name}-{shape}"
-        geometry = model.geometry
-        shape_options = replace(
-            settings,
-            keep=keys if keys < geometry.head_k_dim else None,
-            keep_values=values if values < geometry.head_v_dim else None,
-            refit=True,
-        )
-        seconds = trim_seconds(model, shape_options, fixed_path)
+        seconds = trim_seconds(model, replace(settings, to=shape, refit=True), fixed_path)
         figures = evaluator.figures(st.load(st.open(fixed_path)))
         chosen = {"chosen": shape == decision["chosen"], "refused": decision["refused"][shape]}
         times = {"cpu_seconds": seconds, "deciding_cpu_seconds": deciding_seconds}

@@ -111,7 +111,7 @@ def study(options: argparse.Namespace, seed: int, done: list[Row]) -> Iterator[R
         statistics = statistics or collect_statistics(model, options, skip, work)
         for leftover in ("cut", "refit"):  # of a killed run
             shutil.rmtree(work / leftover, ignore_errors=True)
-        plan = st.select(model, widths=case["widths"], statistics=statistics, progress=False)
+        plan = st.select(model, to=case["widths"], statistics=statistics, progress=False)
         small = st.prune(model, plan, work / "cut", uneven=True, progress=False)
         pairs = st.calibrate(small, options.text, original=model, skip=skip, **CALIBRATION)
         fitted = st.refit(small, pairs, out=work / "refit", progress=False)

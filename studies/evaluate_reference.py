@@ -77,7 +77,14 @@ def prune(arguments: argparse.Namespace) -> list[Path]:
         for keep in arguments.keep:
             plan, cut = (arguments.out / f"{method}-{keep}{end}" for end in (".json", ""))
             if not plan.exists():
-                options = ("--method", method, "--keep", keep, "--statistics", statistics)
+                options = (
+                    "--method",
+                    method,
+                    "--to",
+                    f"{float(keep):.1%}x100%",
+                    "--statistics",
+                    statistics,
+                )
                 statetrim("select", arguments.model, *options, "-o", plan)
             statetrim("prune", arguments.model, plan, "-o", cut)
             cuts.append(cut)

@@ -46,7 +46,9 @@ def main() -> None:
         )
         analyses, losses = {"original": analysis(model)}, {"original": loss(model)}
         for method in METHODS:
-            plan = st.select(model, method, options.keep, statistics=statistics)
+            plan = st.select(
+                model, method, f"{float(options.keep):.1%}x100%", statistics=statistics
+            )
             small = st.prune(model, plan, out=Path(directory) / method)
             analyses[method], losses[method] = analysis(small), loss(small)
     draw(analyses, options.out)

@@ -1,9 +1,9 @@
 """Tables and figure from the results of compare_shapes.py.
 
-    python studies/plot_shapes.py results/shapes.jsonl docs/shapes.md README.md
+    python studies/plot_shapes.py results/shapes.jsonl docs/choosing-a-shape.md README.md
 
-Fills the places `<!-- shapes -->`, `<!-- agreement -->` and `<!-- lost -->` (each up to its `<!--
-end -->`) of the Markdown files and draws `shapes.png` next to the results.
+Fills the places `<!-- agreement -->` and `<!-- lost -->` (each up to its `<!-- end -->`) of the
+Markdown files and draws `shapes.png` next to the results.
 """
 
 from __future__ import annotations
@@ -39,28 +39,6 @@ def correlation(rows: list[Row], measure: str) -> float:
     sign = -1 if measure == "recall" else 1
     result = spearmanr([r["predicted"] for r in rows], [sign * r[measure][1] for r in rows])
     return float(result.statistic)
-
-
-def interval(change: list[float], scale: float, digits: int) -> str:
-    _, estimate, low, high = change
-    half = scale * (high - low) / 2
-    return f"{scale * estimate:+.{digits}f} ± {half:.{digits}f}"
-
-
-def shapes_table(cases: Cases) -> str:
-    lines = []
-    for (model, share), rows in cases.items():
-        for row in sorted(rows, key=lambda row: row["predicted"]):
-            name = f"**{row['shape']}**" if row["chosen"] else row["shape"]
-            lines.append(
-                [
-                    model, f"{share:g}", name, f"{row['predicted']:.3f}",
-                    interval(row["nll"], 1, 4), interval(row["recall"], 100, 1),
-                    ", ".join(row["refused"]) or "none known",
-                ]
-            )  # fmt: skip
-    header = ["model", "of the bytes", "shape", "predicted", "NLL", "recall, points", "refused by"]
-    return table(header, lines)
 
 
 def agreement_table(cases: Cases) -> str:
@@ -138,7 +116,6 @@ def main() -> None:
     rows = [json.loads(line) for line in options.results.read_text().splitlines()]
     cases = {key: list(group) for key, group in groupby(rows, lambda r: (r["model"], r["share"]))}
     contents = {
-        "shapes": shapes_table(cases),
         "agreement": agreement_table(cases),
         "lost": lost_table(cases),
     }

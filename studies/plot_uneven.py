@@ -17,10 +17,16 @@ import matplotlib.pyplot as plt
 
 from arguments import path_parser
 from plot_methods import table
-from plot_shapes import fill, interval
+from plot_shapes import fill
 
 Row = dict[str, Any]
 KINDS = {"uniform": "#8a8a8a", "squares": "#c2571a", "free": "#1f5fa8"}
+
+
+def interval(change: list[float], scale: float, digits: int) -> str:
+    _, estimate, low, high = change
+    half = scale * (high - low) / 2
+    return f"{scale * estimate:+.{digits}f} ± {half:.{digits}f}"
 
 
 def shapes_text(widths: str) -> str:

@@ -61,7 +61,11 @@ def pruned_path(
         if needs_statistics and not statistics_by_kind:
             statistics_by_kind["text"] = collect_statistics(model, options.text, "text")
         statistics = statistics_by_kind["text"] if needs_statistics else None
-        st.prune(model, st.select(model, row["method"], row["keep"], statistics=statistics), out)
+        st.prune(
+            model,
+            st.select(model, row["method"], f"{row['keep']:.1%}x100%", statistics=statistics),
+            out,
+        )
     return out
 
 

@@ -30,8 +30,7 @@ def main() -> None:
     plan = st.select(
         model,
         options.method,
-        options.keep,
-        keep_values=options.keep_values,
+        f"{options.keep}x{options.keep_values}",
         value_method=options.value_method,
         statistics=statistics,
     )

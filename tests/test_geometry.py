@@ -8,12 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 import statetrim as st
-from statetrim.geometry import (
-    kept_masks,
-    resolve_keep,
-    resolve_square,
-    row_indices,
-)
+from statetrim.geometry import kept_masks, resolve_width, row_indices
+from statetrim.request import Side
 
 
 def test_rows_of_packed_and_interleaved_heads() -> None:
@@ -46,63 +42,33 @@ def test_survivors_along_both_axes_and_dimensions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("requested", "channels", "keep"),
+    ("requested", "channels", "width"),
     [
         (64, 128, 64),
-        ("64", 128, 64),
-        (0.5, 128, 64),
-        ("0.5", 128, 64),
-        ("1/2", 128, 64),
-        (0.1, 100, 16),  # exactly 10, then up to a tile of 16
-        (0.1, 20, 2),
-        (0.3, 128, 48),  # 38.4 -> 39 -> 48
-        (0.9, 10, 9),  # float arithmetic would say 9.000000000000002
-        ("5e-1", 128, 64),
+        (128, 128, 128),
         (33, 128, 33),
+        (Fraction(1, 2), 128, 64),
+        (Fraction(1, 10), 100, 16),  # exactly 10, then up to a tile of 16
+        (Fraction(1, 10), 20, 2),
+        (Fraction(3, 10), 128, 48),  # 38.4 -> 39 -> 48
+        (Fraction(9, 10), 72, 72),  # a tile more would be more than all
+        (Fraction(1), 72, 72),
     ],
 )
-def test_keep_is_a_count_or_a_fraction(requested: object, channels: int, keep: int) -> None:
-    assert resolve_keep(requested, channels) == keep  # type: ignore[arg-type]
+def test_a_width_is_a_count_or_a_part(requested: Side, channels: int, width: int) -> None:
+    assert resolve_width(requested, channels) == width
 
 
-@pytest.mark.parametrize(
-    "requested",
-    [0, -1, 128, 129, 1.0, 0.0, 1.5, "nan", "inf", "", "a", "1e999", "-0.5", "0.999", "1/0"],
-)
-def test_keep_that_makes_no_sense_is_refused(requested: object) -> None:
-    with pytest.raises(st.StatetrimError):
-        resolve_keep(requested, 128)  # type: ignore[arg-type]
+@pytest.mark.parametrize("requested", [0, 129, 10**6])
+def test_a_width_that_an_axis_lacks_is_refused(requested: int) -> None:
+    with pytest.raises(st.StatetrimError, match=f"{requested} of 128"):
+        resolve_width(requested, 128)
 
 
 @given(some.integers(1, 63), some.integers(1, 1000), some.integers(1, 1000))
-def test_a_fraction_is_exact_on_small_heads(
-    channels: int, numerator: int, denominator: int
-) -> None:
-    fraction = Fraction(numerator, denominator)
-    expected = -(-fraction.numerator * channels // fraction.denominator)
-    if fraction > 1 or expected == channels:
-        with pytest.raises(st.StatetrimError):
-            resolve_keep(f"{numerator}/{denominator}", channels)
-    else:
-        assert resolve_keep(f"{numerator}/{denominator}", channels) == expected
-
-
-def state(keys: int, values: int) -> st.Geometry:
-    return st.Geometry((0,), 2, 4, keys, values)
-
-
-def test_a_square_cuts_the_axes_that_are_wider() -> None:
-    assert resolve_square(64, state(128, 128)) == (64, 64)
-    assert resolve_square("0.5", state(128, 128)) == (64, 64)
-    assert resolve_square("96", state(96, 192)) == (None, 96)
-    assert resolve_square("96", state(192, 96)) == (96, None)
-    assert resolve_square(48, state(96, 192)) == (48, 48)
-    assert resolve_square(0.5, state(96, 192)) == (48, 48), "a fraction of the narrower axis"
-    for nonsense in (128, 129, 0, "x", 1.0):
-        with pytest.raises(st.StatetrimError):
-            resolve_square(nonsense, state(128, 128))
-    with pytest.raises(st.StatetrimError, match="cannot keep 128"):
-        resolve_square(128, state(96, 192))
+def test_a_part_is_exact_on_small_heads(channels: int, numerator: int, denominator: int) -> None:
+    part = min(Fraction(numerator, denominator), Fraction(1))
+    assert resolve_width(part, channels) == -(-part.numerator * channels // part.denominator)
 
 
 def test_a_shared_norm_only_loses_length() -> None:

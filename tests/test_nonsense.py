@@ -39,7 +39,7 @@ def command(name: str, folder: Path, more: str = "") -> list[str]:
         "recover": f"recover MODEL {text} --batch-size 4 -o OUT",
         "analyze": f"analyze MODEL {text} --burn-in 8 -o OUT.json",
         "evaluate": "evaluate COPY --baseline MODEL --tasks mqar -o OUT.json",
-        "trim": "trim MODEL --keep 8 --text TEXT -o OUT",
+        "trim": "trim MODEL --to 8x100% --text TEXT -o OUT",
         "benchmark": "benchmark MODEL --baseline MODEL --engine vllm -o OUT",
         "inspect": "inspect MODEL",
     }[name]
@@ -134,7 +134,7 @@ def test_a_pipe_is_no_file(name: str, folder: Path) -> None:
 
 
 PIPES = {
-    "select": ["select", "model", "--keep", "8", "--statistics", "pipe", "-o", "o"],
+    "select": ["select", "model", "--to", "8x100%", "--statistics", "pipe", "-o", "o"],
     "merge": ["merge", "pipe", "pipe", "-o", "o"],
     "refit": ["refit", "model", "--statistics", "pipe", "-o", "o"],
     "prune": ["prune", "model", "pipe", "-o", "o"],
@@ -232,7 +232,7 @@ def test_a_stage_that_took_too_much_is_left_out_on_the_rerun(
 ) -> None:
     def trim(**changes: Any) -> Any:
         return st.trim(
-            folder / "model", keep=8, text=folder / "text.jsonl", tokens=1024, tasks=("mqar",),
+            folder / "model", to="8x100%", text=folder / "text.jsonl", tokens=1024, tasks=("mqar",),
             limit=2, control=False, progress=False, out=folder / "out", **changes,
         )  # fmt: skip
 
@@ -260,12 +260,12 @@ def test_a_terminal_obeys_nothing_that_a_name_says(checkpoint: Any, tmp_path: Pa
     console.print(f"name {ESCAPE}", style="red", highlight=False)
     assert not any(code in shown.getvalue() for code in ("\x1b[2J", "\x1b]0", "\x07"))
     model = shutil.copytree(checkpoint("delta_net"), tmp_path / f"model {ESCAPE}\nx: y")
-    for arguments in (["inspect", str(model)], ["select", str(model), "--method", "l1", "--keep",
-                      "8", "-o", str(tmp_path / f"plan{ESCAPE}.json")]):  # fmt: skip
+    for arguments in (["inspect", str(model)], ["select", str(model), "--method", "l1", "--to",
+                      "8x100%", "-o", str(tmp_path / f"plan{ESCAPE}.json")]):  # fmt: skip
         code, err, out = run(arguments)
         assert code is None
         assert all(line.isprintable() for line in (out + err).splitlines())
-    small = st.prune(model, st.select(model, "l1", 8), tmp_path / "small")
+    small = st.prune(model, st.select(model, "l1", "8x100%"), tmp_path / "small")
     card = (small.path / "README.md").read_text()
     front = card.split("---")[1]
     assert "\x1b" not in card and "x: y" not in front

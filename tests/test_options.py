@@ -44,9 +44,8 @@ def test_a_number_of_tokens_that_is_none_is_refused_at_once(options: Any) -> Non
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: st.trim("M", out="o", kepe=3), "'kepe'; did you mean 'keep'"),
-        (lambda: st.trim("M", out="o", state_mib_per=3), "did you mean 'state_mib_per_sequence'"),
-        (lambda: st.sweep("M", ["6"], out="o", task=()), "sweep has no option 'task'; did you"),
+        (lambda: st.trim("M", out="o", kepe=3), "'kepe'"),
+        (lambda: st.trim("M", out="o", batchsize=3), "did you mean 'batch_size'"),
         (lambda: st.recover("M", text="t", out="o", ranks=3), "recover has no option 'ranks'; did"),
         (lambda: st.recover("M", text="t", out="o", zzz=3), "it has: "),
     ],
@@ -76,8 +75,8 @@ def test_an_option_that_would_be_ignored_is_refused(
 
 def test_an_estimate_is_the_dry_run(checkpoint: Any, text: Path, tmp_path: Path) -> None:
     model = checkpoint("qwen3_5_text")
-    steps = st.estimate(model, keep=6, text=text, tokens="1k", recover="1k", benchmark=False)
-    words = ["trim", str(model), "--keep", "6", "--text", str(text), "--tokens", "1k"]
+    steps = st.estimate(model, to="6x100%", text=text, tokens="1k", recover="1k", benchmark=False)
+    words = ["trim", str(model), "--to", "6x100%", "--text", str(text), "--tokens", "1k"]
     words += ["--recover", "1k", "--no-benchmark", "--dry-run", "--json", "-o", str(tmp_path / "o")]
     plan = json.loads(CliRunner().invoke(app, words).stdout)
     assert [step.name for step in steps] == [step["name"] for step in plan["steps"]]
@@ -133,18 +132,17 @@ def test_the_command_line_fills_every_option(
     checkpoint: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     model, out = str(checkpoint("qwen3_5_text")), str(tmp_path / "out")
-    words = "--state 0.5 --keep 1 --keep-values 2 --square 3 --state-mib-per-sequence 4"
-    words += " --sequences 5 --memory-gib 6 --for vllm --text t --tokens 7 --method l1"
+    words = "--to 0.5 --for vllm --text t --tokens 7 --method l1"
     words += " --value-method readout_l1 --refit --recall 0.3 --random 0.2"
     words += " --recover 8 --tasks mqar,squad --data d --limit 9 --batch-size 10 --no-control"
     words += " --no-benchmark --layerwise --length 11 --seed 12 --device cpu --device-map auto"
-    words += " --max-memory 0=1GiB --dtype bfloat16 --widths 0=1x1 --keep-heads 2"
+    words += " --max-memory 0=1GiB --dtype bfloat16"
     words += " --state-dtype int8"
     arguments = ["trim", model, "-o", out, *words.split()]
     options = filled(monkeypatch, "statetrim.pipelines.job.Job.from_options", arguments)
     defaults = plain(st.TrimOptions())
     unchanged = {name for name, value in defaults.items() if plain(options)[name] == value}
-    assert not unchanged and (options.for_, options.sequences) == ("vllm", 5)
+    assert not unchanged and (options.for_, options.to) == ("vllm", "0.5")
 
     words = "--tokens 1 --length 2 --skip 3 --batch-size 4 --micro-batch 5 --rank 6 --alpha 7"
     words += " --learning-rate 8 --temperature 9 --also mlp --mixed-precision --control --shard"
@@ -158,30 +156,29 @@ def test_the_command_line_fills_every_option(
 
 
 @pytest.mark.parametrize(
-    ("requested", "keep", "keep_values"),
+    ("to", "for_", "kept"),
     [
-        ({"keep": "0.5"}, "0.5", None),
-        ({"keep": 6, "keep_values": 0.5}, 6, 0.5),
-        ({"square": "4"}, "4", "4"),
-        ({"state_mib_per_sequence": 0.002}, 2, None),
-        ({"for_": "transformers", "keep": 6}, 6, None),
+        ("50%x100%", None, {"to": "6x8"}),
+        ("6x50%", None, {"to": "6x4"}),
+        ("0.002MiB", None, {"to": "2x8"}),
+        ("6x100%", "transformers", {"to": "6x8"}),
+        ("50%", None, {"to": "0.5", "for": ""}),
+        ("6x8, 4x4", "transformers", {"to": "6x8,4x4", "for": "transformers"}),
     ],
 )
-def test_the_record_of_a_job_is_that_of_version_0_1(
-    requested: dict[str, Any], keep: Any, keep_values: Any, checkpoint: Any
+def test_jobs_with_the_same_target_have_the_same_record(
+    to: str, for_: str | None, kept: dict[str, str], checkpoint: Any
 ) -> None:
-    """Results and interrupted runs of 0.1 are recognised, whichever options requested the shape."""
     model = st.open(checkpoint("qwen3_5_text"))
     common = {"text": "owner/name", "tokens": "1k", "method": "drrqr", "recall": 0.0}
-    job = Job.from_options(model, st.TrimOptions(**requested, **common))
+    job = Job.from_options(model, st.TrimOptions(to=to, for_=for_, **common))
     assert job.record == {
         "format": "statetrim trim",
         "version": 1,
         "statetrim": st.__version__,
         "source": model.digest,
         "weights": model.digest,
-        "keep": keep,
-        "keep_values": keep_values,
+        **kept,
         "text": "owner/name",
         "tokens": 1024,
         "length": 512,
@@ -206,7 +203,7 @@ def test_results_say_with_which_options_they_were_made(
     checkpoint: Any, text: Path, tmp_path: Path
 ) -> None:
     options = st.TrimOptions(
-        square=4,
+        to="4x4",
         text=str(text),
         tokens="1k",
         recover="1k",
@@ -219,7 +216,7 @@ def test_results_say_with_which_options_they_were_made(
     small = st.trim(checkpoint("qwen3_5_text"), **vars(options), out=tmp_path / "out")
     record = json.loads((small.path / "statetrim" / "trim.json").read_text())
     assert st.TrimOptions(**record["recipe"]) == options
-    assert (record["keep"], record["keep_values"], record["tokens"]) == ("4", "4", 1024)
+    assert (record["to"], record["tokens"]) == ("4x4", 1024)
     record = json.loads((small.path / "statetrim" / "recover.json").read_text())
     assert record["options"] == {
         "rank": 16,
@@ -242,18 +239,18 @@ def test_results_say_with_which_options_they_were_made(
     )
 
 
-@pytest.mark.parametrize("name", ["widths", "seed", "progress"])
+@pytest.mark.parametrize("name", ["to", "seed", "progress"])
 def test_no_parameter_of_select_is_an_option_of_a_method(
     name: str, checkpoint: Any, tmp_path: Path
 ) -> None:
-    words = ["select", str(checkpoint("qwen3_5_text")), "--keep", "6", "--method", "l1"]
+    words = ["select", str(checkpoint("qwen3_5_text")), "--to", "6x100%", "--method", "l1"]
     words += ["-o", str(tmp_path / "plan"), "--option", f"{name}=3"]
     error = CliRunner().invoke(app, words).exception
     assert isinstance(error, st.StatetrimError), error
     assert f"'l1' has no option {name!r}" in str(error)
 
 
-def test_the_estimate_of_a_sweep_is_for_the_device_asked_for(
+def test_the_estimate_of_a_comparison_is_for_the_device_asked_for(
     checkpoint: Any, text: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     placements = []
@@ -263,7 +260,7 @@ def test_the_estimate_of_a_sweep_is_for_the_device_asked_for(
         return Machine(1e9, 2**30, "cpu")
 
     monkeypatch.setattr(Machine, "measure", measure)
-    words = ["trim", str(checkpoint("qwen3_5_text")), "--sweep", "6,4", "--text", str(text)]
+    words = ["trim", str(checkpoint("qwen3_5_text")), "--to", "6x100%,4x100%", "--text", str(text)]
     words += ["--tokens", "1k", "--device", "cpu", "--dry-run", "-o", str(tmp_path / "out")]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
@@ -296,7 +293,7 @@ assert as_record(chosen)["colour"] == "blue"
 
 @pytest.mark.parametrize(
     ("name", "path", "flag"),
-    [("trim", "pipelines/options.py", "keep"), ("calibrate", "calibration/options.py", "text")],
+    [("trim", "pipelines/options.py", "to"), ("calibrate", "calibration/options.py", "text")],
 )
 def test_a_new_option_is_one_field(
     name: str, path: str, flag: str, checkpoint: Any, text: Path, tmp_path: Path
@@ -312,7 +309,7 @@ def test_a_new_option_is_one_field(
     def check(self)"""
     source = (package / path).read_text()
     (package / path).write_text(source.replace("    def check(self)", field, 1))
-    value = {"keep": "6", "text": str(text)}[flag]
+    value = {"to": "6x100%", "text": str(text)}[flag]
     words = [str(checkpoint("qwen3_5_text")), f"--{flag}", value]
     script = NEW_OPTION.format(name=name, words=words, out=tmp_path / "out")
     done = subprocess.run(

@@ -24,7 +24,7 @@ from rich.console import Console
 
 import statetrim as st
 from helpers.forker import run_in_child
-from statetrim.artifacts.sweep import Point
+from statetrim.artifacts.decision import MeasuredShape
 from statetrim.options import OptionsFunction
 from statetrim.progress.bar import terminal_bar
 
@@ -64,21 +64,20 @@ def typed(script: str, folder: Path) -> str:
 
 SCRIPT = """\
 model = st.open("MODEL")
-plan = st.select(model, "l1", keep=0.5)
+plan = st.select(model, "l1", to="64x64")
 small = st.prune(model, plan, "SMALL")
 reveal_type(model)
 reveal_type(plan)
 reveal_type(small)
 reveal_type(st.__version__)
-st.trim("M", out="o", keep=0.5, for_="vllm", tokens="64k")
-st.trim("M", square=64, out="o", limit=3)
-st.sweep("M", ["64"], out="o", method="l1")
+st.trim("M", out="o", to=0.5, for_="vllm", tokens="64k")
+st.trim("M", to="64x64", out="o", limit=3)
 st.recover("M", teacher="T", text="t", out="o", rank=8, also=["mlp"])
 st.slect  # wrong
 st.trim("M", out="o", kepe=0.5)  # wrong
 st.trim("M", out="o", limit="many")  # wrong
 st.TrimOptions(kepe=0.5)  # wrong
-st.sweep("M", ["64"], out="o", metod="l1")  # wrong
+st.trim("M", out="o", metod="l1")  # wrong
 st.recover("M", text="t", out="o", ranks=8)  # wrong
 st.recover("M", text="t", out="o", rank="8")  # wrong
 st.RecoverOptions(ranks=8)  # wrong
@@ -113,7 +112,7 @@ def test_whatever_takes_a_model_takes_a_path() -> None:
             assert name == "open" or st.Checkpoint in accepted, f"{name}: {parameter}"
     assert checked >= {
         *("analyze", "benchmark", "calibrate", "evaluate", "inspect", "load", "open", "prepare"),
-        *("prune", "recover", "refit", "select", "sweep", "trim"),
+        *("prune", "recover", "refit", "select", "trim"),
     }
 
 
@@ -124,11 +123,11 @@ def test_a_cut_by_names_alone_equals_one_by_objects(
     model, sums, plan = str(checkpoint("delta_net")), tmp_path / "sums", str(tmp_path / "plan")
     quick = {"tokens": 1024, "length": 64, "recall": 0.0, "methods": ["drrqr"]}
     statistics = st.calibrate(model, text, out=sums, **quick)
-    st.select(model, "drrqr", 0.5, statistics=str(sums)).save(plan)
+    st.select(model, "drrqr", "50%x100%", statistics=str(sums)).save(plan)
     small = st.prune(model, plan, tmp_path / "small")
 
     opened = st.open(model)
-    selected = st.select(opened, "drrqr", 0.5, statistics=statistics)
+    selected = st.select(opened, "drrqr", "50%x100%", statistics=statistics)
     assert small.digest == st.prune(opened, selected, tmp_path / "again").digest
     assert st.prepare(model, plan).geometry == small.geometry == st.open(str(small.path)).geometry
 
@@ -142,7 +141,7 @@ def test_a_cut_by_names_alone_equals_one_by_objects(
 
 def test_models_are_run_by_their_paths(checkpoint: Load, text: Path, tmp_path: Path) -> None:
     model = checkpoint("delta_net")
-    small = st.prune(model, st.select(model, "l1", 0.5), tmp_path / "small").path
+    small = st.prune(model, st.select(model, "l1", "50%x100%"), tmp_path / "small").path
     assert st.inspect(str(small)).before.head_k_dim == st.open(small).geometry.head_k_dim
     assert sum(p.numel() for p in st.load(str(small)).parameters()) == st.open(small).parameters
     analysis = st.analyze(small, text, tokens=128, length=64, burn_in=8, baseline=str(model))
@@ -168,8 +167,8 @@ def test_a_hub_id_is_a_model_too(
     (cache_folder / "refs").mkdir()
     (cache_folder / "refs" / "main").write_text(revision)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    plan = st.select("someone/tiny", "l1", 0.5)
-    expected = st.select(checkpoint("delta_net"), "l1", 0.5)
+    plan = st.select("someone/tiny", "l1", "50%x100%")
+    expected = st.select(checkpoint("delta_net"), "l1", "50%x100%")
     assert all(torch.equal(plan.kept[layer], expected.kept[layer]) for layer in expected.kept)
 
 
@@ -198,11 +197,11 @@ def shown(checkpoint: Load, text: Path, tmp_path_factory: pytest.TempPathFactory
     statistics = st.calibrate(
         model, text, methods=["drrqr", "readout_greedy"], recall=0.0, tokens=1024, length=64
     )
-    plan = st.select(model, "drrqr", 0.5, keep_values=0.5, statistics=statistics)
+    plan = st.select(model, "drrqr", "50%x50%", statistics=statistics)
     small = st.prune(model, plan, folder / "small")
     every = {"length": 64, "burn_in": 8, "tokens": 256}
     scores = st.evaluate(small, baseline=model, tasks=["mqar"], limit=2)
-    swept = [Point(k, 64, "l1", 64 * k, {}) for k in range(1, 129)]
+    compared = [MeasuredShape(k, 64, "l1", 64 * k, {}) for k in range(1, 129)]
     return {
         "Checkpoint": model,
         "Statistics": statistics,
@@ -213,7 +212,7 @@ def shown(checkpoint: Load, text: Path, tmp_path_factory: pytest.TempPathFactory
         "Score": scores.scores[0],
         "Analysis": st.analyze(small, text, baseline=model, **every),
         "Timings": st.benchmark(small, baseline=model, batches=[1], lengths=[16], rounds=1),
-        "Sweep": st.Sweep("<script>", swept),
+        "Decision": st.Decision("<script>", compared),
         "Geometry": model.geometry,
     }
 
@@ -227,7 +226,7 @@ def test_a_prompt_shows_things_in_a_line(shown: dict[str, Any]) -> None:
     assert "1,024 tokens, 2 layers: key_gram" in repr(shown["Statistics"])
     assert "drrqr" in repr(shown["Plan"]) and "keeps 6 channels" in repr(shown["Plan"])
     assert "mqar, accuracy" in repr(shown["Score"])
-    assert "1 x 64, 2 x 64" in repr(shown["Sweep"]) and "and 120 more" in repr(shown["Sweep"])
+    assert "1x64, 2x64" in repr(shown["Decision"]) and "and 120 more" in repr(shown["Decision"])
 
 
 def test_names_of_any_length_stay_in_a_line(shown: dict[str, Any]) -> None:
@@ -242,7 +241,7 @@ def test_names_of_any_length_stay_in_a_line(shown: dict[str, Any]) -> None:
         st.Timings([long] * 100, [st.Timing(long, long, 1, 1, 1.0, long)] * 100),
         replace(shown["Plan"], method=long, options={long: long}),
         replace(shown["Checkpoint"], path=Path(long), config={"model_type": long}),
-        st.Sweep(long, []),
+        st.Decision(long, []),
         st.Statistics({}),
     ):
         assert len(repr(value)) < 600 and repr(value).isprintable()
@@ -299,10 +298,10 @@ def watched(model: Path, text: Path, out: Path, terminal: bool, **environment: s
         sys.stderr = os.fdopen(2, "w", buffering=1)
         os.environ.update({"TERM": "xterm", "COLUMNS": "120", **environment})
         st.calibrate(model, text, tokens=1024, length=64, recall=0.0)
-        st.prune(model, st.select(model, "l1", 0.5), out)
+        st.prune(model, st.select(model, "l1", "50%x100%"), out)
         print("QUIET", file=sys.stderr)
         st.calibrate(model, text, tokens=1024, length=64, progress=False)
-        plan = st.select(model, "l1", 0.5, progress=False)
+        plan = st.select(model, "l1", "50%x100%", progress=False)
         st.prune(model, plan, out.with_name("other"), progress=False)
         print("END", file=sys.stderr)
 
@@ -376,16 +375,16 @@ def test_a_notebook_shows_a_bar(checkpoint: Load, monkeypatch: pytest.MonkeyPatc
     displays.display = display  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "IPython", module)
     monkeypatch.setitem(sys.modules, "IPython.display", displays)
-    st.select(checkpoint("delta_net"), "l1", 0.5, progress=False)
+    st.select(checkpoint("delta_net"), "l1", "50%x100%", progress=False)
     assert shown == []
-    st.select(checkpoint("delta_net"), "l1", 0.5)
+    st.select(checkpoint("delta_net"), "l1", "50%x100%")
     assert shown[-2:] == [{"text/plain": f"selecting {'█' * 32} 2/2 layers"}, {"text/plain": ""}]
     with pytest.raises(st.StatetrimError, match="does not choose key channels"):
-        st.select(checkpoint("delta_net"), "readout_l1", 0.5)
+        st.select(checkpoint("delta_net"), "readout_l1", "50%x100%")
     assert shown[-1] == {"text/plain": ""}, "a bar must not outlive its run"
 
 
-@pytest.mark.parametrize("name", [*LONG, "sensitivity", "sweep", "trim"])
+@pytest.mark.parametrize("name", [*LONG, "sensitivity", "trim"])
 def test_whatever_takes_long_shows_how_far_it_is(name: str) -> None:
     function = getattr(st, name)
     progress = inspect.signature(function).parameters["progress"]
@@ -397,7 +396,7 @@ def test_a_function_is_told_of_every_stage(checkpoint: Load, text: Path, tmp_pat
     seen: list[st.Progress] = []
     quick = {"text": text, "length": 64, "tasks": ("mqar",), "limit": 2, "control": False}
     model = st.open(checkpoint("delta_net"))
-    quick |= {"keep": 0.5, "refit": True, "tokens": "1k", "benchmark": False}
+    quick |= {"to": "50%x100%", "refit": True, "tokens": "1k", "benchmark": False}
     st.trim(model, out=tmp_path / "out", progress=seen.append, **quick)
     stages = [f"{progress.label.rpartition(': ')[2]}, {progress.unit}" for progress in seen]
     assert list(dict.fromkeys(stages)) == [

@@ -38,9 +38,9 @@ def commands(page: str, program: str = "") -> list[str]:
 def tiny_version(command: str) -> str:
     """The command with numbers for the tiny model, which has 12 channels per head, not 128."""
     for original, replacement in (
-        ("--square 64", "--square 4"),
-        ("keep=64", "keep=6"),
-        ("--sweep 96x96,64x64,48x48", "--sweep 8x6,6x4"),
+        ("--to 64x64", "--to 4x4"),
+        ('to="64x64"', 'to="4x4"'),
+        ("--to 96x96,64x64,48x48", "--to 8x6,6x4"),
         ("--tokens 64k", "--tokens 1k"),
         ("--tokens 32k --length 512", "--tokens 1k --length 64"),
         ("--tokens 32k", "--tokens 1k"),

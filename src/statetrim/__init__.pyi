@@ -2,6 +2,7 @@
 
 from .analysis.analyze import analyze as analyze
 from .artifacts.analysis import Analysis as Analysis
+from .artifacts.decision import Decision as Decision
 from .artifacts.plan import Plan as Plan
 from .artifacts.scores import Score as Score
 from .artifacts.scores import Scores as Scores
@@ -9,7 +10,6 @@ from .artifacts.sensitivity import Sensitivity as Sensitivity
 from .artifacts.statistics import LayerStatistics as LayerStatistics
 from .artifacts.statistics import Statistics as Statistics
 from .artifacts.statistics import merge as merge
-from .artifacts.sweep import Sweep as Sweep
 from .artifacts.timings import Timing as Timing
 from .artifacts.timings import Timings as Timings
 from .artifacts.verification import Verification as Verification
@@ -29,7 +29,6 @@ from .methods.contract import top as top
 from .pipelines.options import TrimOptions as TrimOptions
 from .pipelines.sensitivity import sensitivity as sensitivity
 from .pipelines.steps import estimate as estimate
-from .pipelines.sweep import sweep as sweep
 from .pipelines.trim import trim as trim
 from .progress import Progress as Progress
 from .recovery.options import RecoverOptions as RecoverOptions

@@ -6,6 +6,7 @@ This is index arithmetic, independent of model families and weights.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from math import ceil
 from typing import Literal
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .errors import StatetrimError
-from .maths.units import Amount, parse_fraction
+from .request import Side
 
 Axis = Literal["key", "value"]
 Role = Literal[
@@ -192,52 +193,41 @@ def kept_head_masks(
     return masks
 
 
-def resolve_keep(requested: Amount, channels: int) -> int:
-    """Channels to keep per head, from a count or a fraction; refuses none and all of them.
+def resolve_width(requested: Side, channels: int) -> int:
+    """Channels to keep of an axis, at most all; raises StatetrimError for a count that it lacks.
 
-    A fraction is exact (`0.1` of 100 is 10). On heads of 64 or more channels it is rounded up to a
+    A part is exact (10% of 100 is 10). On heads of 64 or more channels it is rounded up to a
     multiple of 16, to which kernels would pad anyway.
     """
-    text = str(requested).strip()
-    try:
-        keep = int(text)
-    except ValueError:
-        keep = _keep_from_fraction(text, channels)
-    if not 1 <= keep <= channels:
-        raise StatetrimError(
-            f"cannot keep {text[:40]} of {channels} channels per head; "
-            f"give a count from 1 to {channels - 1} or a fraction between 0 and 1, such as 0.5"
-        )
-    if keep == channels:
-        raise StatetrimError(
-            f"keeping {text} leaves all {channels} channels of every head, so nothing would change"
-        )
-    return keep
+    if isinstance(requested, Fraction):
+        width = ceil(requested * channels)
+        if channels >= 4 * KERNEL_TILE:
+            width = ceil(width / KERNEL_TILE) * KERNEL_TILE
+        return min(width, channels)
+    if not 1 <= requested <= channels:
+        raise StatetrimError(f"cannot keep {requested} of {channels} channels per head")
+    return requested
 
 
-def resolve_heads(requested: Amount, geometry: Geometry) -> Geometry:
-    """`geometry` with this number of value heads, from a count or a fraction.
+def resolve_heads(requested: Side, geometry: Geometry) -> Geometry:
+    """`geometry` with this number of value heads, from a count or a part.
 
     A multiple of the key heads keeps all key heads, with fewer value heads each, unless heads share
     values (GLA). Any other count, and in GLA every count, removes key heads with all their value
-    heads. A fraction is rounded up to an allowed count. Raises StatetrimError for a count that
+    heads. A part is rounded up to an allowed count. Raises StatetrimError for a count that
     `allowed_head_counts` lacks, so for all heads too.
     """
-    num_heads, text = geometry.num_v_heads, str(requested).strip()
-    counts = allowed_head_counts(geometry)
-    try:
-        heads = int(text)
-    except ValueError:
-        fraction = parse_fraction(text)
-        minimum = ceil(fraction * num_heads) if 0 < fraction <= 1 else 0
-        heads = next((count for count in counts if count >= minimum > 0), minimum)
+    num_heads, counts = geometry.num_v_heads, allowed_head_counts(geometry)
+    heads = ceil(requested * num_heads) if isinstance(requested, Fraction) else requested
+    if isinstance(requested, Fraction):
+        heads = next((count for count in counts if count >= heads), heads)
     if not counts:
         raise StatetrimError(f"the model has one head of {geometry.shape}, which cannot be removed")
     if heads not in counts:
         raise StatetrimError(
-            f"cannot keep {text[:40]} of {num_heads} value heads, {geometry.group} to each of "
+            f"cannot keep {heads} of {num_heads} value heads, {geometry.group} to each of "
             f"{geometry.num_k_heads} key heads; give {_choices_text(counts)}, "
-            f"or a fraction such as 0.5"
+            f"or a part such as 50%heads"
         )
     return geometry.with_heads(_num_key_heads(heads, geometry), heads)
 
@@ -266,28 +256,3 @@ def _choices_text(counts: Sequence[int]) -> str:
         return f"one of {', '.join(map(str, counts[:4]))}, ..., {counts[-1]}"
     *most, last = map(str, counts)
     return f"{', '.join(most)} or {last}" if most else last
-
-
-def resolve_square(requested: Amount, geometry: Geometry) -> tuple[int | None, int | None]:
-    """Key and value channels to keep for a square state, from a count or a fraction of the narrower
-    axis; None where an axis has that width. Refuses none and all, except that a rectangular state
-    may keep its narrower width as a count."""
-    narrow = min(geometry.head_k_dim, geometry.head_v_dim)
-    rectangular = geometry.head_k_dim != geometry.head_v_dim
-    width = narrow
-    if not rectangular or str(requested) != str(narrow):
-        width = resolve_keep(requested, narrow)
-    return (
-        None if geometry.head_k_dim == width else width,
-        None if geometry.head_v_dim == width else width,
-    )
-
-
-def _keep_from_fraction(text: str, channels: int) -> int:
-    """Channels to keep, rounded up; on heads of 64 or more to a multiple of 16. 0 for a fraction
-    outside (0, 1]."""
-    fraction = parse_fraction(text)
-    if not 0 < fraction <= 1:
-        return 0
-    exact = ceil(fraction * channels)
-    return ceil(exact / KERNEL_TILE) * KERNEL_TILE if channels >= 4 * KERNEL_TILE else exact

@@ -9,18 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from .errors import StatetrimError
-from .maths.units import parse_amount, parse_token_count
+from .maths.units import parse_token_count
 from .options import Check
 
 
 def token_count(name: str, value: int | str) -> None:
     """A number of tokens: 4096 or "64k"."""
     parse_token_count(value)
-
-
-def amount(name: str, value: int | float | str) -> None:
-    """A number of channels or heads, or a fraction of them."""
-    parse_amount(value)
 
 
 def at_least_one(name: str, value: int) -> None:

@@ -12,6 +12,7 @@ from inspect import Parameter, Signature, signature
 from typing import Any, Generic, ParamSpec, TypeVar, dataclass_transform
 
 from .errors import check_option_names
+from .request import refuse_replaced_options
 
 P = ParamSpec("P")
 Options = TypeVar("Options")
@@ -102,7 +103,9 @@ class OptionsFunction(Generic[Subject, P, Options, Result]):
         self.__signature__ = Signature(parameters, return_annotation=returns)
 
     def __call__(self, subject: Subject, /, *args: P.args, **kwargs: P.kwargs) -> Result:
-        check_option_names(self.run.__name__, kwargs, list(self.__signature__.parameters)[1:])
+        valid_names = list(self.__signature__.parameters)[1:]
+        refuse_replaced_options(kwargs, valid_names)
+        check_option_names(self.run.__name__, kwargs, valid_names)
         return self.run(subject, self.options_class(*args, **kwargs))
 
 

@@ -57,7 +57,7 @@ class Study:
             st.select(
                 self.model,
                 "drrqr",
-                row["keep"],
+                f"{row['keep']:.1%}x100%",
                 statistics=self.sums[key],
                 method_options={"tolerance": tolerance},
                 progress=False,

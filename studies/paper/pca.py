@@ -101,7 +101,7 @@ def folded(model: st.Checkpoint, bases: Bases, out: Path) -> st.Checkpoint:
     Config and shapes come from a cut, whose query and key tensors are then replaced.
     """
     kept = next(iter(bases.values())).shape[1]
-    small = st.prune(model, st.select(model, "l1", kept, progress=False), out)
+    small = st.prune(model, st.select(model, "l1", f"{kept}x100%", progress=False), out)
     for shard in out.glob("*.safetensors"):
         tensors = load_file(shard)
         for name in tensors:
@@ -216,7 +216,9 @@ class Study:
                 with projected(live, bases):
                     return self.scorer.score(live)
             sums = self.sums(row["sample"])
-            plan = st.select(self.model, kind, row["keep"], statistics=sums, progress=False)
+            plan = st.select(
+                self.model, kind, f"{row['keep']:.1%}x100%", statistics=sums, progress=False
+            )
             return self.scorer.score_checkpoint(st.prune(self.model, plan, out))
 
 

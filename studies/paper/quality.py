@@ -65,10 +65,11 @@ class CheckpointCache:
         needs = row["method"] in CALIBRATED
         if needs and sample not in self.sums:
             self.sums[sample] = statistics(self.model, self.options, sample, list(CALIBRATED))
+        keys = round(row["keep"] * self.model.geometry.head_k_dim)  # a part would be rounded up
         plan = st.select(
             self.model,
             row["method"],
-            round(row["keep"] * self.model.geometry.head_k_dim),  # a fraction would be rounded up
+            f"{keys}x100%",
             seed=sample,
             statistics=self.sums[sample] if needs else None,
             progress=False,

@@ -95,9 +95,11 @@ def measure(model: st.Checkpoint, options: argparse.Namespace, sample: int, ids:
         statistics_rotated = statistics(rotated_model, options, 0, list(METHODS))
         row: Row = {"agree": {}}
         for method in METHODS:
-            plan = st.select(model, method, 0.5, statistics=statistics_original, progress=False)
+            plan = st.select(
+                model, method, "50%x100%", statistics=statistics_original, progress=False
+            )
             rotated_plan = st.select(
-                rotated_model, method, 0.5, statistics=statistics_rotated, progress=False
+                rotated_model, method, "50%x100%", statistics=statistics_rotated, progress=False
             )
             row["agree"][method] = round(shared_fraction(plan, rotated_plan), 4)
         small = st.prune(model, plan, folder / "small")

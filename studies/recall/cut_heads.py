@@ -37,7 +37,7 @@ def variants(geometry: st.Geometry) -> list[tuple[Row, dict[str, Any]]]:
             cuts += [
                 (
                     {"part": f"1/{divisor}", "cut": f"{heads // divisor} heads", "method": method},
-                    {"keep_heads": heads // divisor, "head_method": method},
+                    {"to": f"{heads // divisor}heads", "head_method": method},
                 )
                 for method in ("head_refit", "head_energy", "rand")
             ]
@@ -46,10 +46,7 @@ def variants(geometry: st.Geometry) -> list[tuple[Row, dict[str, Any]]]:
         cuts += [
             (
                 {"part": f"1/{divisor}", "cut": f"{k}x{v}", "method": "defaults"},
-                {
-                    "keep": None if k == keys else k,
-                    "keep_values": None if v == values else v,
-                },
+                {"to": f"{k}x{v}"},
             )
             for k, v in widths
         ]

@@ -52,12 +52,10 @@ class Study:
         if not sums.exists():
             methods = [defaults.KEY_METHOD, defaults.VALUE_METHOD]
             st.calibrate(self.model, options.text, methods=methods, out=sums, **mix)
-        geometry = self.model.geometry
         plan = st.select(
             self.model,
             defaults.KEY_METHOD,
-            keys if keys < geometry.head_k_dim else None,
-            keep_values=values if values < geometry.head_v_dim else None,
+            f"{keys}x{values}",
             value_method=defaults.VALUE_METHOD,
             statistics=sums,
         )

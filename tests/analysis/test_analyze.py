@@ -283,7 +283,7 @@ def pair(checkpoint: Any, text: Path, tmp_path_factory: pytest.TempPathFactory) 
     """The analysis of a cut to half the key channels, with the original as baseline."""
     model = st.open(checkpoint("gated_deltanet"))
     out = tmp_path_factory.mktemp("small") / "out"
-    small = st.prune(model, st.select(model, "l1", 6), out=out)
+    small = st.prune(model, st.select(model, "l1", "6x100%"), out=out)
     return st.analyze(small, text, **SETTINGS, baseline=model)
 
 

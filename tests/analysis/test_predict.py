@@ -29,9 +29,9 @@ def test_prediction_equals_the_cut_on_disk(
     half = model.geometry.head_k_dim // 2
     values = model.geometry.head_v_dim // 2
     plans = {
-        "keys": st.select(model, "l1", half),
-        "values": st.select(model, keep_values=values, value_method="readout_l1"),
-        "both": st.select(model, "l1", half, keep_values=values, value_method="readout_l1"),
+        "keys": st.select(model, "l1", f"{half}x100%"),
+        "values": st.select(model, to=f"100%x{values}", value_method="readout_l1"),
+        "both": st.select(model, "l1", f"{half}x{values}", value_method="readout_l1"),
     }
     fitted = {"a": drawn(0), "b": drawn(1)}
     measured = {"a": drawn(2), "b": drawn(3)}
@@ -61,7 +61,7 @@ def test_prediction_equals_the_cut_on_disk(
 
 def test_all_layers_at_once_give_the_same(checkpoint: Any) -> None:
     model = st.open(checkpoint("qwen3_next"))
-    plans = {"half": st.select(model, "l1", 0.5)}
+    plans = {"half": st.select(model, "l1", "50%x100%")}
     layer_by_layer, all_at_once = (
         predict(model, plans, {"a": drawn(0)}, {"a": drawn(1)}, max_bytes=size)
         for size in (1, 2**40)
@@ -73,7 +73,7 @@ def test_all_layers_at_once_give_the_same(checkpoint: Any) -> None:
 def test_more_channels_miss_less(checkpoint: Any, tmp_path: Path) -> None:
     model = st.open(checkpoint("delta_net"))
     widths = range(2, model.geometry.head_k_dim, 3)
-    plans = {str(width): st.select(model, "l1", width) for width in widths}
+    plans = {str(width): st.select(model, "l1", f"{width}x100%") for width in widths}
     prediction = predict(model, plans, {"a": drawn(0)}, {"a": drawn(1)})
     assert prediction.ranked == [str(width) for width in reversed(widths)]
     prediction.save(tmp_path / "prediction.json")
@@ -90,6 +90,6 @@ def test_a_file_that_holds_no_prediction_is_refused(text: str, tmp_path: Path) -
 
 def test_sources_must_agree(checkpoint: Any) -> None:
     model = st.open(checkpoint("delta_net"))
-    plans = {"half": st.select(model, "l1", 0.5)}
+    plans = {"half": st.select(model, "l1", "50%x100%")}
     with pytest.raises(st.StatetrimError, match="same sources"):
         predict(model, plans, {"a": drawn(0)}, {"b": drawn(1)})

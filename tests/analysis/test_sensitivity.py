@@ -91,8 +91,8 @@ def test_a_layer_alone_is_that_layer_of_the_cut_checkpoint(
 ) -> None:
     model = st.open(checkpoint(model_type))
     plans = [
-        st.select(model, "rand", 0.5),
-        st.select(model, "rand", keep_values=4, value_method="rand"),
+        st.select(model, "rand", "50%x100%"),
+        st.select(model, "rand", to="100%x4", value_method="rand"),
     ]
     check_against_disk(model, plans, text, tmp_path, WINDOWS, ROWS)
 
@@ -101,7 +101,7 @@ def test_errors_are_those_of_the_cut_layer_on_the_same_input(
     checkpoint: Callable[[str], Path], text: Path, tmp_path: Path
 ) -> None:
     model = st.open(checkpoint("gated_deltanet"))
-    plan = st.select(model, "rand", 0.5)
+    plan = st.select(model, "rand", "50%x100%")
     result = sensitivity(model, [plan], text, windows=WINDOWS, rows=ROWS)
     small, live = Small(model, plan, tmp_path / "small"), st.load(model)
     ids = read_sequences(text, load_tokenizer(model), tokens=WINDOWS * LENGTH, length=LENGTH).ids
@@ -128,7 +128,7 @@ def test_from_disk_it_is_the_same_and_weights_are_read_once_for_a_cut(
     checkpoint: Callable[[str], Path], model_type: str, text: Path
 ) -> None:
     model = st.open(checkpoint(model_type))
-    plan = st.select(model, "rand", 0.5, keep_values=4, value_method="rand")
+    plan = st.select(model, "rand", "50%x4", value_method="rand")
     options: dict[str, Any] = {"windows": WINDOWS, "rows": ROWS, "batch_size": 1}
     in_memory = sensitivity(model, [plan], text, **options)
     with record_tensor_reads(model) as read_names:
@@ -148,7 +148,7 @@ def test_a_killed_run_resumes(
     checkpoint: Callable[[str], Path], text: Path, tmp_path: Path
 ) -> None:
     model = st.open(checkpoint("delta_net"))
-    plans = [st.select(model, "rand", 0.5)]
+    plans = [st.select(model, "rand", "50%x100%")]
     options: dict[str, Any] = {"windows": WINDOWS, "rows": ROWS}
     out = tmp_path / "found.json"
 
@@ -171,7 +171,7 @@ def test_a_killed_run_resumes(
 
 def test_refuses_plans_that_compare_nothing(checkpoint: Callable[[str], Path], text: Path) -> None:
     model = st.open(checkpoint("delta_net"))
-    plan = st.select(model, "rand", 0.5)
+    plan = st.select(model, "rand", "50%x100%")
     with pytest.raises(st.StatetrimError, match="each width once"):
         sensitivity(model, [plan, plan], text, windows=2, rows=2)
     with pytest.raises(st.StatetrimError, match="nothing to compare"):

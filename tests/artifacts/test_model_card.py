@@ -46,7 +46,7 @@ def scores(cut: str = "SMALL", lost: float = 0.5) -> st.Scores:
 
 
 def card(model: st.Checkpoint, original: str = "", **changes: Any) -> str:
-    plan = st.select(model, "l1", keep=6)
+    plan = st.select(model, "l1", to="6x100%")
     after = plan.pruned_geometry(model.geometry)
     return model_card(model, replace(plan, **changes), after, 1234, original)
 

@@ -34,7 +34,7 @@ def pair(
 ) -> tuple[Path, Path]:
     model = st.open(checkpoint("qwen3_5_text"))
     out = tmp_path_factory.mktemp("small") / "half"
-    st.prune(model, st.select(model, "l1", keep=6), out)
+    st.prune(model, st.select(model, "l1", to="6x100%"), out)
     return model.path, out
 
 

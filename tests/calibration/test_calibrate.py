@@ -182,7 +182,7 @@ def test_two_halves_add_up_to_the_whole(checkpoint: Any, text: Path, tmp_path: P
     for method in method_names("key"):
         choice: dict[str, Any] = {"keep_values": 4, "value_method": "readout_greedy"}
         first, second = (
-            st.select(model, method, 6, statistics=s, **choice) for s in (whole, merged)
+            st.select(model, method, "6x100%", statistics=s, **choice) for s in (whole, merged)
         )
         assert all(torch.equal(first.kept[i], second.kept[i]) for i in first.kept)
         assert first.kept_values and second.kept_values
@@ -231,11 +231,13 @@ def test_statistics_of_another_model_or_method_are_refused(checkpoint: Any, text
     needed = {"input_square", "output_square"}
     assert statistics.sum_names == needed, "nothing is summed that nobody needs"
     with pytest.raises(st.StatetrimError, match=r"'drrqr' needs query_gram.*--for drrqr"):
-        st.select(model, "drrqr", 6, statistics=statistics)
+        st.select(model, "drrqr", "6x100%", statistics=statistics)
     with pytest.raises(st.StatetrimError, match="'grad' needs query_gradient"):
-        st.select(model, "grad", 6)
+        st.select(model, "grad", "6x100%")
     with pytest.raises(st.StatetrimError, match="another model"):
-        st.select(st.open(checkpoint("qwen3_5_moe_text")), "s_wanda", 6, statistics=statistics)
+        st.select(
+            st.open(checkpoint("qwen3_5_moe_text")), "s_wanda", "6x100%", statistics=statistics
+        )
     with pytest.raises(st.StatetrimError, match="needs no calibration"):
         st.calibrate(model, text, methods=["rand", "l1"], **SETTINGS)
     with pytest.raises(st.StatetrimError, match="'grad' needs the whole model"):
@@ -282,13 +284,16 @@ def test_spoiled_statistics_and_options_are_one_sentence(checkpoint: Any, text: 
                 st.select(
                     model,
                     "l1" if values else method,
-                    6,
-                    keep_values=4 if values else None,
+                    "6x4" if values else "6x100%",
                     value_method=method,
                     statistics=broken,
                 )
     for tolerance in (1.0, "much"):
         with pytest.raises(st.StatetrimError, match="method 'drrqr' cannot continue"):
             st.select(
-                model, "drrqr", 6, statistics=statistics, method_options={"tolerance": tolerance}
+                model,
+                "drrqr",
+                "6x100%",
+                statistics=statistics,
+                method_options={"tolerance": tolerance},
             )

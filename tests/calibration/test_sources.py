@@ -167,8 +167,8 @@ def test_the_mixture_is_what_a_plain_recomputation_gives(whole: Statistics) -> N
 def test_nothing_of_the_others_is_text_alone(model: st.Checkpoint, whole: Statistics) -> None:
     zero_shares = dict.fromkeys(whole.generated, 0.0)
     for method in ("drrqr", "product", "grad", "s_wanda"):
-        first = st.select(model, method, 6, statistics=whole, shares=zero_shares)
-        second = st.select(model, method, 6, statistics=single_with_lineage(whole))
+        first = st.select(model, method, "6x100%", statistics=whole, shares=zero_shares)
+        second = st.select(model, method, "6x100%", statistics=single_with_lineage(whole))
         assert all(torch.equal(first.kept[i], second.kept[i]) for i in first.kept), method
     assert mix_statistics(single(whole, "text")).layers is whole.layers
 
@@ -181,12 +181,12 @@ def test_shares_change_the_choice_and_stand_in_the_plan(
     model: st.Checkpoint, whole: Statistics
 ) -> None:
     plans = [
-        st.select(model, "product", 6, statistics=whole, shares={"recall": share})
+        st.select(model, "product", "6x100%", statistics=whole, shares={"recall": share})
         for share in (0.0, 1.0)
     ]
     assert any(not torch.equal(plans[0].kept[i], plans[1].kept[i]) for i in plans[0].kept)
     assert plans[1].lineage["statistics"]["shares"]["recall"] == 1.0
-    default = st.select(model, "product", 6, statistics=whole)
+    default = st.select(model, "product", "6x100%", statistics=whole)
     assert default.lineage["statistics"]["shares"] == whole.shares
 
 
@@ -210,7 +210,7 @@ def test_merged_by_source(model: st.Checkpoint, text: Path, whole: Statistics) -
 def test_a_refit_weighs_each_source_by_its_own_size(
     model: st.Checkpoint, text: Path, tmp_path: Path
 ) -> None:
-    plan = st.select(model, keep_values=4, value_method="rand")
+    plan = st.select(model, to="100%x4", value_method="rand")
     small = st.prune(model, plan, tmp_path / "small")
     statistics = st.calibrate(small, text, original=model, **SETTINGS, recall=0.5)
     for layer, mixed_sums in mix_statistics(statistics, {"recall": 0.25}).layers.items():
@@ -256,12 +256,12 @@ def test_what_cannot_be_is_one_sentence(
     with pytest.raises(st.StatetrimError, match="give a text"):
         st.calibrate(model, ready, **SETTINGS, echo=0.5)
     with pytest.raises(st.StatetrimError, match="nothing of 'music', but recall, random, echo"):
-        st.select(model, "product", 6, statistics=whole, shares={"music": 0.5})
+        st.select(model, "product", "6x100%", statistics=whole, shares={"music": 0.5})
     for wrong in ({"recall": 1.5}, {"recall": -0.5}, {"recall": float("nan")}):
         with pytest.raises(st.StatetrimError, match="from 0 to 1"):
-            st.select(model, "product", 6, statistics=whole, shares=wrong)
+            st.select(model, "product", "6x100%", statistics=whole, shares=wrong)
     with pytest.raises(st.StatetrimError, match="give statistics"):
-        st.select(model, "l1", 6, shares={"recall": 0.5})
+        st.select(model, "l1", "6x100%", shares={"recall": 0.5})
     layers = {0: st.LayerStatistics(3, query_gram=torch.zeros(4).double())}
     with pytest.raises(st.StatetrimError, match="no usable 'query_gram'"):
         mix_statistics(Statistics(layers, {}, {"recall": layers}))

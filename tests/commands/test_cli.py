@@ -29,12 +29,12 @@ def test_select_and_prune_end_in_a_smaller_checkpoint(
     run: Run, checkpoint: Any, tmp_path: Path
 ) -> None:
     model = checkpoint("qwen3_5_text")
-    options = ["--keep", "0.5", "--method", "l1", "--option", "score=q"]
+    options = ["--to", "50%x100%", "--method", "l1", "--option", "score=q"]
     selected = run("select", model, *options, "-o", "p.json", cwd=tmp_path)
     assert selected.returncode == 0, selected.stderr
     assert "6 of 12 channels" in selected.stdout
     plan = st.Plan.load(tmp_path / "p.json")
-    assert (plan.requested, plan.keep, plan.options) == ("0.5", 6, {"score": "q"})
+    assert (plan.to, plan.keep, plan.options) == ("6x100%", 6, {"score": "q"})
 
     dry = run("prune", model, "p.json", "-o", "out", "--dry-run", "--json", cwd=tmp_path)
     assert json.loads(dry.stdout)["head_k_dim"] == [12, 6]
@@ -66,7 +66,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
 
 def test_a_plan_is_never_overwritten(run: Run, checkpoint: Any, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text("mine")
-    result = run("select", checkpoint("mamba2"), "--keep", 4, "-o", tmp_path / "plan.json")
+    result = run("select", checkpoint("mamba2"), "--to", "4x100%", "-o", tmp_path / "plan.json")
     assert result.returncode == 2 and "exists already" in result.stderr
     assert (tmp_path / "plan.json").read_text() == "mine"
 
@@ -102,11 +102,11 @@ def test_a_log_gets_a_line_now_and_then(
 
 def test_both_axes_are_chosen_shown_and_cut(run: Run, checkpoint: Any, tmp_path: Path) -> None:
     model = checkpoint("qwen3_5_text")
-    seen = run("inspect", model, "--keep", "6", "--keep-values", "4", "--json")
+    seen = run("inspect", model, "--to", "6x4", "--json")
     report = json.loads(seen.stdout)
     assert (report["after"]["head_k_dim"], report["after"]["head_v_dim"]) == (6, 4)
     weights_only = ["--method", "l1", "--value-method", "readout_l1"]
-    selected = run("select", model, "--square", "4", *weights_only, "-o", "p.json", cwd=tmp_path)
+    selected = run("select", model, "--to", "4x4", *weights_only, "-o", "p.json", cwd=tmp_path)
     assert selected.returncode == 0, selected.stderr
     assert "4 of 12 channels" in selected.stdout and "4 of 8 channels" in selected.stdout
     plan = st.Plan.load(tmp_path / "p.json")
@@ -116,25 +116,20 @@ def test_both_axes_are_chosen_shown_and_cut(run: Run, checkpoint: Any, tmp_path:
     assert (pruned["head_k_dim"], pruned["head_v_dim"]) == ([12, 4], [8, 4])
     small = st.open(tmp_path / "out")
     assert pruned["parameters"][1] == small.parameters
-    assert st.inspect(st.open(model), 4, 4).parameters_after == small.parameters
-    options = ["--keep-values", "0.5", *weights_only]
+    assert st.inspect(st.open(model), "4x4").parameters_after == small.parameters
+    options = ["--to", "100%x50%", *weights_only]
     values = run("select", model, *options, "-o", "v.json", cwd=tmp_path)
     assert values.returncode == 0, values.stderr
     plan = st.Plan.load(tmp_path / "v.json")
-    assert (plan.keep, plan.keep_values, plan.method, plan.requested_values) == (
-        12,
-        4,
-        "none",
-        "0.5",
-    )
+    assert (plan.keep, plan.keep_values, plan.method, plan.to) == (12, 4, "none", "100%x4")
     assert "key head" not in values.stdout
     for arguments, message in (
-        ([], "say how many channels"),
-        (["--square", "4", "--keep", "6"], "leave out the other two"),
-        (["--keep-values", "8"], "nothing would change"),
-        (["--keep-values", "4", "--value-method", "drrqr"], "does not choose value"),
-        (["--keep-values", "4", "--value-method", "readout_greedy"], "needs readout_gram"),
-        (["--keep-values", "4", "--value-option", "tolerance=2"], "no option 'tolerance'"),
+        ([], "say what to keep"),
+        (["--to", "0.5"], "several shapes"),
+        (["--to", "100%x8"], "nothing would change"),
+        (["--to", "100%x4", "--value-method", "drrqr"], "does not choose value"),
+        (["--to", "100%x4", "--value-method", "readout_greedy"], "needs readout_gram"),
+        (["--to", "100%x4", "--value-option", "tolerance=2"], "no option 'tolerance'"),
     ):
         refused = run("select", model, *arguments, "-o", "n.json", cwd=tmp_path)
         assert refused.returncode == 2 and message in refused.stderr, refused.stderr

@@ -14,10 +14,12 @@ from statetrim.progress.bar import RunProgressSource
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns about its slow paths
 
-TRIM = "trim MODEL --keep 6 --text TEXT --tokens 1k --limit 2 --batch-size 2 --no-benchmark -o OUT"
+TRIM = (
+    "trim MODEL --to 6x100% --text TEXT --tokens 1k --limit 2 --batch-size 2 --no-benchmark -o OUT"
+)
 COMMANDS = {
     "calibrate": "calibrate MODEL --text TEXT --tokens 1k --length 64 --batch-size 2 -o OUT",
-    "select": "select MODEL --keep 6 --method l1 -o OUT",
+    "select": "select MODEL --to 6x100% --method l1 -o OUT",
     "prune": "prune MODEL PLAN -o OUT",
     "refit": "refit SMALL --statistics SUMS -o OUT",
     "recover": "recover SMALL --teacher MODEL --text TEXT --tokens 1k --length 64 -o OUT",
@@ -26,10 +28,10 @@ COMMANDS = {
     "sensitivity": "analyze MODEL --sensitivity --text TEXT --tokens 1k -o OUT.json",
     "benchmark": "benchmark SMALL --baseline MODEL --lengths 8 --batch-sizes 1 -o OUT",
     "trim": TRIM,
-    "sweep": TRIM.replace("--keep", "--sweep"),
+    "comparison": TRIM.replace("6x100%", "8x100%,6x100%"),
     "demo": "demo -o OUT",
 }
-KEEP = {"prune", "refit", "recover", "trim", "sweep", "demo"}
+KEEP = {"prune", "refit", "recover", "trim", "comparison", "demo"}
 """Commands that write partial output from the start; the others have none when they are stopped."""
 
 
@@ -40,7 +42,7 @@ def places(
     root = tmp_path_factory.mktemp("interrupted")
     model = st.open(checkpoint("qwen3_5_text"))
     text = tiny.write_text(root / "text.jsonl", 2**16)
-    plan = st.select(model, "l1", 6)
+    plan = st.select(model, "l1", "6x100%")
     plan.save(root / "plan.json")
     small = st.prune(model, plan, root / "small")
     sums = root / "sums.safetensors"

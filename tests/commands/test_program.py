@@ -52,7 +52,8 @@ def test_help_fits_80_columns_and_nothing_is_cut(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "offered"), [("statetrim tri", "trim"), ("statetrim trim --keep-v", "--keep-values")]
+    ("typed", "offered"),
+    [("statetrim tri", "trim"), ("statetrim trim --value-m", "--value-method")],
 )
 def test_the_shell_completes(typed: str, offered: str) -> None:
     last = str(len(typed.split()) - 1)
@@ -90,7 +91,7 @@ def test_quiet_leaves_results_and_warnings_and_the_log_has_all(
 ) -> None:
     log, text = tmp_path / "run.log", tmp_path / "text.txt"
     text.write_text("words")
-    words = ["trim", str(checkpoint("qwen3_next")), "--keep", "6", "--text", str(text)]
+    words = ["trim", str(checkpoint("qwen3_next")), "--to", "6x100%", "--text", str(text)]
     quiet = warm_forker.run([*words, "--dry-run", "-o", "O", "--quiet", "--log", str(log)])
     assert quiet["code"] == 0, quiet["err"]
     assert quiet["err"].startswith("warning: 6x8 is refused by") and quiet["err"].count("\n") == 1

@@ -18,7 +18,7 @@ from helpers import tiny
 
 COLUMNS = 80
 TOKEN = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|([\r\n])|([^\x1b\r\n])")
-FLAGS = "--keep 6 --tokens 2k --limit 2 --batch-size 2 --tasks text --no-control --no-benchmark"
+FLAGS = "--to 6x100% --tokens 2k --limit 2 --batch-size 2 --tasks text --no-control --no-benchmark"
 
 
 class Screen:

@@ -23,22 +23,23 @@ CASES = Cases()
 add = CASES.add
 
 
-for keep in (
-    "0", "-1", "-8", "13", "12", "1000000000", "9" * 4000, "8" * 5000, "1e999", "1e-999", "-1e9",
-    "nan", "inf", "-inf", "10**9", "1/0", "0/1", "-1/2", "3/2", "13/12", "12/12", "", " ", "0.0",
-    "1.0", "1.5", "0x8", "8.",
-    "\uff18.\uff15", "eight", "8,", "8 8", "None", "1e", "½", "0.99999", "1e0",
+for to in (
+    "0", "-1", "-8", "13x8", "12x8", "1000000000", "9" * 4000, "8" * 5000, "1e999", "1e-999", "nan",
+    "-1e9", "inf", "-inf", "10**9", "1/0", "0/1", "-1/2", "3/2", "13/12", "12/12", "", " ", "0.0",
+    "1.0", "1.5", "0x8", "8.", "0%x8", "101%x8", "8x", "8x8,", "0heads", "99heads", "0MiB", "½",
+    "1e9MiB", "\uff18.\uff15", "eight", "8,", "8 8", "None", "1e", "1e0", "7=8x8", "0=8x8,0=4x4",
     "1" + "0" * 31, "1/" + "9" * 40, ESCAPE, "⑧", "8\n9",
 ):  # fmt: skip
     for command in (select, inspect):
 
-        def keeping(root: Path, keep: str = keep, command: Any = command) -> list[str]:
-            return select(root, keep) if command is select else [*inspect(root), "--keep", keep]
+        def keeping(root: Path, to: str = to, command: Any = command) -> list[str]:
+            return select(root, to) if command is select else [*inspect(root), "--to", to]
 
-        add(f"{command.__name__} --keep {keep[:20]!r}", keeping, "cannot keep|cannot read|keeping")
+        expected = "cannot keep|cannot read|keeping|the share|no linear attention|even with"
+        add(f"{command.__name__} --to {to[:20]!r}", keeping, expected)
 for option in ("score", "score=x", "score=[1]", "score={}", "score=NaN", "score=null", "=q",
                "a b=1",
-               "seed=1", "keep=4", "model=x", "method=x", "progress=1", "other=1", "__class__=1",
+               "seed=1", "to=4", "model=x", "method=x", "progress=1", "other=1", "__class__=1",
                "score=" + "[" * 100_000, "score=" + ESCAPE):  # fmt: skip
     expected_text = "an option is|score must be|has no option"
     add(f"--option {option[:30]!r}", lambda r, o=option: [*select(r), "--option", o], expected_text)
@@ -52,7 +53,14 @@ for family in ("absent.py", ".", "/etc/passwd"):
 
 
 def only_a_config(root: Path) -> list[str]:
-    return ["select", str(root / "model" / "config.json"), "--keep", "8", "-o", str(root / "new")]
+    return [
+        "select",
+        str(root / "model" / "config.json"),
+        "--to",
+        "8x100%",
+        "-o",
+        str(root / "new"),
+    ]
 
 
 def output_exists(root: Path) -> list[str]:
@@ -94,7 +102,7 @@ def test_refused(case: Case, sound: SoundCheckpoint, scratch: Path, little_memor
     check_refused(case, sound, scratch)
 
 
-HEAVY = CASES.named("select --keep '1e999'")
+HEAVY = CASES.named("select --to '1e999'")
 
 
 @pytest.mark.timeout(120)

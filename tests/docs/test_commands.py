@@ -92,9 +92,12 @@ def test_two_processes_run_what_torchrun_starts(line: str, world: Callable[[Path
 @pytest.mark.parametrize(
     ("line", "expected_text"),
     [
-        ("statetrim inspect MODEL --keep many", "many"),
-        ("statetrim select MODEL --keep 64 --statistics statistic.safetensors -o p", "statistic.s"),
-        ("statetrim trim MODEL --keep 64", "lacks an argument"),
+        ("statetrim inspect MODEL --to manyx100%", "many"),
+        (
+            "statetrim select MODEL --to 64x100% --statistics statistic.safetensors -o p",
+            "statistic.s",
+        ),
+        ("statetrim trim MODEL --to 64x100%", "lacks an argument"),
         ("statetrim inspect MODEL && rm MODEL", "a line of its own"),
         ("llama-server -m OUT", "nothing here runs 'llama-server'"),
     ],

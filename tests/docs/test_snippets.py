@@ -27,7 +27,6 @@ SMALLER: dict[str, dict[str, Any]] = {
     "analyze": {"tokens": 256, "length": 64, "burn_in": 8},
     "calibrate": {"tokens": 256, "length": 64},
     "recover": {"tokens": 512, "length": 64, "batch_size": 4},
-    "sweep": {**_TRIM, "benchmark": False},
     "trim": {**_TRIM, "benchmark": False},
 }
 """Sizes that replace those of the page, which are only checked for validity."""
@@ -51,8 +50,6 @@ def names() -> dict[str, Any]:
 def smaller(function: Callable[..., Any], sizes: dict[str, Any]) -> Callable[..., Any]:
     def call(*arguments: Any, **named: Any) -> Any:
         parse_token_count(named.get("tokens", 0))
-        if "memory_gib" in named:
-            named["memory_gib"] = 0.01  # fits a state of 256 KiB
         return function(*arguments, **(named | sizes))
 
     return call

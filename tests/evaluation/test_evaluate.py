@@ -39,7 +39,7 @@ needs_data = pytest.mark.skipif(
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The reference model with half of its key channels."""
     model, out = st.open(MODEL), tmp_path_factory.mktemp("cut") / "small"
-    st.prune(model, st.select(model, "l1", 0.5), out)
+    st.prune(model, st.select(model, "l1", "50%x100%"), out)
     return out
 
 
@@ -258,7 +258,7 @@ def test_own_text_is_read_by_both_whole_or_streamed(
     text = tmp_path / "text.jsonl"
     tiny.write_text(text, 2**13)
     model = st.open(checkpoint("qwen3_5_text"))
-    small = st.prune(model, st.select(model, "l1", 0.5), tmp_path / "small")
+    small = st.prune(model, st.select(model, "l1", "50%x100%"), tmp_path / "small")
     options: dict[str, Any] = {"tasks": ["text"], "text": text, "skip": 100, "limit": 3}
     whole = st.evaluate([small], baseline=model, **options)
     streamed = st.evaluate([small], baseline=model, layerwise=True, **options)
@@ -313,9 +313,9 @@ def test_a_text_that_the_cut_has_seen_is_named_with_what_to_skip(
     text = tiny.write_text(tmp_path / "text.jsonl", 2**13)
     sizes: dict[str, Any] = {"tokens": 2048, "length": 64, "recall": 0.25, "progress": False}
     statistics = st.calibrate(path, text, methods=["drrqr"], skip=100, **sizes)
-    plan = st.select(path, "drrqr", 6, statistics=statistics)
+    plan = st.select(path, "drrqr", "6x100%", statistics=statistics)
     cut = st.prune(path, plan, tmp_path / "cut")
-    other = st.prune(path, st.select(path, "l1", 6), tmp_path / "other")
+    other = st.prune(path, st.select(path, "l1", "6x100%"), tmp_path / "other")
     moved = tmp_path / "moved.jsonl"
     moved.write_bytes(text.read_bytes())
     unseen = tiny.write_text(tmp_path / "unseen.jsonl", 2**13, seed=1)
@@ -344,7 +344,7 @@ def test_records_of_seen_text_are_not_trusted(
     checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
     path = checkpoint("delta_net")
-    cut = st.prune(path, st.select(path, "l1", 6), tmp_path / "cut")
+    cut = st.prune(path, st.select(path, "l1", "6x100%"), tmp_path / "cut")
     record = cut.path / "statetrim" / "plan.json"
     plan = json.loads(record.read_text())
     good = {"text": "t", "skip": 0, "length": 64, "count": 1, "digest": "0"}
@@ -364,7 +364,7 @@ def test_progress_goes_from_nothing_to_everything_once(
     layerwise: bool, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
     path = checkpoint("delta_net")
-    cut = st.prune(path, st.select(path, "l1", 6), tmp_path / "cut")
+    cut = st.prune(path, st.select(path, "l1", "6x100%"), tmp_path / "cut")
     text = tiny.write_text(tmp_path / "text.jsonl", 2**12)
     updates: list[Progress] = []
     st.evaluate(
@@ -409,7 +409,7 @@ def test_many_records_of_seen_text_do_not_take_long(
 ) -> None:
     """Each record makes it read a text; the records of an untrusted cut may be ten thousand."""
     path = checkpoint("delta_net")
-    cut = st.prune(path, st.select(path, "l1", 6), tmp_path / "cut")
+    cut = st.prune(path, st.select(path, "l1", "6x100%"), tmp_path / "cut")
     record = cut.path / "statetrim" / "plan.json"
     plan = json.loads(record.read_text())
     entries = [

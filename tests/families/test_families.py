@@ -32,7 +32,9 @@ def random_plan(
     model: st.Checkpoint, keep: int | None, keep_values: int | None = None, seed: int = 1
 ) -> st.Plan:
     """A random plan, which keeps different channels in different layers and heads."""
-    plan = st.select(model, "rand", keep, keep_values=keep_values, value_method="rand", seed=seed)
+    plan = st.select(
+        model, "rand", f"{keep or '100%'}x{keep_values or '100%'}", value_method="rand", seed=seed
+    )
     for width, kept in ((keep, plan.kept), (keep_values, plan.kept_values or {})):
         if width is not None:
             # A few heads may agree by chance, because there are few channels.

@@ -44,7 +44,7 @@ def original(tmp_path_factory: pytest.TempPathFactory, fla: Forker) -> Path:
 def random_plan(model: st.Checkpoint, seed: int) -> st.Plan:
     """A random plan for keys and, unless the family refuses it, values."""
     keys, values = keeps(model.config["model_type"])
-    return st.select(model, "rand", keys, keep_values=values, value_method="rand", seed=seed)
+    return st.select(model, "rand", f"{keys}x{values or '100%'}", value_method="rand", seed=seed)
 
 
 def keeps(model_type: str) -> tuple[int, int | None]:
@@ -137,7 +137,7 @@ def test_softmax_layers_of_a_hybrid_are_left_alone(original: Path, tmp_path: Pat
     save_file(tensors, tmp_path / "model.safetensors")
     model = st.open(tmp_path)
     assert model.geometry.layers == (0, 2)
-    st.prune(model, st.select(model, "l1", 6), tmp_path / "out")
+    st.prune(model, st.select(model, "l1", "6x100%"), tmp_path / "out")
     after = st.open(tmp_path / "out")
     assert after.tensors["model.layers.0.attn.q_proj.weight"][1].shape == (24, 48)
     kept = "model.layers.1.attn.q_proj.weight"

@@ -34,7 +34,7 @@ Load = Callable[[str], Path]
 
 
 def random_heads(model: st.Checkpoint, keep: int, seed: int = 2) -> st.Plan:
-    return st.select(model, keep_heads=keep, head_method="rand", seed=seed, progress=False)
+    return st.select(model, to=f"{keep}heads", head_method="rand", seed=seed, progress=False)
 
 
 def zero_removed_heads(model: torch.nn.Module, plan: st.Plan, width: int) -> None:
@@ -141,6 +141,6 @@ def test_the_nested_section_of_a_hub_config_is_edited_too(checkpoint: Load, tmp_
 @pytest.mark.parametrize("model_type", tiny.HEAD_CONFIGS)
 def test_their_channels_cannot_be_cut(model_type: str, checkpoint: Load) -> None:
     model = st.open(checkpoint(model_type))
-    for option in ({"keep": 8}, {"keep_values": 8}, {"square": 8}):
-        with pytest.raises(st.StatetrimError, match=r"whole heads can go instead: --keep-heads"):
-            st.select(model, "rand", value_method="rand", **option)
+    for to in ("8x100%", "100%x8", "8x8"):
+        with pytest.raises(st.StatetrimError, match=r"whole heads can go instead: --to 8heads"):
+            st.select(model, "rand", to, value_method="rand")

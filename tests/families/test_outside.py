@@ -64,7 +64,7 @@ def run(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_it_is_inspected_with_what_fits_in_a_memory(run: Any) -> None:
     strange_report, known_report = map(
-        json.loads, run("inspect", "{}", "--keep", KEEP, "--memory-gib", 1, "--json")
+        json.loads, run("inspect", "{}", "--to", f"{KEEP}x100%", "--memory-gib", 1, "--json")
     )
     assert (
         strange_report["model_type"] == "strange" and strange_report["after"]["head_k_dim"] == KEEP
@@ -88,7 +88,7 @@ def test_it_is_calibrated_cut_checked_analysed_and_timed(run: Any, workspace: Pa
                 getattr(sums, sum_name), getattr(statistics[1].layers[layer], sum_name)
             )
 
-    run("select", "{}", "--statistics", "{}.safetensors", "--keep", KEEP, "-o", "{}.json")
+    run("select", "{}", "--statistics", "{}.safetensors", "--to", f"{KEEP}x100%", "-o", "{}.json")
     plan, known_plan = (st.Plan.load(workspace / f"{n}.json") for n in ("strange", "known"))
     assert all(torch.equal(plan.kept[layer], known_plan.kept[layer]) for layer in known_plan.kept)
 
@@ -120,7 +120,7 @@ def test_it_is_calibrated_cut_checked_analysed_and_timed(run: Any, workspace: Pa
 
 def test_it_is_trimmed_by_one_command(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workspace)
-    command = "trim strange --family strange_family.py --keep 6 --text text.jsonl --tokens 960"
+    command = "trim strange --family strange_family.py --to 6x100% --text text.jsonl --tokens 960"
     few = "--limit 2 --no-control --no-benchmark -o trimmed"
     result = CliRunner().invoke(app, f"{command} {few}".split(), catch_exceptions=False)
     assert result.exit_code == 0, result.output
@@ -129,7 +129,7 @@ def test_it_is_trimmed_by_one_command(workspace: Path, monkeypatch: pytest.Monke
 
 
 def test_the_documented_method_works_from_outside(run: Any, workspace: Path) -> None:
-    run("select", "{}", "--method", "largest_query.py", "--keep", 5, "-o", "{}-largest.json")
+    run("select", "{}", "--method", "largest_query.py", "--to", "5x100%", "-o", "{}-largest.json")
     run("prune", "{}", "{}-largest.json", "-o", "{}-largest")
     plan = st.Plan.load(workspace / "strange-largest.json")
     assert plan.method == "largest_query" and plan.keep == 5

@@ -19,7 +19,7 @@ from statetrim.maths.formatting import evenly_spaced
 
 KILLS_PER_COMMAND = {
     "prune": 8, "calibrate": 6, "refit": 5, "report": 6, "analyze": 4, "evaluate": 3, "recover": 2,
-    "trim": 2, "sweep": 2,
+    "trim": 2, "comparison": 2,
 }  # fmt: skip
 """Number of kills per command, fewer where a run takes long."""
 SECOND_COMMANDS = ("prune", "select")

@@ -33,9 +33,9 @@ COMMANDS: dict[str, list[str]] = {
         "-o", f"{OUT}.json",
     ],
     "report": ["report", "model", "small", "scores.json", "-o", OUT],
-    "trim": ["trim", "model", "--keep", "0.5", *_TRIMMED, "-o", OUT],
-    "sweep": ["trim", "model", "--sweep", "8", *_TRIMMED, "-o", OUT],
-    "select": ["select", "model", "--method", "l1", "--keep", "8", "-o", OUT],
+    "trim": ["trim", "model", "--to", "50%x100%", *_TRIMMED, "-o", OUT],
+    "comparison": ["trim", "model", "--to", "8x8,6x8", *_TRIMMED, "-o", OUT],
+    "select": ["select", "model", "--method", "l1", "--to", "8x100%", "-o", OUT],
     "merge": ["merge", "one.safetensors", "two.safetensors", "-o", OUT],
     "benchmark": [
         "benchmark", "small", "--baseline", "model", "--batch-sizes", "1", "--lengths", "8",
@@ -63,9 +63,9 @@ def prepare(root: Path) -> Path:
     model, text = st.open(root / "model"), root / "text.jsonl"
     sizes: dict[str, Any] = {"tokens": 256, "length": 32, "batch_size": 4, "progress": False}
     sizes |= {"recall": 0.0, "random": 0.0}
-    st.select(model, "l1", 8, keep_values=4, value_method="rand").save(root / "plan.json")
+    st.select(model, "l1", "8x4", value_method="rand").save(root / "plan.json")
     widths = "0=12x8,1=8x4"
-    st.select(model, "l1", widths=widths, value_method="rand").save(root / "uneven.json")
+    st.select(model, "l1", to=widths, value_method="rand").save(root / "uneven.json")
     quantize_checkpoint(root / "model", root / "quantized", FORMATS["fine-grained fp8"])
     small = st.prune(model, root / "plan.json", root / "small", progress=False)
     st.calibrate(small, text, original=model, out=root / "pairs.safetensors", **sizes)

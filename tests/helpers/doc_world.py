@@ -32,8 +32,8 @@ WORD_REPLACEMENTS = {"TEXT": "text.jsonl", "METHODS": "drrqr"}
 """Placeholders of the pages -> the words that replace them."""
 
 VALUE_REPLACEMENTS = {
-    ("--keep-heads", "16"): "1", ("--memory-gib", "24"): "0.01", ("--skip", "64k"): "256",
-    ("--state-mib-per-sequence", "40"): "0.2",
+    ("--to", "16heads"): "1heads", ("--to", "384MiB"): "0.2MiB", ("--skip", "64k"): "256",
+    ("--to", "40MiB"): "0.2MiB",
 }  # fmt: skip
 """(option, value) -> a value that fits two heads, a state of 256 KiB and 32k tokens of text."""
 
@@ -58,7 +58,7 @@ HUB = (
 _TEXTS = ("text.jsonl", "test.jsonl")
 COMMAND_FOR_FILE = {
     "statistics.safetensors": "statetrim calibrate MODEL --text text.jsonl -o {}",
-    "plan.json": "statetrim select MODEL --square 64 --statistics statistics.safetensors -o {}",
+    "plan.json": "statetrim select MODEL --to 64x64 --statistics statistics.safetensors -o {}",
     **dict.fromkeys(("SMALL", "OUT"), "statetrim prune MODEL plan.json -o {}"),
     "scores.json": "statetrim evaluate SMALL --baseline MODEL --tasks mqar -o {}",
     "analysis.json": "statetrim analyze SMALL --baseline MODEL --text text.jsonl -o {}",

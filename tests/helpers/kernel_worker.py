@@ -65,7 +65,7 @@ def main(kind: str, out: Path, model_types: list[str]) -> dict[str, Any]:
                 assert all(isinstance(kernel, torch.nn.Module) for kernel in kernels), kernels
             statistics = calibrated(model.path)
             statistics.save(out / f"{model_type}.safetensors")
-            plan = st.select(model, "drrqr", KEEP, statistics=statistics)
+            plan = st.select(model, "drrqr", f"{KEEP}x100%", statistics=statistics)
             small = st.prune(model, plan, Path(folder) / "small", progress=False)
             checks = compare_cut(model, plan, small)
             logits = stored_logits(model.path)

@@ -103,11 +103,19 @@ def mutate_rows(draw: random.Random, text: bytes) -> bytes:
 def targets(root: Path) -> list[tuple[Path, Mutate, list[list[str]]]]:
     """Every input file, how it is damaged, and the commands that read it."""
     out = ["-o", str(root / "out")]
-    model, small, sweep = str(root / "model"), str(root / "small"), str(root / "sweep")
-    inspected = [["inspect", model], ["select", model, "--method", "l1", "--keep", "8", *out]]
+    model, small = str(root / "model"), str(root / "small")
+    inspected = [["inspect", model], ["select", model, "--method", "l1", "--to", "8x100%", *out]]
     reported = [["report", model, small, *out]]
     pruned = [["prune", model, str(root / "plan.json"), *out]]
-    chosen = ["select", model, "--keep", "8", "--statistics", str(root / "one.safetensors"), *out]
+    chosen = [
+        "select",
+        model,
+        "--to",
+        "8x100%",
+        "--statistics",
+        str(root / "one.safetensors"),
+        *out,
+    ]
     merged = ["merge", str(root / "one.safetensors"), str(root / "two.safetensors"), *out]
     scored = [["report", model, small, str(root / "scores.json"), *out]]
     refitted = [["refit", small, "--statistics", str(root / "pairs.safetensors"), *out]]
@@ -121,7 +129,6 @@ def targets(root: Path) -> list[tuple[Path, Mutate, list[list[str]]]]:
         (root / "timings.json", mutate_json, [["report", model, str(root / "timings.json"), *out]]),
         (root / "analysis.json", mutate_json, analysed),
         (root / "analysis.safetensors", mutate_header, analysed),
-        (root / "sweep" / "sweep.json", mutate_json, [["report", model, sweep, *out]]),
         (root / "small" / "README.md", mutate_bytes, refitted),
         (root / "pairs.safetensors", mutate_header, refitted),
         *_model_run_targets(root, out),
@@ -180,8 +187,7 @@ def prepare(root: Path) -> Path:
         "text": text, "tokens": 256, "length": 32, "batch_size": 4, "limit": 2, "control": False,
         "benchmark": False, "tasks": ("mqar",), "progress": False,
     }  # fmt: skip
-    st.trim(model, state=0.5, recover=512 * 16, out=root / "small", **shared)
-    st.sweep(model, ["8"], out=root / "sweep", **shared)
+    st.trim(model, to=0.5, recover=512 * 16, out=root / "small", **shared)
     small = st.open(root / "small")
     st.calibrate(
         small, text, original=model, tokens=256, length=32, batch_size=4, progress=False,

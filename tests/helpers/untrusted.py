@@ -123,8 +123,8 @@ def prune(root: Path) -> list[str]:
     return ["prune", str(root / "model"), str(root / "plan.json"), "-o", str(root / "out")]
 
 
-def select(root: Path, keep: str = "8") -> list[str]:
-    chosen = ["--keep", keep, "--method", "l1"]
+def select(root: Path, to: str = "8x100%") -> list[str]:
+    chosen = ["--to", to, "--method", "l1"]
     return ["select", str(root / "model"), *chosen, "-o", str(root / "new.json")]
 
 
@@ -184,7 +184,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> SoundCheckpoint:
         root = directory / model_type
         if not root.exists():
             model = st.open(raw.build(root / "model", model_type))
-            st.select(model, "l1", 8).save(root / "plan.json")
+            st.select(model, "l1", "8x100%").save(root / "plan.json")
         return root
 
     return get

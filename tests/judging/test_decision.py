@@ -1,56 +1,71 @@
 """The rule that chooses a shape: a table of cases, and reading of damaged files."""
 
 import json
+from itertools import permutations
 from pathlib import Path
 
 import pytest
 
-from statetrim.artifacts.decision import Decision, MeasuredShape, Prediction
+from statetrim.artifacts.decision import Decision, MeasuredShape, Prediction, ShapeScore
 from statetrim.errors import StatetrimError
-from statetrim.judging.decision import LOSS_TIE_NATS, decide
-from statetrim.maths.paired import Interval
-
-PREDICTION = Prediction({name: {"text": {0: 0.1}} for name in ("64x32", "48x40", "32x64")})
+from statetrim.judging.recommendation import recommend
 
 
-def candidate(
-    name: str, loss: float, recall: tuple[float, float] | None, share: float = 0.5
-) -> MeasuredShape:
-    """A measured shape; `recall` is the change in points and its margin."""
-    change = recall and Interval(recall[0], recall[0] - recall[1], recall[0] + recall[1])
-    return MeasuredShape(name, share, Interval(loss, loss - 0.01, loss + 0.01), change)
+def point(shape: str, recall: float, perplexity: float, margin: float = 1.0) -> MeasuredShape:
+    """A measured shape of a 64x64 state: points of recall lost, and percent of perplexity gained,
+    both with this margin."""
+    keys, values = map(int, shape.split("x"))
+    original = shape == "64x64"
+
+    def score(value: float, half: float, unit: str) -> ShapeScore:
+        low, high = (None, None) if original else (value - half, value + half)
+        return ShapeScore(value, low, high, unit, unit == "share")
+
+    scores = {
+        "mqar accuracy": score(0.9 - recall / 100, margin / 100, "share"),
+        "text perplexity": score(20 + perplexity / 5, margin / 5, "perplexity"),
+    }
+    return MeasuredShape(keys, values, "none" if original else "l1", 4 * keys * values, scores)
 
 
+ORIGINAL = point("64x64", 0, 0)
 CASES = {
-    "lowest loss": ([("64x32", 0.01, (-1, 2)), ("48x40", 0.02, (-1, 2))], "64x32"),
-    "not at the cost of recall": ([("64x32", 0.01, (-20, 2)), ("48x40", 0.02, (-1, 2))], "48x40"),
-    "recall within its interval": ([("64x32", 0.01, (-2, 2)), ("48x40", 0.02, (-1, 2))], "64x32"),
-    "recall just beyond": ([("64x32", 0.01, (-4, 2)), ("48x40", 0.02, (-1, 2))], "48x40"),
-    "no recall to lose": ([("64x32", 0.02, None), ("48x40", 0.01, None)], "48x40"),
-    "one alone": ([("64x32", 0.5, (-50, 2))], "64x32"),
-    "all lose recall": ([("64x32", 0.03, (-30, 2)), ("48x40", 0.01, (-29, 2))], "48x40"),
-}
+    "the smallest within the limits": (
+        [("48x64", 0.2, 0.3), ("64x48", 2.0, 2.0), ("64x32", 1.5, 1.0), ("32x32", 20, 5)], "64x32",
+    ),
+    "of sizes within an eighth the one that loses least": (
+        [("64x32", 1.0, 1.0), ("48x40", 2.0, 1.0), ("40x48", 1.0, 2.5)], "64x32",
+    ),
+    "none within: the nearest, on its worst task": (
+        [("64x32", 20.0, 4.0), ("48x40", 10.0, 6.0), ("32x32", 25.0, 9.0)], "48x40",
+    ),
+    "one alone": ([("64x32", 50.0, 50.0)], "64x32"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_rule(case: str) -> None:
-    measured, expected = CASES[case]
-    decision = decide([candidate(*figures) for figures in measured], PREDICTION, {})
-    assert decision.chosen == expected
-    assert decision.sentence.startswith(expected)
+    figures, expected = CASES[case]
+    for order in permutations(figures):
+        points = [ORIGINAL]
+        kept = order[0][0]
+        for figure in order:  # shapes that lose are deleted as they are measured
+            points.append(point(*figure))
+            recommendation = recommend(points)
+            assert recommendation.chosen
+            assert str(recommendation.chosen.point) in (kept, figure[0])
+            kept = str(recommendation.chosen.point)
+        assert kept == expected and recommendation.reason.startswith(f"{expected} (")
 
 
-def test_a_tie_goes_to_the_larger_state() -> None:
-    small = candidate("32x64", 0.0100, (-1, 2), share=0.4)
-    large = candidate("48x40", 0.0100 + LOSS_TIE_NATS / 2, (-1, 2), share=0.5)
-    assert decide([small, large], PREDICTION, {}).chosen == "48x40"
-    worse = candidate("48x40", 0.0100 + LOSS_TIE_NATS * 2, (-1, 2), share=0.5)
-    assert decide([small, worse], PREDICTION, {}).chosen == "32x64"
-
-
-def test_the_sentence_names_who_recalls_less() -> None:
-    lost, kept = candidate("64x32", 0.01, (-20, 2)), candidate("48x40", 0.02, (-1, 2))
-    assert "64x32 recalls less" in decide([lost, kept], PREDICTION, {}).sentence
+def test_the_sentence_says_what_is_known() -> None:
+    assert (
+        "the smallest state within the limits" in recommend([ORIGINAL, point("32x64", 1, 1)]).reason
+    )
+    assert "no shape is within the limits" in recommend([ORIGINAL, point("32x64", 9, 9)]).reason
+    unclear = recommend([ORIGINAL, point("32x64", 1, 1, margin=9.0)])
+    assert "too few samples" in unclear.reason and unclear.chosen
+    assert recommend([ORIGINAL]).chosen is None and recommend([]).chosen is None
 
 
 def test_sources_count_alike_in_a_prediction() -> None:
@@ -67,8 +82,8 @@ def test_sources_count_alike_in_a_prediction() -> None:
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "decision.json"
-    measured = [candidate("64x32", 0.01, (-20, 2)), candidate("48x40", 0.02, None)]
-    decision = decide(measured, PREDICTION, {"64x32": ["vLLM"]})
+    points = [ORIGINAL, point("32x64", 1, 1)]
+    decision = Decision("m", points, "32x64", "why", {"32x64": 0.1}, {"32x64": ["vLLM"]}, {"a": 1})
     decision.save(path)
     assert Decision.load(path) == decision
     stored = json.loads(path.read_text())
@@ -78,8 +93,8 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
         {"sentence": "long " * 1000},
         {"predicted": {"64x32": None}},
         {"refused": {"64x32": [3]}},
-        {"measured": [{}]},
-        {"measured": [stored["measured"][0] | {"loss": {"estimate": "a"}}]},
+        {"points": [{}]},
+        {"points": [stored["points"][0] | {"state_bytes": 0}]},
     ):
         path.write_text(json.dumps(stored | invalid))
         with pytest.raises(

@@ -3,12 +3,12 @@
 import pytest
 
 import statetrim as st
-from statetrim.artifacts.sweep import Point
+from statetrim.artifacts.decision import MeasuredShape
 from statetrim.judging.gate import find_violation
 from statetrim.judging.losses import metric_loss, scores_table
 from statetrim.judging.recommendation import point_losses
 from statetrim.judging.verdict import ship_limit
-from statetrim.pipelines.sweep import _measured_score
+from statetrim.pipelines.measuring import _shape_score
 from statetrim.tasks.unit import UNITS, Unit
 
 BITS = Unit("bits", " bits", digits=3, groups=("perplexity",), loss_title="bits per byte")
@@ -85,13 +85,13 @@ def test_a_rise_of_errors_is_a_loss_in_every_place() -> None:
     assert find_violation("accuracy drop > 5 points", ERRORS) is None
 
 
-def test_a_sweep_measures_errors_as_their_scores_do() -> None:
-    before, after = (_measured_score(ERRORS, score) for score in ERRORS.scores)
+def test_a_decision_measures_errors_as_their_scores_do() -> None:
+    before, after = (_shape_score(ERRORS, score) for score in ERRORS.scores)
     assert after.low is not None and after.high is not None
     assert after.low < after.value == 0.9 < after.high
     points = [
-        Point(2, 2, "none", 16, {"bytes mean": before}),
-        Point(1, 1, "l1", 4, {"bytes mean": after}),
+        MeasuredShape(2, 2, "none", 16, {"bytes mean": before}),
+        MeasuredShape(1, 1, "l1", 4, {"bytes mean": after}),
     ]
     (x,) = point_losses(*points)
     expected = metric_loss(ERRORS, "cut", "bytes", "mean").loss

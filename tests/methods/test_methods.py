@@ -139,9 +139,9 @@ def test_energy_of_a_value_channel_counts_how_it_is_read() -> None:
 def test_a_method_of_the_other_axis_is_refused(checkpoint: Callable[[str], Path]) -> None:
     model = st.open(checkpoint("qwen3_next"))
     with pytest.raises(st.StatetrimError, match=r"'drrqr' does not choose value.*readout_greedy"):
-        st.select(model, keep_values=4, value_method="drrqr")
+        st.select(model, to="100%x4", value_method="drrqr")
     with pytest.raises(st.StatetrimError, match=r"'readout_l1' does not choose key.*drrqr"):
-        st.select(model, "readout_l1", 4)
+        st.select(model, "readout_l1", "4x100%")
 
 
 @pytest.mark.parametrize("name", SCORED)
@@ -261,9 +261,11 @@ def test_unknown_names_and_options_are_refused(checkpoint: Any) -> None:
     with pytest.raises(st.StatetrimError, match=r"no method 'l3'.*l1.*rand"):
         find_method("l3")
     with pytest.raises(st.StatetrimError, match=r"no option 'skore'.*score"):
-        st.select(st.open(checkpoint("qwen3_5_text")), "l1", 4, skore="q")
+        st.select(st.open(checkpoint("qwen3_5_text")), "l1", "4x100%", skore="q")
     with pytest.raises(st.StatetrimError, match="score must be"):
-        st.select(st.open(checkpoint("qwen3_5_text")), "l1", 4, method_options={"score": "v"})
+        st.select(
+            st.open(checkpoint("qwen3_5_text")), "l1", "4x100%", method_options={"score": "v"}
+        )
 
 
 def test_a_method_that_returns_nonsense_is_refused(checkpoint: Any) -> None:
@@ -271,12 +273,12 @@ def test_a_method_that_returns_nonsense_is_refused(checkpoint: Any) -> None:
         return torch.zeros(2, keep, dtype=torch.int64)
 
     with pytest.raises(st.StatetrimError, match="'lazy' must return"):
-        st.select(st.open(checkpoint("qwen3_5_text")), lazy, 4)
+        st.select(st.open(checkpoint("qwen3_5_text")), lazy, "4x100%")
 
 
 def test_layers_and_seeds_draw_differently_and_repeatably(checkpoint: Any) -> None:
     model = st.open(checkpoint("qwen3_5_text"))
-    first, again, other = (st.select(model, "rand", 6, seed=s) for s in (0, 0, 1))
+    first, again, other = (st.select(model, "rand", "6x100%", seed=s) for s in (0, 0, 1))
     layers = list(first.kept)
     assert all(torch.equal(first.kept[i], again.kept[i]) for i in layers)
     assert not torch.equal(first.kept[layers[0]], first.kept[layers[1]])

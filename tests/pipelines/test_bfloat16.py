@@ -38,7 +38,7 @@ def test_the_whole_chain_runs_in_bfloat16(
     tiny.write_text(tmp_path / "text.jsonl", 2**14)
     small = st.trim(
         model,
-        keep=0.5,
+        to="50%x100%",
         text=tmp_path / "text.jsonl",
         out=tmp_path / "out",
         tokens=1024,

@@ -70,8 +70,8 @@ def check_untouched(before: st.Checkpoint, after: st.Checkpoint) -> set[str]:
 @pytest.mark.parametrize("name", layouts(run=False))
 def test_it_is_inspected_selected_and_pruned(name: str, tmp_path: Path) -> None:
     model = st.open(build(name, tmp_path / "model"))
-    assert st.inspect(model, keep=KEEP).after is not None
-    plan = st.select(model, "l1", KEEP)
+    assert st.inspect(model, to=f"{KEEP}x100%").after is not None
+    plan = st.select(model, "l1", f"{KEEP}x100%")
     small = st.prune(model, plan, tmp_path / "small")
     assert small.geometry == model.geometry.resized(KEEP)
     untouched = check_untouched(model, small)
@@ -93,8 +93,8 @@ def test_it_is_calibrated_and_trimmed(name: str, text: Path, tmp_path: Path) -> 
     statistics = st.calibrate(model, text, tokens=1024, length=128, recall=0.0, methods=methods)
     assert {layer.tokens for layer in statistics.layers.values()} == {1024}
     small = st.trim(
-        model, out=tmp_path / "small", text=str(text), keep=KEEP, method="drrqr", tokens=1024,
-        limit=2, batch_size=2, benchmark=False, progress=False,
+        model, out=tmp_path / "small", text=str(text), to=f"{KEEP}x100%", method="drrqr",
+        tokens=1024, limit=2, batch_size=2, benchmark=False, progress=False,
     )  # fmt: skip
     assert small.geometry.head_k_dim == KEEP
     check_untouched(model, small)
@@ -105,7 +105,7 @@ def test_infinity_survives_the_cut(name: str, tmp_path: Path) -> None:
     if name in FROM_THE_HUB and not CONFIGS.is_dir():
         pytest.skip("needs the configs in ../shared")
     model = st.open(build(name, tmp_path / "model"))
-    st.prune(model, st.select(model, "l1", KEEP), tmp_path / "small")
+    st.prune(model, st.select(model, "l1", f"{KEEP}x100%"), tmp_path / "small")
     text = (tmp_path / "small" / "config.json").read_text()
     assert "Infinity" in text and json.loads(text)["time_step_limit"] == [0.0, math.inf]
 
@@ -120,7 +120,7 @@ def test_a_sibling_with_linear_attention_in_16_bits_is_cut(hub: str, tmp_path: P
     quantised_config = json.loads((CONFIGS / f"{hub}_config.json").read_text())
     config["quantization_config"] = quantised_config["quantization_config"]
     (model / "config.json").write_text(json.dumps(config))
-    cut = st.prune(model, st.select(model, "l1", KEEP), tmp_path / "cut")
+    cut = st.prune(model, st.select(model, "l1", f"{KEEP}x100%"), tmp_path / "cut")
     assert cut.config["quantization_config"] == config["quantization_config"]
 
 
@@ -136,4 +136,4 @@ def test_a_weight_without_its_scale_is_refused(tmp_path: Path) -> None:
     save_file(tensors, shard.path)
     assert isinstance(st.open(model).tensors[name][1], TensorInfo)
     with pytest.raises(st.StatetrimError, match="stored as F8_E4M3"):
-        st.select(model, "l1", KEEP)
+        st.select(model, "l1", f"{KEEP}x100%")

@@ -36,7 +36,7 @@ def comparable_files(path: Path) -> dict[str, Any]:
 def test_the_recipe_of_a_result_makes_the_same_bytes_again(
     checkpoint: Load, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = {"keep": 6, "keep_values": "0.5", "tokens": "1k", "length": 64, "limit": 2}
+    options = {"to": "6x50%", "tokens": "1k", "length": 64, "limit": 2}
     first = st.trim(
         checkpoint("qwen3_5_text"),
         text=text,
@@ -53,7 +53,7 @@ def test_the_recipe_of_a_result_makes_the_same_bytes_again(
     assert not code and not err
     Path("recipe.yaml").write_text(printed)
     recipe_options = yaml.safe_load(printed)
-    assert list(recipe_options) == [name for name in KEYS if name not in ("output", "sweep")]
+    assert list(recipe_options) == [name for name in KEYS if name != "output"]
     assert (recipe_options["text"], recipe_options["seed"], recipe_options["control"]) == (
         str(text),
         3,
@@ -73,10 +73,10 @@ def test_a_result_keeps_whole_paths(
     """A result may be read from another working directory."""
     monkeypatch.chdir(text.parent)
     model = st.open(checkpoint("qwen3_5_text"))
-    stored = recipe_record(model, st.TrimOptions(keep=6, text=text.name))
+    stored = recipe_record(model, st.TrimOptions(to="6x100%", text=text.name))
     assert stored["recipe"]["text"] == str(text) and Path(stored["model"]).is_absolute()
     assert (
-        recipe_record(model, st.TrimOptions(keep=6, text="a/hub-name"))["recipe"]["text"]
+        recipe_record(model, st.TrimOptions(to="6x100%", text="a/hub-name"))["recipe"]["text"]
         == "a/hub-name"
     )
 
@@ -96,7 +96,7 @@ def test_options_given_with_a_recipe_count(checkpoint: Load, text: Path, tmp_pat
     steps = {step["name"]: step["does"] for step in plan["steps"]}
     assert steps["calibrate"] == f"2,048 tokens of {tmp_path / 'here' / 'words.txt'}"
     assert steps["evaluate"].startswith("text on") and "benchmark" not in steps
-    more = ["--keep", "3", "--tokens", "1k", "--text", str(text), "-o", "other"]
+    more = ["--to", "3x100%", "--tokens", "1k", "--text", str(text), "-o", "other"]
     code, err, printed = run(["trim", "--recipe", str(file), "--dry-run", "--json", *more])
     plan = json.loads(printed)
     assert plan["output"] == "other" and plan["head_k_dim"] == [12, 3]
@@ -106,10 +106,11 @@ def test_options_given_with_a_recipe_count(checkpoint: Load, text: Path, tmp_pat
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("stat: 0.5", "a recipe has no option 'stat'; did you mean 'state'"),
+        ("token: 5", "a recipe has no option 'token'; did you mean 'tokens'"),
         ("family: mine.py", "a recipe has no option 'family'"),
         ("method: mine.py", "names no Python file; leave out 'method' and give --method"),
-        ("state: {a: 1}", "'state' must be a number, a text, or a list"),
+        ("to: {a: 1}", "'to' must be a number, a text, or a list"),
+        ("to: 0.5\nkeep: 4", "a recipe has no option 'keep'"),
         ("tasks: [[text]]", "'tasks' must be"),
         ("tasks: []", "'tasks' must be"),
         ("text: 2026-01-01", "'text' must be"),
@@ -141,10 +142,10 @@ def test_a_value_of_the_wrong_kind_names_its_option(tmp_path: Path) -> None:
     check_refusal(*run(["recipe", str(tmp_path)]), "is not a result of trim")
 
 
-def test_a_sweep_has_a_recipe_too(tmp_path: Path) -> None:
+def test_a_sweep_of_an_earlier_version_has_a_recipe(tmp_path: Path) -> None:
     lineage = {"model": "/m", "shapes": ["64", "32x32"], "recipe": {"text": "t", "for_": None}}
     (tmp_path / "sweep.json").write_text(json.dumps({"lineage": lineage}))
     stored = recipe_of_result(tmp_path)
-    assert (stored["model"], stored["sweep"], stored["text"]) == ("/m", ["64", "32x32"], "t")
+    assert (stored["model"], stored["to"], stored["text"]) == ("/m", "64x100%,32x32", "t")
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(stored))
-    assert read_recipe(tmp_path / "recipe.yaml")["sweep"] == ["64", "32x32"]
+    assert read_recipe(tmp_path / "recipe.yaml")["to"] == "64x100%,32x32"

@@ -1,4 +1,4 @@
-"""`trim --state` compares shapes, prunes to the best one and writes down why."""
+"""`trim` compares shapes, prunes to the best one and writes down why."""
 
 import json
 from collections.abc import Callable
@@ -14,7 +14,6 @@ from statetrim.artifacts.origin import read_seen_texts
 from statetrim.pipelines.job import Job
 from statetrim.pipelines.observer import Observer
 from statetrim.pipelines.options import TrimOptions
-from statetrim.serving.target import target_from_options
 
 Load = Callable[[str], Path]
 OPTIONS: dict[str, Any] = {
@@ -49,7 +48,7 @@ def test_half_of_the_bytes_by_the_best_of_three(
 ) -> None:
     model, out = st.open(checkpoint("qwen3_5_text")), tmp_path / "small"
     watch = RecordingObserver()
-    small = st.trim(model, state=0.5, text=text, out=out, watch=watch, **OPTIONS)
+    small = st.trim(model, to=0.5, text=text, out=out, watch=watch, **OPTIONS)
     assert len(watch.started) == len({*watch.started}), "no stage has the name of another"
     decision = json.loads((out / "statetrim" / "decision.json").read_text())
     chosen = f"{small.geometry.head_k_dim}x{small.geometry.head_v_dim}"
@@ -61,12 +60,12 @@ def test_half_of_the_bytes_by_the_best_of_three(
     assert {"prune (pruned)", "refit"} <= {*watch.cached}
     assert small.geometry.state_numel <= model.geometry.state_numel / 2
     candidates = {
-        str(item.shape) for item in Job.from_options(model, TrimOptions(state=0.5)).candidates
+        str(item.shape) for item in Job.from_options(model, TrimOptions(to=0.5)).candidates
     }
     assert set(decision["predicted"]) == candidates == set(decision["refused"])
     costs = list(decision["predicted"].values())
     assert costs == sorted(costs)
-    measured = [item["name"] for item in decision["measured"]]
+    measured = [f"{item['keep']}x{item['keep_values']}" for item in decision["points"][1:]]
     assert measured == list(decision["predicted"])[:3] and chosen in measured
     assert (out / "statetrim" / "refit.json").exists(), "every shape is refitted"
     ends = {item.end for item in read_seen_texts(small)}
@@ -75,8 +74,41 @@ def test_half_of_the_bytes_by_the_best_of_three(
     page = (out / "statetrim" / "report" / "report.md").read_text()
     assert "Why this shape" in page and f"{chosen} (chosen)" in page
     watch = RecordingObserver()
-    st.trim(model, state=0.5, text=text, out=out, watch=watch, **OPTIONS)
+    st.trim(model, to=0.5, text=text, out=out, watch=watch, **OPTIONS)
     assert not watch.started, "a finished job has nothing left to do"
+
+
+def test_listed_shapes_are_all_measured_and_the_winner_is_the_result(
+    checkpoint: Load, text: Path, tmp_path: Path
+) -> None:
+    model, out, watch = st.open(checkpoint("qwen3_next")), tmp_path / "small", RecordingObserver()
+    shapes = ["8x8", "4x8", "10x4"]
+    options: dict[str, Any] = OPTIONS | {"text": text, "tasks": ("text",), "to": ",".join(shapes)}
+    small = st.trim(model, out=out, watch=watch, **options)
+    assert watch.started.count("calibrate") == 1 and "predict" not in watch.started
+    for stage in ("prune", "calibrate for the refit", "refit"):
+        started = [name for name in watch.started if name.split(" (")[0] == stage]
+        assert started == [f"{stage} ({shape})" for shape in shapes], "each cut is made once"
+    decision = st.Decision.load(out / "statetrim" / "decision.json")
+    assert list(map(str, decision.points)) == ["12x8", *shapes]
+    assert decision.chosen == f"{small.geometry.head_k_dim}x{small.geometry.head_v_dim}"
+    original, wide, narrow, _ = decision.points
+    assert wide.state_bytes * 3 == original.state_bytes * 2
+    for name in ("text perplexity", "text kl"):
+        low, high = narrow.scores[name].low, narrow.scores[name].high
+        assert low is not None and high is not None
+        assert low <= narrow.scores[name].value <= high
+    assert original.scores["text kl"].value == 0 < wide.scores["text kl"].value
+    plan = st.Plan.load(out / "statetrim" / "plan-4x8.json")
+    other = st.prune(model, plan, tmp_path / "other", progress=False)
+    assert (other.geometry.head_k_dim, other.geometry.head_v_dim) == (4, 8)
+    quiet = RecordingObserver()
+    st.trim(model, out=out, watch=quiet, **options)
+    assert not quiet.started
+    alone = st.trim(
+        model, out=tmp_path / "alone", **options | {"to": decision.chosen, "refit": True}
+    )
+    assert alone.fingerprint == small.fingerprint, "the same cut as without a comparison"
 
 
 def test_an_interrupted_comparison_resumes(
@@ -89,12 +121,12 @@ def test_an_interrupted_comparison_resumes(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(shape_choice, "decide", interrupt)
-        st.trim(model, state=0.25, text=text, out=out, **OPTIONS)
+        patch.setattr(shape_choice, "recommend", interrupt)
+        st.trim(model, to=0.25, text=text, out=out, **OPTIONS)
     watch = RecordingObserver()
-    resumed = st.trim(model, state=0.25, text=text, out=out, watch=watch, **OPTIONS)
+    resumed = st.trim(model, to=0.25, text=text, out=out, watch=watch, **OPTIONS)
     assert {"calibrate", "predict"} <= set(watch.cached)
-    uninterrupted = st.trim(model, state=0.25, text=text, out=tmp_path / "whole", **OPTIONS)
+    uninterrupted = st.trim(model, to=0.25, text=text, out=tmp_path / "whole", **OPTIONS)
     assert resumed.geometry == uninterrupted.geometry and resumed.digest == uninterrupted.digest
 
 
@@ -103,29 +135,28 @@ def test_the_plan_says_who_refuses_which_shape(
 ) -> None:
     command = ["trim", str(checkpoint("qwen3_next")), "--text", str(text), "--dry-run"]
     command += ["-o", str(tmp_path / "out")]
-    code, _, plan = run([*command, "--state", "0.5"])
+    code, _, plan = run([*command, "--to", "0.5"])
     assert not code and "refused by" in plan and "Shapes to compare" in plan
-    code, err, _ = run([*command, "--state", "0.5", "--for", "vllm"])
+    code, err, _ = run([*command, "--to", "0.5", "--for", "vllm"])
     assert not code and "--for vllm-cpu" in err
-    code, err, _ = run([*command, "--state", "0.5", "--for", "sglang"])
+    code, err, _ = run([*command, "--to", "0.5", "--for", "sglang"])
     assert not code and "--for vllm-cpu" not in err
-    code, err, _ = run([*command, "--keep", "4"])
+    code, err, _ = run([*command, "--to", "4x100%"])
     assert not code and "is refused by" in err and "vLLM" in err
 
 
 def test_for_alone_means_half_of_the_bytes(checkpoint: Load) -> None:
     job = Job.from_options(st.open(checkpoint("qwen3_next")), TrimOptions(for_="sglang"))
-    assert job.candidates
-    assert all("SGLang" not in candidate.refused for candidate in job.candidates)
+    assert job.after.state_numel <= job.model.geometry.state_numel / 2
+    assert not job.candidates, "one shape needs no comparison"
 
 
 @pytest.mark.parametrize(
     ("model_type", "flags", "sentence"),
     [
-        ("delta_net", ["--state", "0.5", "--for", "vllm"], "vLLM is not known to serve delta_net"),
-        ("delta_net", ["--keep", "4", "--for", "vllm"], "vLLM is not known to serve delta_net"),
-        ("qwen3_next", ["--state", "1.5"], "between 0 and 1"),
-        ("qwen3_next", ["--state", "0.5", "--keep", "4"], "leave out the other ways"),
+        ("delta_net", ["--to", "0.5", "--for", "vllm"], "vLLM is not known to serve delta_net"),
+        ("delta_net", ["--to", "4x100%", "--for", "vllm"], "vLLM is not known to serve delta_net"),
+        ("qwen3_next", ["--to", "1.5"], "between 0 and 1"),
     ],
 )
 def test_refusals(
@@ -144,11 +175,9 @@ def test_a_shape_that_the_engine_refuses_is_an_error_where_both_axes_were_given(
     config.write_text('{"model_type": "qwen3_next", "num_hidden_layers": 4}')  # 128 x 128
     model = st.open(config)
     with pytest.raises(st.StatetrimError, match="SGLang does not serve a state of 96x96"):
-        target_from_options(model, square=96, for_="sglang")
-    assert target_from_options(model, square=64, for_="sglang").after.head_k_dim == 64
-    nearest = target_from_options(
-        model, keep=64, for_="vllm"
-    ).after  # keys alone: the nearest is taken
+        Job.from_options(model, TrimOptions(to="96x96", for_="sglang"))
+    assert Job.from_options(model, TrimOptions(to="64x64", for_="sglang")).after.head_k_dim == 64
+    nearest = Job.from_options(model, TrimOptions(to="64x100%", for_="vllm")).after
     assert (nearest.head_k_dim, nearest.head_v_dim) == (80, 96)
 
 
@@ -163,12 +192,12 @@ def test_a_size_that_the_engine_cannot_serve_is_said_before_the_work(
     )
     command = ["trim", str(model), "--text", str(text), "--dry-run", "--json"]
     command += ["-o", str(tmp_path / "out")]
-    for size_flags in (["--state", "0.5"], ["--keep", "64"], []):
+    for size_flags in (["--to", "0.5"], ["--to", "64x100%"], []):
         caplog.clear()
         code, _, out = run([*command, *size_flags, "--for", "vllm-cpu"])
         assert not code and caplog.messages == [f"warning: {warning}"]
         assert json.loads(out)["state_share"] == {"asked": 0.5, "kept": 0.25, "why": warning}
     caplog.clear()
-    code, _, out = run([*command, "--state", "0.5", "--for", "transformers"])
+    code, _, out = run([*command, "--to", "0.5", "--for", "transformers"])
     assert not code and not caplog.messages
     assert json.loads(out)["state_share"] == {"asked": 0.5, "kept": 0.5, "why": None}

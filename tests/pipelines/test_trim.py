@@ -69,7 +69,7 @@ def test_every_family_ends_in_a_checkpoint_that_stock_code_loads(
     path = checkpoint(model_type)
     before = fingerprint(path)
     quick = OPTIONS | {"tasks": ("text",), "control": False}
-    small = st.trim(path, keep=0.5, text=text, out=tmp_path / "out", **quick)
+    small = st.trim(path, to="50%x100%", text=text, out=tmp_path / "out", **quick)
     cls = tiny.stock_class(model_type)
     live, info = cls.from_pretrained(small.path, output_loading_info=True)
     assert not any(info.values()), info
@@ -116,7 +116,7 @@ def test_five_kills_and_the_same_result(
 ) -> None:
     """Kill the run a random moment after the start of each of five stages."""
     model, out = checkpoint("qwen3_5_text"), tmp_path / "small"
-    command = ["trim", str(model), "--keep", "6", *FLAGS, "--text", str(text)]
+    command = ["trim", str(model), "--to", "6x100%", *FLAGS, "--text", str(text)]
     uninterrupted = tmp_path / "whole" / "small"
     ended = warm_forker.run([*command, "-o", str(uninterrupted)])
     assert ended["code"] == 0, ended["err"]
@@ -132,7 +132,9 @@ def test_five_kills_and_the_same_result(
         assert not out.exists()
     repeated = r"^(calibrate|select by product|prune .pruned.) \.\.\."
     assert not re.search(repeated, killed["err"], flags=re.MULTILINE)
-    code, err, printed = run([*command[:2], "--keep", "5", *command[4:], "-o", str(out), "--json"])
+    code, err, printed = run(
+        [*command[:2], "--to", "5x100%", *command[4:], "-o", str(out), "--json"]
+    )
     check_refusal(code, err, printed, "is left from another job \\(its 'keep' differs\\)")
     ends = warm_forker.run([*command, "-o", str(out)])
     assert ends["code"] == 0, ends["err"]
@@ -157,7 +159,7 @@ def test_both_axes_with_recovery_timing_and_an_engine_in_mind(
     model, out = tmp_path / "model", tmp_path / "small"
     tiny.build("qwen3_5_text", model, linear_key_head_dim=32, linear_value_head_dim=32)
     command = ["trim", str(model), "-o", str(out), *FLAGS[:-1], "--text", str(text)]
-    command += ["--keep", "20", "--for", "llamacpp", "--recover", "8k", "--json"]
+    command += ["--to", "20x100%", "--for", "llamacpp", "--recover", "8k", "--json"]
     code, err, printed = run(command)
     assert code is None, err
     small = st.open(out)
@@ -175,7 +177,9 @@ def test_a_plain_directory_is_left_alone(checkpoint: Load, text: Path, tmp_path:
         (tmp_path / name).mkdir()
         (tmp_path / name / "mine").write_text("precious")
         with pytest.raises(st.StatetrimError, match=r"exists already|did not write"):
-            st.trim(checkpoint("qwen3_next"), keep=6, text=text, out=tmp_path / "out", **OPTIONS)
+            st.trim(
+                checkpoint("qwen3_next"), to="6x100%", text=text, out=tmp_path / "out", **OPTIONS
+            )
         assert (tmp_path / name / "mine").read_text() == "precious"
         shutil.rmtree(tmp_path / name)
 
@@ -185,13 +189,13 @@ def test_a_dry_run_shows_the_steps_and_writes_nothing(
 ) -> None:
     command = ["trim", str(checkpoint("qwen3_next")), "-o", str(tmp_path / "out"), *FLAGS]
     command += ["--text", str(text), "--dry-run", "--json"]
-    code, err, out = run([*command, "--keep", "6"])
+    code, err, out = run([*command, "--to", "6x100%"])
     assert code is None and not err
     printed_json = json.loads(out)
     assert [step["name"] for step in printed_json["steps"]][:3] == ["calibrate", "select", "prune"]
     assert printed_json["state_bytes"][1] * 2 == printed_json["state_bytes"][0]
     assert all(step["seconds"] >= 0 for step in printed_json["steps"])
-    code, err, out = run([*command, "--sweep", "6,4x4"])
+    code, err, out = run([*command, "--to", "6x100%,4x4"])
     assert code is None and not err
     printed_json = json.loads(out)
     assert [step["name"] for step in printed_json["steps"]] == ["calibrate", "6", "4x4", "report"]
@@ -208,18 +212,15 @@ def test_a_dry_run_shows_the_steps_and_writes_nothing(
     ("flags", "message"),
     [
         ([], "say once what to keep"),
-        (["--keep", "6", "--square", "6"], "say once what to keep"),
-        (["--sequences", "4"], "go together"),
-        (["--sequences", "0", "--memory-gib", "1"], "say once|must both be positive"),
-        (["--state-mib-per-sequence", "1000"], "nothing needs to be cut"),
-        (["--state-mib-per-sequence", "0.0001"], "even with 1 channels per head"),
-        (["--sweep", "6,6"], "shapes that all differ"),
-        (["--sweep", "6,4", "--keep", "6"], "names its shapes itself"),
-        (["--keep", "6", "--text", "typo.jsonl", "--dry-run"], "there is no file typo.jsonl"),
-        (["--keep", "6", "--method", "nonsense"], "nonsense"),
-        (["--keep", "12"], "nothing would change"),
-        (["--keep", "6", "--recover", "1m"], "fewer than the"),
-        (["--keep", "6", "--for", "abacus"], "no engine 'abacus'; choose vllm"),
+        (["--to", "1000MiB"], "nothing needs to be cut"),
+        (["--to", "0.0001MiB"], "even with 1 channels per head"),
+        (["--to", "6x100%,6x100%"], "names a shape twice"),
+        ([], "say what to keep"),
+        (["--to", "6x100%", "--text", "typo.jsonl", "--dry-run"], "there is no file typo.jsonl"),
+        (["--to", "6x100%", "--method", "nonsense"], "nonsense"),
+        (["--to", "12x100%"], "nothing would change"),
+        (["--to", "6x100%", "--recover", "1m"], "fewer than the"),
+        (["--to", "6x100%", "--for", "abacus"], "no engine 'abacus'; choose vllm"),
     ],
 )
 def test_mistakes_are_one_sentence(
@@ -263,41 +264,12 @@ def test_warnings_are_about_recall_and_the_random_cut() -> None:
     assert "on mqar the cut is no better" in by_chance and "on text" in too
 
 
-def test_a_sweep_calibrates_once_and_resumes(checkpoint: Load, text: Path, tmp_path: Path) -> None:
-    observer, out, shapes = RecordingObserver(), tmp_path / "sweep", ["8", "4", "10x4"]
-    options = OPTIONS | {"text": text, "tasks": ("text",)}
-    sweep = st.sweep(checkpoint("qwen3_next"), shapes, out=out, watch=observer, **options)
-    assert observer.started.count("calibrate") == 1
-    evaluated = [stage for stage in observer.started if stage.startswith("evaluate")]
-    assert evaluated == [f"evaluate ({shape})" for shape in shapes]
-    assert [point.keep for point in sweep.points] == [12, 8, 10, 4]
-    original, wide, both, narrow = sweep.points
-    refitted = [stage for stage in observer.started if stage.startswith("refit")]
-    assert both.keep_values == 4 and refitted == ["refit (10x4)"]
-    assert wide.state_bytes * 3 == original.state_bytes * 2
-    for name in ("text perplexity", "text kl"):
-        low, high = narrow.scores[name].low, narrow.scores[name].high
-        assert low is not None and high is not None
-        assert low <= narrow.scores[name].value <= high
-    assert original.scores["text kl"].value == 0 < wide.scores["text kl"].value
-    files = {path.name for path in out.iterdir()}
-    assert {"sweep.json", "sweep.svg", "report"} <= files
-    assert len([name for name in files if "plan-" in name]) == 3
-    assert not any(path.is_dir() and path.name.startswith("cut") for path in out.iterdir())
-    assert st.Sweep.load(out / "sweep.json") == sweep
-    plan = st.Plan.load(next(out.glob("plan-4x*.json")))
-    st.prune(st.open(checkpoint("qwen3_next")), plan, tmp_path / "small")
-    quiet = RecordingObserver()
-    assert st.sweep(checkpoint("qwen3_next"), shapes, out=out, watch=quiet, **options) == sweep
-    assert not quiet.started
-
-
 def test_a_model_that_was_cut_before_is_cut_again_and_reported(
     checkpoint: Load, text: Path, tmp_path: Path
 ) -> None:
     quick = OPTIONS | {"tasks": ("text",), "control": False, "text": text}
-    first = st.trim(checkpoint("qwen3_5_text"), keep=8, out=tmp_path / "first", **quick)
-    second = st.trim(first.path, keep=4, out=tmp_path / "second", **quick)
+    first = st.trim(checkpoint("qwen3_5_text"), to="8x100%", out=tmp_path / "first", **quick)
+    second = st.trim(first.path, to="4x100%", out=tmp_path / "second", **quick)
     page = (second.path / "statetrim" / "report" / "report.md").read_text()
     assert "state 8 x 8 → 4 x 8" in page
 
@@ -309,7 +281,7 @@ def test_other_weights_under_the_same_name_are_another_job(
     model = tmp_path / "model"
     shutil.copytree(checkpoint("qwen3_5_text"), model)
     quick = OPTIONS | {"tasks": ("text",), "control": False, "text": text}
-    st.trim(model, keep=6, out=tmp_path / "out", **quick)
+    st.trim(model, to="6x100%", out=tmp_path / "out", **quick)
     plan = st.Plan.load(tmp_path / "out" / "statetrim" / "plan.json")
     st.prune(st.open(model), plan, tmp_path / "pruned")
     shard = next(
@@ -320,7 +292,7 @@ def test_other_weights_under_the_same_name_are_another_job(
     weights[name] = weights[name] + 1
     save_file(weights, shard, {"format": "pt"})
     with pytest.raises(st.StatetrimError, match="exists already"):
-        st.trim(model, keep=6, out=tmp_path / "out", **quick)
+        st.trim(model, to="6x100%", out=tmp_path / "out", **quick)
     with pytest.raises(st.StatetrimError, match="made for another model"):
         st.prune(st.open(model), plan, tmp_path / "pruned")
 
@@ -343,7 +315,7 @@ def test_a_kill_while_tidying_up_is_mended(checkpoint: Load, text: Path, tmp_pat
 def test_whether_weights_are_streamed_is_decided_once(
     checkpoint: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = Job.from_options(st.open(checkpoint("qwen3_5_text")), st.TrimOptions(keep=6))
+    job = Job.from_options(st.open(checkpoint("qwen3_5_text")), st.TrimOptions(to="6x100%"))
     monkeypatch.setattr("statetrim.pipelines.estimate.free_memory", lambda placement: 0)
     assert job.with_fixed_layerwise(tmp_path).options.layerwise is True
     monkeypatch.setattr("statetrim.pipelines.estimate.free_memory", lambda placement: 2**50)
@@ -355,7 +327,7 @@ def test_a_finished_run_says_how_to_measure_it_with_more_samples(
     checkpoint: Load, text: Path, tmp_path: Path
 ) -> None:
     quick = ["trim", str(checkpoint("delta_net")), "-o", str(tmp_path / "out"), *FLAGS]
-    quick += ["--text", str(text), "--square", "8", "--tasks", "text", "--no-control"]
+    quick += ["--text", str(text), "--to", "8x8", "--tasks", "text", "--no-control"]
     code, err, out = run(quick)
     assert code is None and "delta_net is the original; pruned the result" in out, err
     before = fingerprint(tmp_path)
@@ -371,5 +343,5 @@ def test_a_finished_run_says_how_to_measure_it_with_more_samples(
         name = first.models[scores.models.index(new.model)]
         assert first.find(name, new.task, new.metric).samples == pytest.approx(new.samples[:2])
     assert (tmp_path / "out-report" / "report.html").exists()
-    code, err, out = run([*quick, "--square", "4"])
+    code, err, out = run([*quick, "--to", "4x4"])
     check_refusal(code, err, out, "exists already")

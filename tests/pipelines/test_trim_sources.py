@@ -17,7 +17,7 @@ def test_selection_and_refit_take_the_same_mix(
 ) -> None:
     text = tiny.write_text(tmp_path / "text.jsonl", 2**14)
     small = st.trim(
-        checkpoint("delta_net"), square=6, text=text, out=tmp_path / "out", tokens=2048,
+        checkpoint("delta_net"), to="6x6", text=text, out=tmp_path / "out", tokens=2048,
         recall=0.25, random=0.25, limit=2, batch_size=2, benchmark=False, control=False,
         tasks=("text",),
     )  # fmt: skip

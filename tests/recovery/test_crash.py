@@ -20,7 +20,7 @@ def place(checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """MODEL, its pruned SMALL, and a text."""
     root = tmp_path_factory.mktemp("recovery")
     model = st.open(shutil.copytree(checkpoint("delta_net"), root / "MODEL"))
-    st.prune(model, st.select(model, "l1", 6), out=root / "SMALL")
+    st.prune(model, st.select(model, "l1", "6x100%"), out=root / "SMALL")
     tiny.write_text(root / "words.jsonl", 4000)
     return root
 

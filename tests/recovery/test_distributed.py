@@ -20,7 +20,7 @@ def runs(checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the results `one`, by this process, and `ddp`, `fsdp`, `resumed`, by two."""
     root = tmp_path_factory.mktemp("runs")
     model = st.open(checkpoint("qwen3_5_text"))
-    small = st.prune(model, st.select(model, "l1", 6), out=root / "small")
+    small = st.prune(model, st.select(model, "l1", "6x100%"), out=root / "small")
     tiny.write_text(root / "words.jsonl", 2000)
     with recovery_runs.patch_held_out_rows():
         st.recover(small, out=root / "one", **recovery_runs.options(str(model.path), root))

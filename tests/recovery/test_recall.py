@@ -46,7 +46,7 @@ def model(checkpoint: Callable[[str], Path]) -> st.Checkpoint:
 
 @pytest.fixture(scope="module")
 def small(model: st.Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> st.Checkpoint:
-    plan = st.select(model, "l1", 6)
+    plan = st.select(model, "l1", "6x100%")
     return st.prune(model, plan, tmp_path_factory.mktemp("pruned") / "small")
 
 

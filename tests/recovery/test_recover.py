@@ -45,7 +45,7 @@ def pair(checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     def get(model_type: str) -> tuple[st.Checkpoint, st.Checkpoint]:
         if model_type not in built:
             model = st.open(checkpoint(model_type))
-            plan = st.select(model, "l1", KEEP)
+            plan = st.select(model, "l1", f"{KEEP}x100%")
             built[model_type] = model, st.prune(model, plan, out=root / model_type)
         return built[model_type]
 

@@ -23,15 +23,15 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its s
 
 @pytest.fixture(scope="module")
 def folder(checkpoint: Callable[[str], Path], tmp_path_factory: Any) -> Path:
-    """A directory with a model, a text, a cut OUT and a sweep SWEPT."""
+    """A directory with a model, a text, a cut OUT, and BEST, the best of three shapes."""
     folder = tmp_path_factory.mktemp("first")
     (folder / "my model").symlink_to(checkpoint("qwen3_5_text"))
     tiny.write_text(folder / "text.jsonl", 2**16)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         quick: dict[str, Any] = {"text": "text.jsonl", "tokens": 2048, "limit": 8}
-        st.trim("my model", keep=6, out="OUT", benchmark=False, **quick)
-        st.sweep("my model", ["8", "6", "6x4"], out="SWEPT", benchmark=False, **quick)
+        st.trim("my model", to="6x100%", out="OUT", benchmark=False, **quick)
+        st.trim("my model", to="8x8,6x8,6x4", out="BEST", benchmark=False, **quick)
     return folder
 
 
@@ -79,7 +79,7 @@ def test_memory_is_compared_with_what_is_free(folder: Path) -> None:
 def test_sections_without_an_artifact_are_one_line(folder: Path) -> None:
     document = document_of(folder, "my model", "OUT")
     absent = [section.title for section in document.absent]
-    assert absent == ["Quality against state size", "Speed", "Which layer carries what",
+    assert absent == ["Why this shape", "Speed", "Which layer carries what",
                       "Effective rank of the state", "Recovery"]  # fmt: skip
     page = (folder / "OUT" / "statetrim" / "report" / "report.html").read_text()
     (line,) = re.findall(r"<summary>Not in this report: (.*?)</summary>", page)
@@ -153,13 +153,13 @@ def test_commands_work_as_printed(folder: Path, monkeypatch: pytest.MonkeyPatch)
     assert st.Plan.load("plan.json").kept[0].equal(st.Plan.load("OUT/statetrim/plan.json").kept[0])
 
 
-def test_a_sweep_shows_plans_frontier_and_what_it_recommends(folder: Path) -> None:
-    text = (folder / "SWEPT" / "report" / "report.md").read_text()
-    assert "**No shape recommended**: too few samples, or too few tasks, to tell." in text
+def test_a_comparison_shows_plans_and_frontier(folder: Path) -> None:
+    text = (folder / "BEST" / "statetrim" / "report" / "report.md").read_text()
+    assert "## Why this shape" in text and text.count("(chosen)") == 1
     for shape in ("8x8", "6x8", "6x4"):
-        assert f"SWEPT/plan-{shape}.json" in text
-        st.Plan.load(folder / "SWEPT" / f"plan-{shape}.json")
-    assert "sweep.partial" not in text and "Without a cut, a bfloat16 state takes" in text
+        assert f"BEST/statetrim/plan-{shape}.json" in text
+        st.Plan.load(folder / "BEST" / "statetrim" / f"plan-{shape}.json")
+    assert ".partial" not in text and "Without a cut, a bfloat16 state takes" in text
 
 
 def write_sweep(figures: dict[str, tuple[float, float]], path: Path) -> Path:
@@ -194,24 +194,25 @@ def test_the_smallest_shape_within_the_limits_is_recommended(tmp_path: Path) -> 
     document = build_document(read_findings([write_sweep(figures, tmp_path / "sweep.json")]))
     summary = document.summary
     assert (summary.answer, summary.tone) == ("Take 64x32", "good")
-    assert "50% of the original's" in summary.reason
+    assert "50% of the state" in summary.reason
     (step,) = (fact for fact in summary.facts if fact.name == "Next")
     (command,) = step.commands
-    assert "--keep 64 --keep-values 32 --text 'my text.jsonl' --tokens 4096" in command
+    assert "--to 64x32 --text 'my text.jsonl' --tokens 4096" in command
     table = next(b for s in document.sections for b in s.blocks if b.kind == "table")
     rows = {row[0]: (row[3], row[5]) for row in table.rows}  # type: ignore[union-attr]
-    assert rows["64 x 32"] == ("yes", "recommended")
-    assert rows["48 x 64"] == ("yes", "within the limit")
-    assert rows["64 x 48"] == ("", "within the limit")  # larger than 64x32, and loses more
-    assert rows["32 x 64"] == ("", "beyond the limit")  # as large as 64x32, and loses more
-    assert rows["32 x 32"] == ("yes", "beyond the limit")
+    assert rows["64x32"] == ("yes", "within the limit")
+    assert rows["48x64"] == ("yes", "within the limit")
+    assert rows["64x48"] == ("", "within the limit")  # larger than 64x32, and loses more
+    assert rows["32x64"] == ("", "beyond the limit")  # as large as 64x32, and loses more
+    assert rows["32x32"] == ("yes", "beyond the limit")
 
 
 def test_no_shape_is_recommended_where_all_lose(tmp_path: Path) -> None:
     figures = {"32x64": (12.0, 2.0), "32x32": (20.0, 5.0)}
     summary = build_document(read_findings([write_sweep(figures, tmp_path / "sweep.json")])).summary
     assert (summary.answer, summary.tone) == ("No shape recommended", "bad")
-    assert "32x64 comes nearest: recall falls by 12.0 points on mqar" in summary.reason
+    assert summary.reason.startswith("32x64 (50% of the state): no shape is within the limits")
+    assert "recall falls by 12.0 points on mqar" in summary.reason
 
 
 WARNING = """<p class="note">Warning: recall falls by 31.0 points on mqar (95%: 26.2 to 35.8); keep

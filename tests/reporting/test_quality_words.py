@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 import statetrim as st
-from statetrim.artifacts.decision import MeasuredShape, Prediction
+from statetrim.artifacts.decision import MeasuredShape, ShapeScore
 from statetrim.artifacts.scores import Score
 from statetrim.artifacts.verification.agreement import Agreement
-from statetrim.judging.decision import decide
-from statetrim.maths.paired import Interval
+from statetrim.judging.recommendation import recommend
 from statetrim.reporting.findings import read_findings
 from statetrim.reporting.report import build_document
 
@@ -53,11 +52,13 @@ def test_a_loss_is_positive_wherever_it_stands(tmp_path: Path) -> None:
     model_scores = make_scores(
         {"whole": {4: 0.95, 8: 0.9}, "cut": {4: 0.8, 8: 0.7}, "rand": {4: 0.3, 8: 0.2}}
     )
-    lost, recall = Interval(0.2, 0.1, 0.3), Interval(-16.0, -18.0, -14.0)
-    prediction = Prediction({"32x32": {"text": {0: 0.1}}})
-    decide([MeasuredShape("32x32", 0.25, lost, recall)], prediction, {}).save(
-        tmp_path / "choice.json"
-    )
+    points = []
+    for keep, method, value, margin in ((64, "none", 0.9, None), (32, "l1", 0.74, 0.02)):
+        bounds = (None, None) if margin is None else (value - margin, value + margin)
+        scores = {"mqar accuracy": ShapeScore(value, *bounds, "share", True)}
+        points.append(MeasuredShape(keep, keep, method, 4 * keep * keep, scores))
+    reason = recommend(points).reason
+    st.Decision("whole", points, "32x32", reason).save(tmp_path / "choice.json")
     agreements = [
         Agreement(name, "texts", [50] * 2, [agreed] * 2, [agreed] * 2, [50] * 2, 0.3, None, 40)
         for name, agreed in (("whole", 50), ("cut", 49))
@@ -68,7 +69,7 @@ def test_a_loss_is_positive_wherever_it_stands(tmp_path: Path) -> None:
     shown = text[: text.index("## Not in this report")]
     assert "loss 17.5 points" in shown and "a random cut loses 67.5 points" in shown
     assert re.search(r"Mean recall of cut: loss of \d+\.\d+ ± \d+\.\d+ points over 2 tasks", shown)
-    assert "+16.0 ± 2.0" in shown and "recall loss +16.0 points" in shown
+    assert "recall falls by 16.0 points" in shown and "loss of 16.00 ± 2.00 points" in shown
     assert "+2.00 (+2.00 to +2.00)" in shown
     assert not re.findall(r"(?<![\w.:-])-\d[\d.]*", shown), "no loss is negative"
     assert shown.count("a positive figure is a loss, a negative one a gain") == 1

@@ -63,7 +63,7 @@ def artifacts(checkpoint: Callable[[str], Path], tmp_path_factory: Any) -> Path:
     shutil.copytree(checkpoint("qwen3_5_text"), folder / "MODEL")
     tiny.write_text(folder / "text.jsonl", 2**12)
     model = st.open(folder / "MODEL")
-    plan = st.select(model, "rand", keep=6)
+    plan = st.select(model, "rand", to="6x100%")
     plan.save(folder / "plan.json")
     small = st.prune(model, plan, folder / "SMALL")
     analysis = st.analyze(
@@ -154,7 +154,7 @@ def test_the_page_needs_nothing_else(full: Path) -> None:
     assert policy is not None and policy.startswith("default-src 'none'")
     headings = [a["id"] for t, a in page.tags if t == "h2"]
     assert headings == [
-        "answer", "quality", "quality-against-state-size", "memory-before-and-after",
+        "answer", "quality", "why-this-shape", "memory-before-and-after",
         "where-it-runs", "speed", "what-was-cut", "effective-rank-of-the-state", "recovery",
         "how-to-reproduce-it", "lineage",
     ]  # fmt: skip
@@ -201,7 +201,7 @@ def test_what_is_missing_names_the_command(artifacts: Path, tmp_path: Path) -> N
     page = st.report([artifacts / "plan.json"], tmp_path / "out")
     check_page(page.read_text())
     text = page.with_suffix(".md").read_text()
-    for command in ("evaluate", "analyze", "benchmark", "recover", "trim MODEL --sweep", "report"):
+    for command in ("evaluate", "analyze", "benchmark", "recover", "trim MODEL --to", "report"):
         assert f"statetrim {command}" in text, command
 
 
@@ -318,14 +318,14 @@ def test_scores_of_other_weights_are_told_apart(artifacts: Path, tmp_path: Path)
 
 def test_values_alone(artifacts: Path, tmp_path: Path) -> None:
     model = st.open(artifacts / "MODEL")
-    plan = st.select(model, keep_values=4, value_method="rand", seed=3)
+    plan = st.select(model, to="100%x4", value_method="rand", seed=3)
     plan.save(tmp_path / "plan.json")
     page = st.report([artifacts / "MODEL", tmp_path / "plan.json"], tmp_path / "out")
     html = page.read_text()
     check_page(html)
     assert "kept value channels" in html and "kept key/query channels" not in html
     text = re.sub(r"</?i>", "", html)  # options are wrapped in <i>, which prevents line breaks
-    assert "--keep-values 4 --value-method rand" in text and "--keep all" not in text
+    assert "--to 100%x4 --value-method rand" in text and "--method none" not in text
 
 
 def test_nothing_is_overwritten(artifacts: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def cut(tmp_path_factory: Any) -> Path:
     folder: Path = tmp_path_factory.mktemp("served")
     wide = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
     model = st.open(tiny.build("qwen3_5_text", folder / "model", **wide))
-    plan = st.select(model, square=64, method="rand", value_method="rand")
+    plan = st.select(model, to="64x64", method="rand", value_method="rand")
     st.prune(model, plan, folder / "my cut")
     return folder / "my cut"
 
@@ -68,7 +68,7 @@ def test_an_engine_that_refuses_the_shape_is_not_first(cut: Path) -> None:
 
 
 def test_they_are_those_of_inspect_with_names_flags_and_hints(cut: Path) -> None:
-    commands = st.inspect(cut.parent / "model", square=64).deployment.commands
+    commands = st.inspect(cut.parent / "model", to="64x64").deployment.commands
     assert "--gdn-prefill-backend" in commands["vLLM"] and "triton" in commands["SGLang"]
     lines = listed_commands(document_of(cut))
     assert len(lines) == len(commands) > 4

@@ -80,7 +80,7 @@ class Shared:
     def cut(self, model_type: str) -> tuple[st.Checkpoint, st.Plan, st.Checkpoint]:
         def make() -> Any:
             model = st.open(self.checkpoint(model_type))
-            plan = st.select(model, "rand", 0.5)
+            plan = st.select(model, "rand", "50%x100%")
             return model, plan, st.prune(model, plan, self.root / model_type, progress=False)
 
         cut: tuple[st.Checkpoint, st.Plan, st.Checkpoint] = self.once(model_type, "cut", make)

@@ -107,7 +107,9 @@ def test_gradients_of_a_calibration(model_type: str, checkpoint: Load) -> None:
 @every_type
 def test_a_step_of_recovery(model_type: str, checkpoint: Load, tmp_path: Path) -> None:
     model = st.open(checkpoint(model_type))
-    small = st.prune(model, st.select(model, "rand", 0.5), tmp_path / "small", progress=False)
+    small = st.prune(
+        model, st.select(model, "rand", "50%x100%"), tmp_path / "small", progress=False
+    )
     student, teacher = load_live(small, BF16), load_live(model, BF16)
     attach_adapters(student, rank=4, alpha=8, also=())
     heads = [get_logit_head(live) for live in (student, teacher)]
@@ -128,7 +130,9 @@ def test_a_step_of_a_mixer_alone(
 ) -> None:
     monkeypatch.setattr(torch, "autocast", lambda *args, **kwargs: nullcontext())  # not for meta
     model = st.open(checkpoint(model_type))
-    small = st.prune(model, st.select(model, "rand", 0.5), tmp_path / "small", progress=False)
+    small = st.prune(
+        model, st.select(model, "rand", "50%x100%"), tmp_path / "small", progress=False
+    )
     student, teacher = load_live(small, BF16), move_to_meta(load_live(model, BF16))
     student.module.requires_grad_(False)
     layer, mixer = next(iter(student.mixers.items()))

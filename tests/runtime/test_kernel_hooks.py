@@ -91,7 +91,7 @@ def test_check_hands_keywords_on_as_keywords(
 ) -> None:
     """mamba_ssm has z before dt_bias, transformers' own function after it."""
     model = st.open(checkpoint(model_type))
-    plan = st.select(model, "l1", 7)
+    plan = st.select(model, "l1", "7x100%")
     small = st.prune(model, plan, tmp_path / "small")
     modeling = modeling_module(load_live(model))
     scan = modeling.mamba2_chunk_scan

@@ -91,7 +91,7 @@ def test_an_evaluation_has_one_model_in_memory(
 ) -> None:
     """When a model is loaded, no other one has decoder layers in memory; head and norm may be."""
     model = st.open(checkpoint("delta_net"))
-    small = st.prune(model, st.select(model, "l1", 0.5), tmp_path / "small", progress=False)
+    small = st.prune(model, st.select(model, "l1", "50%x100%"), tmp_path / "small", progress=False)
     text = tiny.write_text(tmp_path / "words.jsonl", 2000)
     loaded: list[weakref.ref[LiveModel]] = []
 
@@ -124,7 +124,7 @@ def launched(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 def test_two_torchrun_processes_share_the_tasks(checkpoint: Load, tmp_path: Path) -> None:
     model = st.open(checkpoint("delta_net"))
-    small = st.prune(model, st.select(model, "l1", 0.5), tmp_path / "small", progress=False)
+    small = st.prune(model, st.select(model, "l1", "50%x100%"), tmp_path / "small", progress=False)
     text, out = tiny.write_text(tmp_path / "words.jsonl", 2000), tmp_path / "scores.json"
     arguments: Any = {"tasks": ["text", "mqar"], "text": text, "limit": 2}
     expected = st.evaluate([small], baseline=model, progress=False, **arguments)

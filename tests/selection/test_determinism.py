@@ -37,9 +37,11 @@ def plans(directory: Path, text: Path) -> list[Kept]:
     """The channels that every method keeps, of keys, then of values, after a new calibration."""
     model = st.open(directory)
     statistics = st.calibrate(model, text, methods=CALIBRATED, tokens=640, length=32)
-    key_plans = [st.select(model, m, KEEP, seed=SEED, statistics=statistics, **o) for m, o in CASES]
+    key_plans = [
+        st.select(model, m, f"{KEEP}x100%", seed=SEED, statistics=statistics, **o) for m, o in CASES
+    ]
     value_plans = [
-        st.select(model, keep_values=KEEP, value_method=m, seed=SEED, statistics=statistics)
+        st.select(model, to=f"100%x{KEEP}", value_method=m, seed=SEED, statistics=statistics)
         for m in method_names("value")
     ]
     tables = [plan.kept for plan in key_plans] + [plan.kept_values or {} for plan in value_plans]
@@ -66,11 +68,11 @@ def test_every_run_gives_the_same_plans(checkpoint: Any, text: Path) -> None:
 
 def test_rand_repeats_from_the_seed_that_its_plan_saved(checkpoint: Any, tmp_path: Path) -> None:
     model = st.open(checkpoint("delta_net"))
-    first = st.select(model, "rand", KEEP, seed=11)
+    first = st.select(model, "rand", f"{KEEP}x100%", seed=11)
     first.save(tmp_path / "plan.json")
     saved = st.Plan.load(tmp_path / "plan.json")
-    again = st.select(model, saved.method, KEEP, seed=saved.seed)
-    other = st.select(model, saved.method, KEEP, seed=saved.seed + 1)
+    again = st.select(model, saved.method, f"{KEEP}x100%", seed=saved.seed)
+    other = st.select(model, saved.method, f"{KEEP}x100%", seed=saved.seed + 1)
     assert all(torch.equal(first.kept[i], again.kept[i]) for i in first.kept)
     assert any(not torch.equal(first.kept[i], other.kept[i]) for i in first.kept)
 

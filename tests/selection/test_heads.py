@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def test_the_refit_needs_no_second_pass(
     keep: int, model: st.Checkpoint, text: Path, statistics: st.Statistics, tmp_path: Path
 ) -> None:
     """Statistics of the original give the weights that statistics of the cut give."""
-    plan = st.select(model, keep_heads=keep, statistics=statistics, progress=False)
+    plan = st.select(model, to=f"{keep}heads", statistics=statistics, progress=False)
     small = st.prune(model, plan, tmp_path / "small", progress=False)
     once = st.refit(small, statistics, out=tmp_path / "once", progress=False)
     again = st.calibrate(small, text, original=model, tokens=2048, length=64, progress=False)
@@ -117,7 +118,7 @@ def test_the_refit_needs_no_second_pass(
 def test_a_model_that_was_trained_since_is_not_refitted_from_the_original(
     model: st.Checkpoint, statistics: st.Statistics, tmp_path: Path
 ) -> None:
-    plan = st.select(model, keep_heads=3, statistics=statistics, progress=False)
+    plan = st.select(model, to="3heads", statistics=statistics, progress=False)
     small = st.prune(model, plan, tmp_path / "small", progress=False)
     (small.path / "statetrim" / "recover.json").write_text("{}")
     with pytest.raises(st.StatetrimError, match="trained after its heads went"):
@@ -127,7 +128,7 @@ def test_a_model_that_was_trained_since_is_not_refitted_from_the_original(
 def test_swapped_heads_are_found_by_verify(
     model: st.Checkpoint, statistics: st.Statistics, tmp_path: Path
 ) -> None:
-    plan = st.select(model, keep_heads=4, statistics=statistics, progress=False)
+    plan = st.select(model, to="4heads", statistics=statistics, progress=False)
     assert plan.kept_heads is not None
     layer = model.geometry.layers[0]
     other = next(
@@ -142,12 +143,12 @@ def test_swapped_heads_are_found_by_verify(
 def test_a_plan_comes_back_from_its_file(
     model: st.Checkpoint, statistics: st.Statistics, tmp_path: Path
 ) -> None:
-    plan = st.select(model, keep_heads=0.5, statistics=statistics, progress=False)
+    plan = st.select(model, to="50%heads", statistics=statistics, progress=False)
     plan.save(tmp_path / "plan.json")
     back = st.Plan.load(tmp_path / "plan.json")
     assert back.kept_heads is not None and plan.kept_heads is not None
     assert all(torch.equal(back.kept_heads[i], plan.kept_heads[i]) for i in plan.kept_heads)
-    assert (back.keep_heads, back.head_method, back.requested_heads) == (3, "head_refit", "0.5")
+    assert (back.keep_heads, back.head_method, back.requested_heads) == (3, "head_refit", "3")
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,7 @@ def test_a_plan_comes_back_from_its_file(
 def test_a_plan_of_other_heads_is_refused(
     heads: list[list[int]], sentence: str, model: st.Checkpoint
 ) -> None:
-    plan = st.select(model, keep_heads=4, head_method="rand", progress=False)
+    plan = st.select(model, to="4heads", head_method="rand", progress=False)
     bad = replace(plan, kept_heads=dict.fromkeys(plan.kept, torch.tensor(heads)))
     with pytest.raises(st.StatetrimError, match=sentence):
         st.prepare(model, bad)
@@ -178,30 +179,29 @@ def test_a_plan_of_other_heads_is_refused(
         (5, "cannot keep 5 of 6 value heads, 2 to each of 3 key heads; give 2, 3 or 4"),
         (6, "cannot keep 6 of 6 value heads"),
         (0, "cannot keep 0 of 6 value heads"),
-        ("1.5", "cannot keep 1.5 of 6 value heads"),
+        ("1.5", "cannot read"),
+        ("100%", "cannot keep 6 of 6 value heads"),
     ],
 )
 def test_bad_counts_are_refused_in_one_sentence(
     keep_heads: Any, sentence: str, model: st.Checkpoint
 ) -> None:
     with pytest.raises(st.StatetrimError, match=sentence):
-        st.select(model, keep_heads=keep_heads, head_method="rand")
+        st.select(model, to=f"{keep_heads}heads", head_method="rand")
 
 
-def test_heads_are_said_alone_and_by_a_method_that_chooses_them(model: st.Checkpoint) -> None:
-    with pytest.raises(st.StatetrimError, match="leave out the other ways"):
-        st.select(model, "rand", 4, keep_heads=3)
+def test_heads_need_a_method_that_chooses_them(model: st.Checkpoint) -> None:
     with pytest.raises(st.StatetrimError, match="'l1' does not choose heads; choose one of head_"):
-        st.select(model, keep_heads=3, head_method="l1")
+        st.select(model, to="3heads", head_method="l1")
     with pytest.raises(st.StatetrimError, match="needs readout_moment"):
-        st.select(model, keep_heads=3)
+        st.select(model, to="3heads")
 
 
 def test_what_devices_can_share_is_said(model: st.Checkpoint, tmp_path: Path) -> None:
     geometry = model.geometry
     assert geometry.tensor_parallel == [1, 3]
-    assert resolve_heads("0.6", geometry).tensor_parallel == [1, 2]
+    assert resolve_heads(Fraction(6, 10), geometry).tensor_parallel == [1, 2]
     plan = tmp_path / "plan.json"
-    command = ["select", str(model.path), "--keep-heads", "4", "--head-method", "rand"]
+    command = ["select", str(model.path), "--to", "4heads", "--head-method", "rand"]
     code, _, printed = run([*command, "-o", str(plan), "--json"])
     assert code is None and json.loads(printed)["tensor_parallel"] == [1, 2]

@@ -53,14 +53,14 @@ def run(*arguments: str) -> Any:
 def test_public_models(name: str, tmp_path: Path) -> None:
     *_, mib, mib_at_64 = PUBLIC[name]
     path = write_config(tmp_path, name)
-    shown = run("inspect", path, "--keep", "64", "--json")
+    shown = run("inspect", path, "--to", "64x100%", "--json")
     assert shown.exit_code == 0, shown.output
     report = json.loads(shown.stdout)
     assert report["before"]["state_bytes"] / 2**20 == mib
     if report["after"] is not None:
         assert report["after"]["state_bytes"] / 2**20 == mib_at_64
     else:
-        assert "whole heads can go instead: --keep-heads" in report["warnings"][0]
+        assert "whole heads can go instead: --to 8heads" in report["warnings"][0]
     table = run("inspect", path).stdout
     assert f"{mib:,.1f} MiB" in table
 
@@ -76,16 +76,16 @@ def test_parameters_before_and_after_equal_the_real_checkpoints(
 ) -> None:
     for model_type in ("qwen3_next", "mamba2", "olmo_hybrid"):
         model = st.open(checkpoint(model_type))
-        report = st.inspect(model, keep=5)
-        out = st.prune(model, st.select(model, "l1", 5), tmp_path / model_type)
+        report = st.inspect(model, to="5x100%")
+        out = st.prune(model, st.select(model, "l1", "5x100%"), tmp_path / model_type)
         assert report.parameters == model.parameters > 0
         assert report.parameters_after == out.parameters < model.parameters
 
 
 def test_widths_that_kernels_pad_are_pointed_out(tmp_path: Path) -> None:
     path = write_config(tmp_path)
-    assert "pad 50 channels" in st.inspect(st.open(path), keep=50).warnings[0]
-    assert st.inspect(st.open(path), keep=48).warnings == []
+    assert "pad 50 channels" in st.inspect(st.open(path), to="50x100%").warnings[0]
+    assert st.inspect(st.open(path), to="48x100%").warnings == []
 
 
 def test_the_stored_dtype_counts_before_the_config_and_small_sizes_stay_readable(
@@ -128,7 +128,7 @@ def test_flags_to_try_first_show_what_a_cut_adds_on_top(tmp_path: Path) -> None:
 def test_engines_commands_and_capacity_are_shown(tmp_path: Path) -> None:
     path = write_config(tmp_path)
     arguments = ("inspect", path, "--memory-gib", "40", "--context", "1024")
-    shown = json.loads(run(*arguments, "--square", "64", "--json").stdout)["deployment"]
+    shown = json.loads(run(*arguments, "--to", "64x64", "--json").stdout)["deployment"]
     assert shown["commands"]["vLLM"] == "vllm serve SMALL --gdn-prefill-backend triton"
     assert shown["everywhere"] == "64x64"
     assert not any(name.startswith("vLLM 0.1") for name in shown["commands"])
@@ -137,15 +137,15 @@ def test_engines_commands_and_capacity_are_shown(tmp_path: Path) -> None:
         ("128x128", "float32"), ("128x128", "bfloat16"), ("64x64", "float32"),
         ("64x64", "bfloat16"),
     ]  # fmt: skip
-    text = run(*arguments, "--keep", "64").stdout
-    assert "refused" in text and "--keep 64 --keep-values 64" in text
+    text = run(*arguments, "--to", "64x100%").stdout
+    assert "refused" in text and "--to 64x64" in text
     assert "mlx_lm.server --model SMALL" in text and "Sequences of 1,024 tokens" in text
     assert "vllm serve" not in text.replace("vllm serve SMALL   # vLLM 0.19.1", "")
 
 
 def test_commands_and_their_flags_are_whole_in_a_narrow_terminal(tmp_path: Path) -> None:
     path = write_config(tmp_path)
-    arguments = ["inspect", str(path), "--square", "64"]
+    arguments = ["inspect", str(path), "--to", "64x64"]
     narrow = CliRunner().invoke(app, arguments, env={"COLUMNS": "80"}).stdout
     table, _, below = narrow.partition("vllm serve SMALL --gdn-prefill-backend triton   # vLLM\n")
     assert "--linear-attn" not in table and "--gdn" not in table
@@ -159,7 +159,7 @@ def test_without_a_size_it_shows_which_engine_serves_which_shape(tmp_path: Path)
     served = {served_shape.shape: served_shape.engines for served_shape in report.shapes}
     assert next(iter(served)) == "128x128" and served["64x128"]["vLLM"] == "no"
     assert set(served["64x64"].values()) <= {"yes", "flag", "unknown"}
-    assert not st.inspect(tmp_path, keep=64).shapes
+    assert not st.inspect(tmp_path, to="64x100%").shapes
     shown = CliRunner().invoke(app, ["inspect", str(tmp_path)], env={"COLUMNS": "80"}).output
     line = next(line for line in shown.splitlines() if "vllm-cpu" in line)
     assert line.split()[1::2] == ["vllm-cpu", "yes", "no", "no", "no", "no", "yes", "no"]

@@ -1,14 +1,14 @@
-"""Targets from amounts of channels, from memory, and for an engine."""
+"""Targets from requests: channels, memory, heads, by layer, for an engine, and several."""
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import statetrim as st
-from statetrim.maths.units import GIB, MIB
-from statetrim.serving.target import Target, target_from_amounts, target_from_options
+from statetrim.maths.units import MIB
+from statetrim.request import parse_request
+from statetrim.serving.target import Target, candidate_targets, resolve_target
 
 # Qwen3-Next-80B-A3B: 36 linear-attention layers of 32 heads with 128 x 128, 72 MiB in float32.
 QWEN = {
@@ -27,23 +27,33 @@ def shape(target: Target) -> tuple[int, int]:
     return target.after.head_k_dim, target.after.head_v_dim
 
 
+def resolve(model: st.Checkpoint, to: str, for_: str | None = None) -> Target:
+    return resolve_target(model, parse_request(to), for_)
+
+
 @pytest.mark.parametrize(
-    ("amounts", "expected", "words"),
+    ("to", "expected"),
     [
-        ({"keep": 64}, (64, 128), (64, None)),
-        ({"keep": "0.3"}, (48, 128), ("0.3", None)),
-        ({"keep_values": 0.5}, (128, 64), (None, 0.5)),
-        ({"keep": "96", "keep_values": 64}, (96, 64), ("96", 64)),
-        ({"square": 32}, (32, 32), ("32", "32")),
+        ("64x100%", (64, 128)),
+        ("30%x100%", (48, 128)),
+        ("100%x50%", (128, 64)),
+        ("96x64", (96, 64)),
+        ("32x32", (32, 32)),
+        ("128x64", (128, 64)),
     ],
 )
-def test_channels_or_fractions(
-    amounts: dict[str, Any], expected: tuple[int, int], words: tuple[Any, Any], qwen: st.Checkpoint
-) -> None:
-    target = target_from_amounts(qwen, **amounts)
-    assert shape(target) == expected and (target.keep, target.keep_values) == words
-    assert target_from_options(qwen, **amounts) == target
+def test_channels_or_parts(to: str, expected: tuple[int, int], qwen: st.Checkpoint) -> None:
+    target = resolve(qwen, to)
+    assert shape(target) == expected and str(target) == f"{expected[0]}x{expected[1]}"
+    assert (target.removes_keys, target.removes_values) == (expected[0] < 128, expected[1] < 128)
     assert target.after == qwen.geometry.resized(*expected)
+
+
+def test_a_target_is_said_as_it_is_asked_for(qwen: st.Checkpoint) -> None:
+    by_layer = resolve(qwen, "0=64x64,others=32x100%")
+    assert resolve(qwen, str(by_layer)) == by_layer and by_layer.after.shapes[1] == (32, 128)
+    heads = resolve(qwen, "50%heads")
+    assert str(heads) == "16heads" and resolve(qwen, "16heads") == heads
 
 
 def sequence_bytes(geometry: st.Geometry) -> float:
@@ -55,64 +65,62 @@ def sequence_bytes(geometry: st.Geometry) -> float:
 
 @pytest.mark.parametrize("max_mib", [71.0, 40.0, 18.0])
 def test_a_budget_is_kept_and_used(max_mib: float, qwen: st.Checkpoint) -> None:
-    target = target_from_options(qwen, state_mib_per_sequence=max_mib)
+    target = resolve(qwen, f"{max_mib}MiB")
     assert sequence_bytes(target.after) <= max_mib * MIB
     wider = qwen.geometry.resized(target.after.head_k_dim + 16)
     assert sequence_bytes(wider) > max_mib * MIB
-    assert target.after.head_v_dim == 128 and target.keep_values is None
-    sequences = 100
-    same = target_from_options(
-        qwen, sequences=sequences, memory_gib=max_mib * sequences * MIB / GIB
-    )
-    assert same == target
+    assert target.after.head_v_dim == 128
 
 
 @pytest.mark.parametrize(
-    ("amounts", "engine", "expected"),
+    ("to", "engine", "expected"),
     [
-        ({"keep": 64}, "vllm", (80, 96)),
-        ({"keep": 96}, "llama.cpp", (64, 64)),
-        ({"keep": 64}, "MLX-LM", (64, 128)),
-        ({"state_mib_per_sequence": 40.0}, "mlx", (64, 128)),
-        ({"keep": 64, "keep_values": 128}, "mlx", (64, 128)),
-        ({"keep": "128", "keep_values": 64}, "mlx", (128, 64)),
+        ("64x100%", "vllm", (80, 96)),
+        ("96x100%", "llama.cpp", (64, 64)),
+        ("64x100%", "MLX-LM", (64, 128)),
+        ("40MiB", "mlx", (64, 128)),
+        ("64x128", "mlx", (64, 128)),
+        ("128x64", "mlx", (128, 64)),
     ],
 )
 def test_an_engine_gets_a_shape_it_serves(
-    amounts: dict[str, Any], engine: str, expected: tuple[int, int], qwen: st.Checkpoint
+    to: str, engine: str, expected: tuple[int, int], qwen: st.Checkpoint
 ) -> None:
-    target = target_from_options(qwen, for_=engine, **amounts)
-    assert shape(target) == expected
-    assert (target.keep is None) == (expected[0] == 128)
-    assert (target.keep_values is None) == (expected[1] == 128)
+    assert shape(resolve(qwen, to, engine)) == expected
 
 
 @pytest.mark.parametrize(
-    ("amounts", "message"),
+    ("to", "engine", "message"),
     [
-        ({}, "say once what to keep"),
-        ({"keep": 64, "square": 64}, "say once what to keep"),
-        ({"square": 64, "state_mib_per_sequence": 9.0}, "say once what to keep"),
-        ({"memory_gib": 1.0}, "go together"),
-        ({"sequences": 0, "memory_gib": 1.0}, "must both be positive"),
-        ({"keep": 64, "for_": "abacus"}, "no engine 'abacus'; choose vllm"),
-        ({"keep": 128}, "nothing would change"),
-        ({"keep": 128, "keep_values": 128}, "nothing would change"),
-        ({"keep": 64, "keep_values": 128, "for_": "vllm"}, "does not serve a state of 64x128"),
-        ({"square": 32, "for_": "vllm-cpu"}, "smallest cut that does is 64x64"),
+        ("0.5", None, "several shapes"),
+        ("64x64,32x32", None, "several shapes"),
+        ("64x100%", "abacus", "no engine 'abacus'; choose vllm"),
+        ("128x100%", None, "nothing would change"),
+        ("128x128", None, "nothing would change"),
+        ("64x128", "vllm", "does not serve a state of 64x128"),
+        ("32x32", "vllm-cpu", "smallest cut that does is 64x64"),
+        ("0=64x64", "vllm", "no engine serves layers of different widths"),
+        ("100MiB", None, "nothing needs to be cut"),
+        ("129x4", None, "129 of 128"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(
-    amounts: dict[str, Any], message: str, qwen: st.Checkpoint
+    to: str, engine: str | None, message: str, qwen: st.Checkpoint
 ) -> None:
     with pytest.raises(st.StatetrimError, match=message):
-        target_from_options(qwen, **amounts)
+        resolve(qwen, to, engine)
 
 
-def test_squares_in_python_as_on_the_command_line(checkpoint: Any, qwen: st.Checkpoint) -> None:
-    report = st.inspect(qwen, square=64)
-    assert report.after and (report.after.head_k_dim, report.after.head_v_dim) == (64, 64)
-    plan = st.select(st.open(checkpoint("qwen3_5_text")), "l1", square=4, value_method="readout_l1")
-    assert (plan.keep, plan.keep_values, plan.requested) == (4, 4, "4")
-    with pytest.raises(st.StatetrimError, match="leave out the other two"):
-        st.select(st.open(checkpoint("qwen3_5_text")), "l1", 6, square=4)
+def test_shapes_to_compare(qwen: st.Checkpoint) -> None:
+    listed = candidate_targets(qwen, parse_request("96x96,64x64"))
+    assert [str(target) for target in listed.values()] == ["96x96", "64x64"]
+    assert [candidate.share for candidate in listed] == [0.5625, 0.25]
+    assert "SGLang" in next(iter(listed)).refused
+    with pytest.raises(st.StatetrimError, match="SGLang does not serve a state of 96x96"):
+        candidate_targets(qwen, parse_request("96x96,64x64"), "sglang")
+    with pytest.raises(st.StatetrimError, match="names a shape twice"):
+        candidate_targets(qwen, parse_request("64x64,50%x50%"))
+    report = st.inspect(qwen, to="96x96,64x64")
+    assert [row.shape for row in report.shapes] == ["128x128", "96x96", "64x64"]
+    shares = [row.share for row in st.inspect(qwen, to="50%").shapes[1:]]
+    assert shares and max(shares) <= 0.5

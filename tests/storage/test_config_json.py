@@ -27,7 +27,7 @@ def test_infinity_in_a_config_is_read_and_written_back(
 
     model = st.open(source)
     assert model.config["time_step_limit"][1] == math.inf
-    st.prune(model, st.select(model, "l1", 6), tmp_path / "out")
+    st.prune(model, st.select(model, "l1", "6x100%"), tmp_path / "out")
     written = (tmp_path / "out" / "config.json").read_text()
     assert '"lowest": -Infinity' in written and '"none": NaN' in written
     after = json.loads(written)

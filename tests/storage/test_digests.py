@@ -64,7 +64,7 @@ def sampled(model: st.Checkpoint, names: Any) -> str:
 
 def test_artifacts_of_earlier_versions_are_still_accepted(tmp_path: Path) -> None:
     model = st.open(raw.build(tmp_path / "model", "qwen3_5_text"))
-    st.select(model, "l1", 8).save(tmp_path / "plan.json")
+    st.select(model, "l1", "8x100%").save(tmp_path / "plan.json")
     fields = json.loads((tmp_path / "plan.json").read_text())
     fields["lineage"]["source"] = sampled(model, model.channel_rows)
     (tmp_path / "old.json").write_text(json.dumps(fields))

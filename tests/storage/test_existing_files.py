@@ -16,7 +16,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def select(model: Path, out: Path) -> list[str]:
-    return ["select", str(model), "--method", "l1", "--keep", "8", "-o", str(out)]
+    return ["select", str(model), "--method", "l1", "--to", "8x100%", "-o", str(out)]
 
 
 def test_a_partial_directory_with_a_file_of_yours_stays(model: Path, tmp_path: Path) -> None:

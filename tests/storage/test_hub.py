@@ -67,7 +67,7 @@ def test_a_hub_id_is_downloaded_and_opened(hub: LoopbackHub, checkpoint: Load) -
 def test_a_hub_id_is_trimmed(hub: LoopbackHub, tmp_path: Path) -> None:
     text = tiny.write_text(tmp_path / "text.jsonl", 2**13)
     small = st.trim(
-        f"{REPO}@main", out=tmp_path / "small", text=str(text), keep=6, method="drrqr",
+        f"{REPO}@main", out=tmp_path / "small", text=str(text), to="6x100%", method="drrqr",
         tokens=1024, limit=2, batch_size=2, benchmark=False, progress=False,
     )  # fmt: skip
     assert small.geometry.head_k_dim == 6
@@ -82,13 +82,13 @@ def test_a_hub_model_is_called_by_its_id(
     local_copy = open_checkpoint(shutil.copytree(checkpoint("delta_net"), tmp_path / "tiny"))
     assert short_names([model, local_copy]) == [REPO, "tiny"]
 
-    small = st.prune(model, st.select(model, "l1", 6), tmp_path / "small")
+    small = st.prune(model, st.select(model, "l1", "6x100%"), tmp_path / "small")
     page = st.report([REPO, small.path], tmp_path / "report").read_text()
     assert f"<h1>{REPO}: state" in page
 
 
 def test_inspect_fetches_the_config_alone(hub: LoopbackHub) -> None:
-    report = st.inspect(REPO, keep=6)
+    report = st.inspect(REPO, to="6x100%")
     assert report.after is not None
     assert hub.downloaded_files() == {"config.json"}
 
@@ -97,7 +97,18 @@ def test_a_dry_run_fetches_headers_and_no_weights(
     hub: LoopbackHub, checkpoint: Load, tmp_path: Path
 ) -> None:
     text = tiny.write_text(tmp_path / "text.jsonl", 2**13)
-    command = ["trim", REPO, "--keep", "6", "--text", str(text), "--tokens", "1k", "--limit", "2"]
+    command = [
+        "trim",
+        REPO,
+        "--to",
+        "6x100%",
+        "--text",
+        str(text),
+        "--tokens",
+        "1k",
+        "--limit",
+        "2",
+    ]
     command += ["--dry-run", "--json", "-o", str(tmp_path / "out")]
     code, err, out = run(command)
     assert code is None, err
@@ -120,10 +131,12 @@ def test_a_dry_run_fetches_headers_and_no_weights(
         step["disk"] for step in local_estimate["steps"]
     ]
 
-    for words in (["--sweep", "6,4"], ["--state", "0.5"]):
+    for words in (["--to", "6x100%,4x100%"], ["--to", "0.5"]):
         code, err, _ = run([*command[:2], *words, *command[4:]])
         assert code is None and "safetensors" not in "".join(kept - {index}), err
-    assert len(st.estimate(REPO, keep=6, text=text)) == len(st.estimate(local, keep=6, text=text))
+    assert len(st.estimate(REPO, to="6x100%", text=text)) == len(
+        st.estimate(local, to="6x100%", text=text)
+    )
     (tmp_path / "out").mkdir()
     check_refusal(*run(command), "exists already")
 
@@ -246,7 +259,7 @@ class Usage(tuple[int, int, int]):
 def test_what_cannot_be_cut_is_not_downloaded(hub: LoopbackHub) -> None:
     (hub.root / REPO / "v1" / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(st.StatetrimError, match="model type 'llama' is not supported"):
-        st.select(f"{REPO}@v1", "l1", 0.5)
+        st.select(f"{REPO}@v1", "l1", "50%x100%")
     assert hub.downloaded_files() == {"config.json"}
 
 

@@ -30,7 +30,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub
 def small(checkpoint: Load, tmp_path: Path) -> Path:
     """A cut with records that contain local paths and records that do not."""
     model = checkpoint("delta_net")
-    st.prune(model, st.select(model, "l1", 6), tmp_path / "small")
+    st.prune(model, st.select(model, "l1", "6x100%"), tmp_path / "small")
     records = tmp_path / "small" / "statetrim"
     text = tmp_path / "text.jsonl"
     text.write_text("")
@@ -140,7 +140,7 @@ def test_trim_and_push_from_the_command_line(
     assert f"files are at {hub.url}/{REPO}; only you" in done.stdout
     assert "left out" in done.stderr and "trim.json" in done.stderr and REPO in hub.pushed
     (tmp_path / "x.jsonl").write_text("")
-    missing = run("trim", "someone/else", "--keep", "0.5", "--text", "x.jsonl", "-o", "out")
+    missing = run("trim", "someone/else", "--to", "50%x100%", "--text", "x.jsonl", "-o", "out")
     assert missing.returncode == 2
     assert missing.stderr.startswith("statetrim: someone/else is neither a directory here nor")
     assert len(missing.stderr.splitlines()) == 1

@@ -36,7 +36,7 @@ def test_its_cut_is_that_of_the_hubs_files(
     cut: list[st.Checkpoint] = []
     for name, path in (("hub", checkpoint("olmo_hybrid")), ("again", saved_again)):
         model = st.open(path)
-        plan = st.select(model, "l1", 7, keep_values=values, value_method="readout_l1")
+        plan = st.select(model, "l1", f"7x{values or '100%'}", value_method="readout_l1")
         cut.append(st.prune(model, plan, tmp_path / name))
     hub, again = cut
     assert not again.resplit_tensors and set(hub.tensors) == set(again.tensors)
@@ -55,4 +55,4 @@ def test_a_third_of_another_size_is_refused(checkpoint: Load, tmp_path: Path) ->
     tensors[name] = tensors[name][:-1].contiguous()
     save_file(tensors, model / "model.safetensors")
     with pytest.raises(st.StatetrimError, match="but its config implies 48 along dimension 0"):
-        st.select(model, "l1", 6)
+        st.select(model, "l1", "6x100%")

@@ -15,7 +15,7 @@ def statetrim(*words: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_model_is_inspected(checkpoint: Callable[[str], Path]) -> None:
-    ran = statetrim("inspect", checkpoint("qwen3_next"), "--keep", "8")
+    ran = statetrim("inspect", checkpoint("qwen3_next"), "--to", "8x100%")
     assert ran.returncode == 0, ran.stderr
     assert "recurrent state" in ran.stdout
 
@@ -24,7 +24,7 @@ def test_writing_is_refused_in_a_sentence(
     checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
     out = tmp_path / "new" / "plan.json"
-    cut = ("--method", "l1", "--value-method", "readout_l1", "--keep", "8")
+    cut = ("--method", "l1", "--value-method", "readout_l1", "--to", "8x100%")
     ran = statetrim("select", checkpoint("qwen3_next"), *cut, "-o", out)
     assert ran.returncode == 2
     assert ran.stderr.splitlines()[-1].startswith("statetrim: on Windows statetrim only inspects")

@@ -111,7 +111,7 @@ def test_a_projection_onto_channels_is_their_selection(
     """Folded before the convolution, and applied after SiLU."""
     pca, model = script("pca"), st.open(checkpoint)
     channels = model.geometry.head_k_dim
-    plan = st.select(model, "rand", channels // 2, seed=3)
+    plan = st.select(model, "rand", f"{channels // 2}x100%", seed=3)
     bases, ids = one_hot(plan, channels), torch.arange(1, 41)[None]
     with torch.inference_mode():
         cut = load_live(st.prune(model, plan, tmp_path / "cut")).logits(ids)

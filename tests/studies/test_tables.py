@@ -13,7 +13,7 @@ FILL_COMMANDS = {  # page -> scripts that fill its tables, with their result fil
     "precision.md": [("plot_precision", "precision.jsonl")],
     "recall.md": [("tables", "recall")],
     "recovery.md": [("plot_recovery", "recovery.jsonl")],
-    "shapes.md": [("plot_shapes", "shapes.jsonl")],
+    "choosing-a-shape.md": [("plot_shapes", "shapes.jsonl")],
     "two-axes.md": [("plot_axes", "two-axes.jsonl"), ("tables", "recall")],
     "uneven.md": [
         ("plot_uneven", "uneven.jsonl", "uneven-capacity.json"),

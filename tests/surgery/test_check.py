@@ -16,7 +16,7 @@ Load = Callable[[str], Path]
 
 def cut(path: Path, out: Path) -> tuple[st.Checkpoint, st.Plan, st.Checkpoint]:
     model = st.open(path)
-    plan = st.select(model, "rand", 0.5)
+    plan = st.select(model, "rand", "50%x100%")
     return model, plan, st.prune(model, plan, out)
 
 
@@ -37,7 +37,7 @@ def test_a_changed_tensor_is_noticed(tensor: str, checkpoint: Load, tmp_path: Pa
 def test_another_plan_is_noticed(checkpoint: Load, tmp_path: Path) -> None:
     model, _, small = cut(checkpoint("delta_net"), tmp_path / "small")
     with pytest.raises(st.StatetrimError, match="differs from the original"):
-        compare_cut(model, st.select(model, "rand", 0.5, seed=1), small)
+        compare_cut(model, st.select(model, "rand", "50%x100%", seed=1), small)
 
 
 def tensors(cached: object) -> list[torch.Tensor]:

@@ -31,7 +31,7 @@ def build(directory: Path, shard_bytes: int, shards: int = SHARDS) -> Path:
         weights[f"model.ballast.{number}"] = torch.full((shard_bytes // 8,), float(number))
     model = raw.save(directory / "model", config, weights, shards)
     (model / "README.md").write_text("---\nlicense: mit\n---\n# Model\n")
-    st.select(st.open(model), "l1", 8).save(directory / "plan.json")
+    st.select(st.open(model), "l1", "8x100%").save(directory / "plan.json")
     return directory
 
 
@@ -169,7 +169,7 @@ def test_other_content_under_out_is_left_alone(small: Path, tmp_path: Path) -> N
 def test_a_rerun_changes_nothing_and_another_plan_neither(small: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run_successfully(command(small, out))
-    st.select(st.open(small / "model"), "l1", 6).save(small / "other.json")
+    st.select(st.open(small / "model"), "l1", "6x100%").save(small / "other.json")
     before = fingerprint(tmp_path)
     code, err, text = run(command(small, out))
     assert (code, err) == (None, "") and str(out) in text.replace("\n", "")
@@ -190,7 +190,9 @@ def test_a_leftover_of_another_job_is_left_alone(
         (partial / "notes").mkdir(parents=True)
         (partial / "notes" / "thesis.tex").write_text("mine")
     else:
-        stopped_after(model, st.select(model, "l1", 6 if leftover == "other plan" else 8), out, 2)
+        stopped_after(
+            model, st.select(model, "l1", f"{6 if leftover == 'other plan' else 8}x100%"), out, 2
+        )
     if leftover == "damaged":
         (partial / "statetrim" / "prune.json").write_text("{")
     assert_refused(command(small, out), message, tmp_path)
@@ -213,7 +215,7 @@ def test_a_source_that_changed_between_two_runs_is_refused(
         (small / "model" / "config.json").write_text(json.dumps(config | {"rope_theta": 5.0}))
     assert_refused(command(small, out), "another model", tmp_path)
     # A new plan for the changed source does not resume the old job either.
-    st.select(st.open(small / "model"), "l1", 8).save(small / "fresh.json")
+    st.select(st.open(small / "model"), "l1", "8x100%").save(small / "fresh.json")
     assert_refused(command(small, out, "fresh.json"), "another job")
 
 
@@ -244,7 +246,7 @@ def test_a_source_that_changed_where_the_plan_does_not_look(
     with pytest.raises(st.StatetrimError, match="another model"):
         st.prune(st.open(small / "model"), plan, out)
     with pytest.raises(st.StatetrimError, match="left from another job"):
-        st.prune(changed := st.open(small / "model"), st.select(changed, "l1", 8), out)
+        st.prune(changed := st.open(small / "model"), st.select(changed, "l1", "8x100%"), out)
     shard.path.write_bytes(original)
     monkeypatch.setattr(st.Checkpoint, "digest", mark := "2:which does not show it")
     plan = replace(plan, lineage={"source": mark})

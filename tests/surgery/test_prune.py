@@ -26,7 +26,7 @@ def model(tmp_path: Path) -> Path:
 
 def pruned(model: Path, out: Path, seed: int = 0) -> st.Plan:
     opened = st.open(model)
-    plan = st.select(opened, "rand", 8, seed=seed)
+    plan = st.select(opened, "rand", "8x100%", seed=seed)
     st.prune(opened, plan, out)
     return plan
 
@@ -219,7 +219,7 @@ def test_only_the_width_changes_in_the_config(model: Path, tmp_path: Path) -> No
 
 
 def test_dry_run_writes_nothing(model: Path, tmp_path: Path) -> None:
-    st.select(st.open(model), "l1", 8).save(tmp_path / "plan.json")
+    st.select(st.open(model), "l1", "8x100%").save(tmp_path / "plan.json")
     before = fingerprint(tmp_path)
     plan, out = str(tmp_path / "plan.json"), str(tmp_path / "out")
     code, err, text = run(["prune", str(model), plan, "-o", out, "--dry-run"])
@@ -257,7 +257,7 @@ def refused(model: Path, plan: st.Plan, out: Path, message: str) -> None:
 
 
 def test_a_plan_for_other_weights_is_refused(model: Path, tmp_path: Path) -> None:
-    plan = st.select(st.open(model), "l1", 8)
+    plan = st.select(st.open(model), "l1", "8x100%")
     settings = raw.CONFIGS[MODEL_TYPE]
     for name, tensor in raw.tensors(settings).items():
         if "linear_attn" in name:  # one number of a pruned tensor makes another model
@@ -269,21 +269,21 @@ def test_a_plan_for_other_weights_is_refused(model: Path, tmp_path: Path) -> Non
 
 
 def test_a_plan_for_another_config_is_refused(model: Path, tmp_path: Path) -> None:
-    plan = st.select(st.open(model), "l1", 8)
+    plan = st.select(st.open(model), "l1", "8x100%")
     edit(model / "config.json", rope_theta=5e6)
     refused(model, plan, tmp_path / "out", "made for another model")
 
 
 def test_values_are_refused_with_the_reason_where_a_family_cannot_cut_them(tmp_path: Path) -> None:
     opened = st.open(raw.build(tmp_path / "kda", "kda"))
-    plan = st.select(opened, "l1", 8)
+    plan = st.select(opened, "l1", "8x100%")
     values = {layer: torch.arange(4).repeat(4, 1) for layer in plan.kept}
     both = st.Plan(plan.kept, "8", "l1", kept_values=values, lineage=plan.lineage)
     refused(opened.path, both, tmp_path / "out", "values of kda cannot be cut: .*inner rank")
     with pytest.raises(st.StatetrimError, match="inner rank"):
-        st.select(opened, "l1", keep_values=4)
+        st.select(opened, "l1", to="100%x4")
     with pytest.raises(st.StatetrimError, match="inner rank"):
-        st.inspect(opened, keep_values=4)
+        st.inspect(opened, to="100%x4")
 
 
 def test_a_tensor_of_no_bytes_and_a_scalar_are_tensors_too(tmp_path: Path) -> None:

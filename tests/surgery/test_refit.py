@@ -27,8 +27,8 @@ SETTINGS: dict[str, Any] = {"tokens": 640, "length": 20, "batch_size": 4, "recal
 
 
 def cut(model: st.Checkpoint, out: Path) -> st.Checkpoint:
-    values = None if model.config["model_type"] == "kda" else 4
-    plan = st.select(model, "rand", 8, keep_values=values, value_method="rand", seed=3)
+    values = "100%" if model.config["model_type"] == "kda" else "4"
+    plan = st.select(model, "rand", f"8x{values}", value_method="rand", seed=3)
     return st.prune(model, plan, out)
 
 

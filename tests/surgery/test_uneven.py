@@ -23,7 +23,7 @@ def uneven_plan(path: Path) -> tuple[st.Checkpoint, st.Plan]:
     keys, values = model.geometry.head_k_dim, model.geometry.head_v_dim
     narrow = values if model.config["model_type"] in NO_VALUES else values // 2
     widths = f"{model.geometry.layers[0]}={keys}x{values},others={keys // 2}x{narrow}"
-    return model, st.select(model, "rand", widths=widths, value_method="rand")
+    return model, st.select(model, "rand", to=widths, value_method="rand")
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -101,21 +101,21 @@ def test_a_config_that_lies_is_refused(
 @pytest.mark.parametrize(
     ("widths", "message"),
     [
-        ("0=64", "cannot read the widths"),
+        ("0=64", "cannot read"),
         ("0=12x8,0=6x4", "each once"),
         ("7=6x4", "layer 7 has no linear attention"),
-        ("0=13x8", "so it cannot keep"),
+        ("0=13x8", "layer 0: cannot keep 13 of 12"),
         ("others=12x8", "nothing would change"),
     ],
 )
 def test_widths_that_cannot_be(widths: str, message: str, checkpoint: Load) -> None:
     with pytest.raises(st.StatetrimError, match=message):
-        st.select(checkpoint("delta_net"), "rand", widths=widths, value_method="rand")
+        st.select(checkpoint("delta_net"), "rand", to=widths, value_method="rand")
 
 
 def test_widths_that_are_all_alike_are_an_ordinary_cut(checkpoint: Load, tmp_path: Path) -> None:
     model = st.open(checkpoint("delta_net"))
-    plan = st.select(model, "rand", widths="others=6x4", value_method="rand")
+    plan = st.select(model, "rand", to="others=6x4", value_method="rand")
     small = st.prune(model, plan, tmp_path / "small")
     assert LAYER_WIDTHS_FIELD not in small.config and not small.geometry.widths
 
@@ -133,7 +133,7 @@ def test_the_other_stages_take_it(checkpoint: Load, text: Path, tmp_path: Path) 
     again = st.Analysis.load(tmp_path / "analysis.json")
     assert again.geometry == small.geometry
     assert torch.equal(again.utilization.nan_to_num(), analysis.utilization.nan_to_num())
-    even = st.select(refitted, "l1", 4, keep_values=4, value_method="readout_l1")
+    even = st.select(refitted, "l1", "4x4", value_method="readout_l1")
     assert not st.prune(refitted, even, tmp_path / "even").geometry.widths
     sizes = {"tokens": 1024, "length": 64, "skip": 2048}
     repaired = st.recover(refitted, teacher=model, text=text, out=tmp_path / "repaired", **sizes)

@@ -20,9 +20,9 @@ CUT = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe", "olmo_hybrid", "mamba2", "za
 
 def prune(model: st.Checkpoint, out: Path) -> st.Checkpoint:
     try:
-        plan = st.select(model, "rand", 6, keep_values=4, value_method="rand")
+        plan = st.select(model, "rand", "6x4", value_method="rand")
     except StatetrimError:  # KDA supports pruning of keys only
-        plan = st.select(model, "rand", 6)
+        plan = st.select(model, "rand", "6x100%")
     return st.prune(model, plan, out)
 
 

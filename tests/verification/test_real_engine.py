@@ -32,7 +32,7 @@ def test_the_engine_answers_like_transformers_before_and_after_a_cut(tmp_path: P
         4  # the default of engines, which transformers 5 does not save
     )
     original = with_flat_rope(tiny.build("qwen3_next", tmp_path / "original", **sizes))
-    plan = st.select(original, "rand", 64, keep_values=64, value_method="rand")
+    plan = st.select(original, "rand", "64x64", value_method="rand")
     small = st.prune(original, plan, tmp_path / "small")
     text = tiny.write_text(tmp_path / "words.jsonl", 2000)
     verification = st.verify(

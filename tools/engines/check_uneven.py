@@ -34,7 +34,7 @@ def make_uneven(model: st.Checkpoint, text: Path, out: Path) -> st.Checkpoint:
         return st.open(out)
     first = model.geometry.layers[0]
     sums = st.calibrate(model, text, tokens=2**14, methods=["product", "readout_greedy"])
-    plan = st.select(model, widths=f"{first}=128x128,others=64x64", statistics=sums)
+    plan = st.select(model, to=f"{first}=128x128,others=64x64", statistics=sums)
     small = st.prune(model, plan, out.with_name(f"{out.name}-cut"), uneven=True)
     return st.refit(small, st.calibrate(small, text, original=model, tokens=2**15), out=out)
 

@@ -155,8 +155,7 @@ def write_cuts(model: Path, folder: Path, text: Path, shapes: Sequence[tuple[int
         plan = st.select(
             opened,
             "drrqr",
-            keys,
-            keep_values=None if values == opened.geometry.head_v_dim else values,
+            f"{keys}x{values}",
             value_method="readout_greedy",
             statistics=statistics,
         )
@@ -170,7 +169,7 @@ def write_cuts(model: Path, folder: Path, text: Path, shapes: Sequence[tuple[int
 def write_half(model: Path) -> None:
     """Write a cut to half of both axes, by l1, which needs no calibration."""
     opened = st.open(model)
-    plan = st.select(opened, "l1", keep=WIDTH // 2, keep_values=WIDTH // 2)
+    plan = st.select(opened, "l1", to=f"{WIDTH // 2}x{WIDTH // 2}")
     st.prune(opened, plan, model.with_name(model.name.replace("-128", "-64x64")))
 
 

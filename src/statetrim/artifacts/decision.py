@@ -1,12 +1,15 @@
-"""Which shape a state was cut to, and why: predicted errors and measured losses by shape."""
+"""Which shape a state was cut to, and why: predicted costs and measured scores by shape."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import exp, log
 from pathlib import Path
+from typing import Any
 
-from ..maths.paired import Interval
+from ..maths.formatting import list_text, shorten
 from ..maths.units import MIB
+from ..storage.json_file import read_json
+from .header import kind_of
 from .record import read_artifact, write_artifact
 
 _MAX_BYTES = 64 * MIB
@@ -56,36 +59,74 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class MeasuredShape:
-    """A shape that was measured: its changes of loss and recall, paired with the original."""
+class ShapeScore:
+    """A metric of one cut. The 95% interval is that of the paired difference to the original, added
+    to the original's value; the original itself has none."""
 
-    name: str
-    share: float  # bytes of the state over those of the original
-    loss: Interval  # nats per token; higher is worse
-    recall: Interval | None  # points; lower is worse; None if the original recalls nothing
+    value: float
+    low: float | None
+    high: float | None
+    unit: str
+    higher_is_better: bool
+    floor: bool = False  # uninformative: the original is not significantly above chance
+
+
+@dataclass(frozen=True)
+class MeasuredShape:
+    """One shape: its state bytes per sequence and its scores."""
+
+    keep: int
+    keep_values: int
+    method: str  # "none" for the original
+    state_bytes: int  # per sequence, float32
+    scores: Mapping[str, ShapeScore]  # by "task metric"
+
+    def __str__(self) -> str:
+        return f"{self.keep}x{self.keep_values}"
+
+    def check(self) -> None:
+        """Raise ValueError if an untrusted file states a size that no shape has."""
+        for name in ("keep", "keep_values", "state_bytes"):
+            if not 0 < getattr(self, name) < 2**63:
+                raise ValueError(f"{name} must be positive and below 2^63")
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The chosen shape, why it was chosen, and the figures for every shape."""
+    """The shapes that were compared, the chosen one, and why it was chosen.
 
-    chosen: str
-    sentence: str
-    predicted: Mapping[str, float]  # cost by shape, lowest first
-    refused: Mapping[str, Sequence[str]]  # shape -> engines that do not serve it
-    measured: Sequence[MeasuredShape]
+    A sweep of an earlier version chose none. A decision of an earlier version has no `points`.
+    """
 
-    def save(self, path: Path) -> None:
+    model: str = ""
+    points: Sequence[MeasuredShape] = ()  # the original first, then every cut
+    chosen: str | None = None
+    sentence: str = ""
+    predicted: Mapping[str, float] = field(default_factory=dict)  # cost by shape, lowest first
+    refused: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by shape: engines
+    lineage: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        shapes = list_text(map(str, self.points), 8)
+        return f"<Decision on {shorten(self.model)}: {shorten(self.chosen)} of {shapes}>"
+
+    def save(self, path: str | Path) -> None:
         write_artifact(path, "decision", self)
 
     @staticmethod
-    def load(path: Path) -> "Decision":
-        """Read an untrusted file; raises StatetrimError if it is damaged."""
-        return read_artifact(path, "decision", Decision, _MAX_BYTES)
+    def load(path: str | Path) -> "Decision":
+        """Read an untrusted file, which may be a sweep of an earlier version; raises StatetrimError
+        if it is damaged."""
+        kind = kind_of(read_json(Path(path), _MAX_BYTES))
+        return read_artifact(path, "sweep" if kind == "sweep" else "decision", Decision, _MAX_BYTES)
 
     def check(self) -> None:
-        """Raise ValueError if an untrusted file chose an unknown shape, or says too much."""
-        if self.chosen not in self.predicted:
-            raise ValueError("chosen is none of the predicted shapes")
+        """Raise ValueError if an untrusted file names no shape, chose an unknown one, or says too
+        much."""
+        names = {*map(str, self.points), *self.predicted}
+        if not names:
+            raise ValueError("points is empty")
+        if self.chosen is not None and self.chosen not in names:
+            raise ValueError("chosen is none of the shapes")
         if len(self.sentence) > _MAX_TEXT_LENGTH:
             raise ValueError(f"sentence is longer than {_MAX_TEXT_LENGTH} characters")

@@ -71,6 +71,20 @@ class Plan:
         return _width_range(self.kept_values) if self.kept_values else None
 
     @property
+    def to(self) -> str:
+        """What the plan keeps, as `--to` says it; an axis that is not cut keeps 100%."""
+        if self.kept_heads:
+            return f"{self.keep_heads}heads"
+        shapes = {}
+        for layer, kept in self.kept.items():
+            keys = "100%" if self.method == "none" else str(kept.shape[1])
+            values = str(self.kept_values[layer].shape[1]) if self.kept_values else "100%"
+            shapes[layer] = f"{keys}x{values}"
+        if len(set(shapes.values())) == 1:
+            return next(iter(shapes.values()))
+        return ",".join(f"{layer}={shape}" for layer, shape in shapes.items())
+
+    @property
     def has_widths_by_layer(self) -> bool:
         """Whether layers keep different numbers of channels, which stock configs cannot express."""
         key_widths, value_widths = set(_widths(self.kept)), set(_widths(self.kept_values or {}))
@@ -96,14 +110,12 @@ class Plan:
         """A summary with a row per fact."""
         rows = {"method": self._methods_text}
         if self.kept_heads:
-            rows["value heads"] = f"{self.keep_heads}, asked for {shorten(self.requested_heads)}"
+            rows["value heads"] = str(self.keep_heads)
         else:
-            requested = shorten(self.requested)
-            rows["channels of a key head"] = f"{self.key_width_range}, asked for {requested}"
+            rows["channels of a key head"] = self.key_width_range
         rows["layers x key heads"] = _layers_by_heads_text(self.kept_heads or self.kept)
         if self.kept_values:
-            requested = shorten(self.requested_values)
-            rows["channels of a value head"] = f"{self.value_width_range}, asked for {requested}"
+            rows["channels of a value head"] = _width_range(self.kept_values)
             rows["layers x value heads"] = _layers_by_heads_text(self.kept_values)
         rows |= {"seed": str(self.seed), "model": shorten(self.lineage.get("source"), 16)}
         return Table("Plan", (), list(rows.items()))

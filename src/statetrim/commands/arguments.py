@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from .. import option_checks as checks
 from ..options import Check
 
 
@@ -30,35 +29,6 @@ FamilyFile = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Keep = Annotated[
-    str | None,
-    typer.Option(
-        help="Key channels to keep per head: a count (64) or a fraction (0.5).",
-        callback=checked(checks.amount),
-    ),
-]
-KeepValues = Annotated[
-    str | None,
-    typer.Option(
-        help="Value channels to keep per head: a count or a fraction.",
-        callback=checked(checks.amount),
-    ),
-]
-Square = Annotated[
-    str | None,
-    typer.Option(
-        help="Key and value channels to keep per head, the same number of each.",
-        callback=checked(checks.amount),
-    ),
-]
-KeepHeads = Annotated[
-    str | None,
-    typer.Option(
-        help="Whole value heads to keep: a count (8) or a fraction. Loses more than "
-        "removing channels; for models whose channels cannot be removed.",
-        callback=checked(checks.amount),
-    ),
-]
 
 
 def open_model(

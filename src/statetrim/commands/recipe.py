@@ -8,7 +8,7 @@ import typer
 
 
 def recipe(
-    result: Annotated[Path, typer.Argument(help="Output directory of trim or of a sweep.")],
+    result: Annotated[Path, typer.Argument(help="Output directory of trim.")],
 ) -> None:
     from ..pipelines.recipe import recipe_of_result
 

@@ -7,7 +7,7 @@ GATE_RANK_REFUSAL = (
 ONE_WIDTH_REFUSAL = (
     "one config field sets the width of queries, keys and values together, so a stock config "
     "cannot say that only keys shrink, and the inner rank of its two gates as well, so that "
-    "a square cut would change the gates; whole heads can go instead: --keep-heads"
+    "a square cut would change the gates; whole heads can go instead: --to 8heads"
 )
 _HEADS_FROM_WIDTH = (
     "fla computes the number of heads from the widths, so a narrower key changes the head count"

@@ -1,11 +1,10 @@
-"""A sweep -> the recommended shape: the smallest state whose losses are within the limits."""
+"""Measured shapes -> the recommended one: the rule of every comparison of shapes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..artifacts.sweep import Point, Sweep, SweepScore
+from ..artifacts.decision import MeasuredShape, ShapeScore
 from ..maths.paired import UNBOUNDED_MARGIN, Interval
-from ..maths.units import is_number
 from ..tasks import TASKS
 from ..tasks.unit import UNITS
 from .losses import Loss, informative_losses
@@ -19,18 +18,20 @@ from .verdict import (
     worst_setting,
 )
 
-_NO_ORIGINAL = "the sweep holds no original to compare with"
+_SIZE_STEPS = 8
+"""Sizes are compared in eighths of the original's state; smaller differences are a tie."""
 
 
 @dataclass(frozen=True)
 class JudgedCut:
-    """One cut of a sweep, compared with the limits of the verdict."""
+    """One measured shape, compared with the limits of the verdict."""
 
-    point: Point
+    point: MeasuredShape
+    share: float  # of the bytes of the original's state
     limit_status: LimitStatus
     severity: float  # the worst ratio of a loss to its limit
     losses: Sequence[Loss]  # of informative tasks, the worst first
-    on_frontier: bool  # Pareto-optimal in state bytes and severity
+    on_frontier: bool = False  # Pareto-optimal in state bytes and severity
 
     @property
     def worst(self) -> Loss | None:
@@ -39,81 +40,77 @@ class JudgedCut:
         return self.losses[0] if self.losses else None
 
     @property
-    def shape(self) -> str:
-        return f"{self.point.keep}x{self.point.keep_values}"
+    def is_within(self) -> bool:
+        """Whether all losses are within the limits."""
+        return self.limit_status is LimitStatus.WITHIN
+
+    @property
+    def rank(self) -> tuple[bool, int, float]:
+        """Shapes in the order of this key are better first: those within the limits by size, in
+        eighths, then by severity; the others by severity. Adding a shape never changes the order of
+        others."""
+        size = round(_SIZE_STEPS * self.share) if self.is_within else 0
+        return not self.is_within, size, self.severity
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """All cuts of a sweep and the chosen one, None if no cut is within the limits."""
+    """All measured shapes, the chosen one (None if nothing was measured), and why."""
 
     cuts: Sequence[JudgedCut]
     chosen: JudgedCut | None
     reason: str  # a sentence without its full stop
 
-    @property
-    def closest(self) -> JudgedCut | None:
-        """The cut of lowest severity."""
-        return min(self.cuts, key=lambda cut: cut.severity, default=None)
 
+def recommend(points: Sequence[MeasuredShape]) -> Recommendation:
+    """Choose the smallest state within the limits of the verdict, of equal sizes the one that loses
+    least; if none is within the limits, the one that comes nearest.
 
-def recommend(sweep: Sweep) -> Recommendation:
-    """Choose the smallest state within the limits of the verdict; none if no cut is within them.
-
-    A sweep has no random cut to compare with, so only `trim` gives a verdict.
+    The original is the point without a method. There is no random cut to compare with, so this is
+    no verdict.
     """
-    original = next((point for point in sweep.points if point.method == "none"), None)
-    if original is None:
-        return Recommendation([], None, _NO_ORIGINAL)
-    judged = []
-    for point in sweep.points:
-        if point is not original and is_number(point.state_bytes):
-            judged.append(_judge_point(original, point))
-    if not judged:
-        return Recommendation([], None, _NO_ORIGINAL)
+    original = next((point for point in points if point.method == "none"), None)
+    if original is None or len(points) < 2:
+        return Recommendation([], None, "no shape was measured together with the original")
+    judged = [_judge_point(original, point) for point in points if point is not original]
     cuts = [replace(cut, on_frontier=_is_on_frontier(cut, judged)) for cut in judged]
-    within_limits = [cut for cut in cuts if cut.limit_status is LimitStatus.WITHIN]
-    if within_limits:
-        chosen = min(within_limits, key=lambda cut: (cut.point.state_bytes, cut.severity))
-        share = 100 * chosen.point.state_bytes / original.state_bytes
-        reason = f"the smallest state within the limits, {share:.0f}% of the original's"
-        return Recommendation(cuts, chosen, reason)
-    if all(cut.limit_status is LimitStatus.UNCLEAR for cut in cuts):
-        return Recommendation(cuts, None, "too few samples, or too few tasks, to tell")
-    closest = min(cuts, key=lambda cut: cut.severity)
-    worst = f": {loss_text(closest.worst)}" if closest.worst else ""
-    reason = f"no shape is within the limits; {closest.shape} comes nearest{worst}"
-    return Recommendation(cuts, None, reason)
+    chosen = min(cuts, key=lambda cut: cut.rank)
+    reason = "the smallest state within the limits"
+    if not chosen.is_within:
+        clear = any(cut.limit_status is LimitStatus.BEYOND for cut in cuts)
+        why = "no shape is within the limits" if clear else "there are too few samples to tell"
+        reason = f"{why}, and this one comes nearest"
+    worst = f"; {loss_text(chosen.worst)}" if chosen.worst else ""
+    size = f"{chosen.point} ({chosen.share:.0%} of the state)"
+    return Recommendation(cuts, chosen, f"{size}: {reason}{worst}")
 
 
-def point_losses(original: Point, point: Point) -> list[Loss]:
+def point_losses(original: MeasuredShape, point: MeasuredShape) -> list[Loss]:
     """The losses against the original by main metric and by setting of a task."""
     losses = []
     for name, after in point.scores.items():
         before, (task, _, metric) = original.scores.get(name), name.partition(" ")
-        if before is None or not is_number(before.value) or not is_number(after.value):
-            continue
         definition = TASKS.get(task)
         counted = definition is None or metric == definition.metric or _is_setting(task, metric)
-        if counted and after.unit in UNITS:
+        if before is not None and counted and after.unit in UNITS:
             loss = Loss(
-                model=f"{point.keep}x{point.keep_values}",
+                model=str(point),
                 task=task,
                 metric=metric,
                 unit=UNITS[after.unit],
                 before=before.value,
                 after=after.value,
-                samples=0,  # a sweep does not store them
+                samples=0,  # a decision does not store them
                 loss=_loss_interval(before, after),
                 higher_is_better=after.higher_is_better,
                 p=None,
-                uninformative=bool(before.floor),
+                uninformative=before.floor,
             )
             losses.append(loss)
     return losses
 
 
-def _judge_point(original: Point, point: Point) -> JudgedCut:
+def _judge_point(original: MeasuredShape, point: MeasuredShape) -> JudgedCut:
     """Compare the losses of a cut with their limits; `on_frontier` is not known yet."""
     main, by_setting = [], []
     for x in informative_losses(point_losses(original, point)):
@@ -125,11 +122,11 @@ def _judge_point(original: Point, point: Point) -> JudgedCut:
             main.append(x)
     main.sort(key=severity, reverse=True)
     worst_severity = severity(main[0]) if main else 0.0
-    setting = worst_setting(by_setting)
+    setting, share = worst_setting(by_setting), point.state_bytes / original.state_bytes
     if setting is not None:
         worst_severity = max(worst_severity, severity(setting))
-        return JudgedCut(point, LimitStatus.BEYOND, worst_severity, [setting, *main], False)
-    return JudgedCut(point, _status_of_losses(main), worst_severity, main, False)
+        return JudgedCut(point, share, LimitStatus.BEYOND, worst_severity, [setting, *main])
+    return JudgedCut(point, share, _status_of_losses(main), worst_severity, main)
 
 
 def _status_of_losses(losses: Sequence[Loss]) -> LimitStatus:
@@ -156,7 +153,7 @@ def _is_on_frontier(cut: JudgedCut, cuts: Sequence[JudgedCut]) -> bool:
     return True
 
 
-def _loss_interval(before: SweepScore, after: SweepScore) -> Interval:
+def _loss_interval(before: ShapeScore, after: ShapeScore) -> Interval:
     """The loss against the original, in the unit of losses, from values and their bounds."""
     unit, sign = UNITS[after.unit], -1.0 if after.higher_is_better else 1.0
     estimate = sign * unit.change_between(before.value, after.value)

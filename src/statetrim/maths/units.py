@@ -1,6 +1,5 @@
-"""Units, parsing of counts and fractions, and type checks for untrusted JSON values."""
+"""Units, parsing of token counts, and type checks for untrusted JSON values."""
 
-from fractions import Fraction
 from typing import Any
 
 from ..errors import StatetrimError
@@ -8,9 +7,6 @@ from ..errors import StatetrimError
 MIB, GIB = 2**20, 2**30
 MAX_NUMBER = 1e300  # of untrusted files; sums and plots of larger ones overflow
 _SUFFIXES = {"k": 2**10, "m": 2**20, "g": 2**30}
-
-Amount = int | float | str
-"""What to keep of a head's channels: a count (64), or the fraction kept (0.5)."""
 
 
 def parse_token_count(tokens: int | str) -> int:
@@ -21,31 +17,6 @@ def parse_token_count(tokens: int | str) -> int:
     if not digits.isdecimal() or len(digits) > 12:
         raise StatetrimError(f"{text[:40]!r} is not a number of tokens; write 4096 or 256k")
     return int(digits) * (scale or 1)
-
-
-def parse_amount(amount: Amount) -> int | Fraction:
-    """Parse a count of channels (int) or the fraction kept, without checking the range.
-
-    Raises StatetrimError if it is neither.
-    """
-    text = str(amount).strip()
-    try:
-        return int(text)
-    except ValueError:
-        return parse_fraction(text)
-
-
-def parse_fraction(text: str) -> Fraction:
-    """Parse "0.5", "1/3" or "5e-1"; raises StatetrimError for anything else."""
-    try:
-        if len(text) > 32:  # Fraction("1e999999999") would compute that power of ten
-            raise ValueError
-        return Fraction(text) if "e" not in text.lower() else Fraction(float(text))
-    except (ValueError, OverflowError, ZeroDivisionError):
-        raise StatetrimError(
-            f"cannot read {text[:40]!r} as what to keep; "
-            f"give channels per head (64) or the fraction kept (0.5)"
-        ) from None
 
 
 def is_integer_list(value: Any) -> bool:

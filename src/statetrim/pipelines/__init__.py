@@ -1,1 +1,1 @@
-"""Several capabilities in one run: trim, sweep, demo."""
+"""Several capabilities in one run: trim, demo."""

@@ -26,19 +26,19 @@ METHODS = {
 RECOMMENDED_METHOD = KEY_METHOD
 KEEP = 16  # key channels per head, of 32
 DOCUMENT_COUNT = 2048  # more than the demo reads, so that TRIM_COMMAND has enough text
-TRIM_COMMAND = "trim MODEL --state 0.5 --text text.jsonl --tokens 32k -o SMALL"
+TRIM_COMMAND = "trim MODEL --to 0.5 --text text.jsonl --tokens 32k -o SMALL"
 QUIET_COMMANDS = ("select", "prune")  # run once per method; the tables are alike
 
 
 def _commands() -> Iterator[str]:
     """The command lines of the demo, without `statetrim`, in order."""
-    yield f"inspect MODEL --keep {KEEP}"
+    yield f"inspect MODEL --to {KEEP}x100%"
     yield (
         f"calibrate MODEL {_text_options(128)} --for {RECOMMENDED_METHOD} -o statistics.safetensors"
     )
     for method in METHODS:
         statistics = "--statistics statistics.safetensors " if method == RECOMMENDED_METHOD else ""
-        yield f"select MODEL --method {method} --keep {KEEP} {statistics}-o {method}.json"
+        yield f"select MODEL --method {method} --to {KEEP}x100% {statistics}-o {method}.json"
         yield f"prune MODEL {method}.json -o {method}"
     yield f"evaluate {' '.join(METHODS)} --baseline MODEL --tasks mqar -o scores.json"
     yield (
@@ -118,4 +118,4 @@ def _next_step_lines(out: Path) -> Iterator[str]:
     yield f"  cd {shlex.quote(str(out))}"
     yield f"  statetrim {TRIM_COMMAND}"
     yield "which compares cuts of keys and values, and does all of the above in one command; then"
-    yield "  statetrim trim YOUR-MODEL --state 0.5 --text YOUR-TEXT -o YOUR-SMALLER-MODEL"
+    yield "  statetrim trim YOUR-MODEL --to 0.5 --text YOUR-TEXT -o YOUR-SMALLER-MODEL"

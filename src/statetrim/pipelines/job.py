@@ -15,17 +15,16 @@ from ..methods import find_method
 from ..options import as_record
 from ..serving.engine_names import engine_name
 from ..serving.shapes import CandidateShape
-from ..serving.target import Target, target_from_options, targets_within_share
+from ..serving.target import Target, candidate_targets, resolve_target
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.json_file import read_json, write_json
 from ..storage.text import check_text_source
 from ..tasks import find_tasks
 from ..version import __version__
 from . import estimate
-from .options import GENERATED_FRACTIONS, PLACEMENT_OPTIONS, TARGET_OPTIONS, TrimOptions
+from .options import GENERATED_FRACTIONS, PLACEMENT_OPTIONS, TrimOptions
 
 CONTROL_METHOD = "rand"
-DEFAULT_SHARE = 0.5  # of the state's bytes, if the options name only an engine
 EVAL_LENGTH = 512  # tokens per evaluated sequence
 RECOVERY_BATCH_SIZE = 16  # sequences per training step
 
@@ -36,9 +35,9 @@ logger = logging.getLogger("statetrim")
 class Job:
     """One run of `trim`, with what follows from its options.
 
-    If the options name a share of the state, `candidates` are the targets to compare, and `target`
-    is the first of them until one is chosen; the comparison reads `shape_tokens` of the text.
-    `requested_share` is the fraction of the state's bytes to keep, before an engine limits it.
+    If several shapes are to be compared, `candidates` are their targets, and `target` is the first
+    of them until one is chosen; the comparison reads `shape_tokens` of the text. `requested_share`
+    is the fraction of the state's bytes to keep, before an engine limits it.
     """
 
     model: Checkpoint
@@ -50,32 +49,54 @@ class Job:
 
     @staticmethod
     def from_options(model: Checkpoint, options: TrimOptions) -> "Job":
-        """Resolve what the options keep; raises StatetrimError if they contradict each other.
+        """Resolve what the options keep; raises StatetrimError if that is not possible.
 
-        With `state` the shapes within that share become `candidates`; with an engine alone, those
-        within half of the bytes. Otherwise there is one target and no candidates.
+        A share of the state, or a list of shapes, becomes `candidates` if several fit; an engine
+        alone asks for half of the bytes.
         """
-        names_amount = replace(options, state=None, for_=None).has_target
-        if options.state is not None and names_amount:
-            raise StatetrimError("--state says what to keep; leave out the other ways to say it")
-        if options.state is None and (names_amount or options.for_ is None):
-            requested = _target(model, options, engine=None).after
+        request = options.request
+        if not request.names_several:
+            requested = resolve_target(model, request).after
+            target, targets = resolve_target(model, request, options.for_), {}
             share = requested.state_numel / model.geometry.state_numel
-            target = _target(model, options, engine=options.for_)
+        else:
+            targets = candidate_targets(model, request, options.for_)
+            target = next(iter(targets.values()))
+            share = float(request.share or max(candidate.share for candidate in targets))
+        if len(targets) < 2:
             return Job(model, options, target, requested_share=share)
-        share = DEFAULT_SHARE if options.state is None else options.state
-        targets = targets_within_share(model, share, options.for_)
         shape_tokens = options.limit * EVAL_LENGTH
-        return Job(model, options, next(iter(targets.values())), targets, shape_tokens, share)
+        return Job(model, options, target, targets, shape_tokens, share)
 
     @property
     def record(self) -> dict[str, Any]:
-        """What identifies this job, for a JSON file: the fields of `job_record`, with the requested
-        share and engine instead of a target if shapes are compared."""
-        if not self.candidates:
-            return job_record(self.model, self.options, self.target)
-        requested = {"state": self.options.state, "for": self.options.for_}
-        return job_record(self.model, self.options, None) | requested
+        """What identifies this job, for a JSON file: equal jobs have equal records.
+
+        What is kept is recorded as the target, however the options name it; if shapes are compared,
+        as the request and the engine. Options of later versions are left out at their defaults.
+        Raises StatetrimError for a model that cannot be pruned.
+        """
+        options = self.options
+        left_out = {*PLACEMENT_OPTIONS, "to", "for_"}
+        for name in (*GENERATED_FRACTIONS, "dtype", "state_dtype"):
+            if not getattr(options, name):
+                left_out.add(name)
+        values = as_record(options) | {
+            "tokens": parse_token_count(options.tokens),
+            "recover": parse_token_count(options.recover),
+        }
+        kept = {"to": str(self.target)}
+        if self.candidates:
+            kept = {"to": str(options.request), "for": options.for_ or ""}
+        return {
+            **header("trim"),
+            "statetrim": __version__,
+            "source": require_prunable(self.model).digest,
+            "weights": self.model.digest,
+            **kept,
+            **{name: value for name, value in values.items() if name not in left_out},
+            "text_stamp": _file_stamps(Path(options.text)),
+        }
 
     @property
     def after(self) -> Geometry:
@@ -135,14 +156,13 @@ class Job:
     @property
     def methods(self) -> list[str]:
         """The methods that choose key channels, value channels and heads, if any are removed."""
-        removes_keys = removes_values = removes_heads = False
-        for target in (self.target, *self.candidates.values()):
-            removes_keys |= target.keep is not None
-            removes_values |= target.keep_values is not None
-            removes_heads |= target.keep_heads is not None
-        methods = [self.options.method] if removes_keys else []
-        methods += [self.options.value_method] if removes_values else []
-        return [*methods, HEAD_METHOD] if removes_heads else methods
+        targets = (self.target, *self.candidates.values())
+        methods = []
+        if any(target.removes_keys for target in targets):
+            methods.append(self.options.method)
+        if any(target.removes_values for target in targets):
+            methods.append(self.options.value_method)
+        return [*methods, HEAD_METHOD] if self.removes_heads else methods
 
     @property
     def calibrated_methods(self) -> list[str]:
@@ -151,7 +171,7 @@ class Job:
 
     @property
     def removes_heads(self) -> bool:
-        return self.target.keep_heads is not None
+        return self.target.removes_heads
 
     @property
     def runs_refit(self) -> bool:
@@ -159,7 +179,7 @@ class Job:
         shapes are compared."""
         if self.options.refit is not None:
             return self.options.refit
-        return self.shape_tokens > 0 or self.target.keep_values is not None or self.removes_heads
+        return self.shape_tokens > 0 or self.target.removes_values or self.removes_heads
 
     @property
     def runs_control(self) -> bool:
@@ -206,52 +226,6 @@ class Job:
         if layerwise:  # layers are loaded one at a time, so there is nothing to spread
             options = replace(options, device_map=None, max_memory=None)
         return replace(self, options=replace(options, layerwise=layerwise))
-
-
-def _target(model: Checkpoint, options: TrimOptions, engine: str | None) -> Target:
-    """The target of the options, limited to what `engine` serves; `options.for_` is not read."""
-    return target_from_options(
-        model,
-        keep=options.keep,
-        keep_values=options.keep_values,
-        square=options.square,
-        state_mib_per_sequence=options.state_mib_per_sequence,
-        sequences=options.sequences,
-        memory_gib=options.memory_gib,
-        for_=engine,
-        widths=options.widths,
-        keep_heads=options.keep_heads,
-    )
-
-
-def job_record(model: Checkpoint, options: TrimOptions, target: Target | None) -> dict[str, Any]:
-    """What identifies a job; equal jobs have equal records, whichever option named the state.
-
-    The target is recorded as `keep`, `keep_values` and `keep_heads`, None without a target. Options
-    of later versions are left out at their defaults, so that records of earlier versions still
-    match. Raises StatetrimError for a model that cannot be pruned.
-    """
-    left_out = {*TARGET_OPTIONS, *PLACEMENT_OPTIONS} - {"keep", "keep_values"}
-    if target is not None and target.keep_heads is not None:
-        left_out.remove("keep_heads")
-    for name in (*GENERATED_FRACTIONS, "dtype", "state_dtype"):
-        if not getattr(options, name):
-            left_out.add(name)
-    values = as_record(options) | {
-        "keep": target and target.keep,
-        "keep_values": target and target.keep_values,
-        "keep_heads": target and target.keep_heads,
-        "tokens": parse_token_count(options.tokens),
-        "recover": parse_token_count(options.recover),
-    }
-    return {
-        **header("trim"),
-        "statetrim": __version__,
-        "source": require_prunable(model).digest,
-        "weights": model.digest,
-        **{name: value for name, value in values.items() if name not in left_out},
-        "text_stamp": _file_stamps(Path(options.text)),
-    }
 
 
 def is_comparable(model: Checkpoint, out: Path) -> bool:

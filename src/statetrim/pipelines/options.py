@@ -1,4 +1,4 @@
-"""The options of `trim`, `sweep` and `estimate`."""
+"""The options of `trim` and `estimate`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from .. import option_checks as checks
 from ..common_options import SKIP_HELP, TEXT_HELP, ProgressOptions
 from ..defaults import KEY_METHOD, RECALL_SHARE, VALUE_METHOD
-from ..maths.units import Amount
+from ..errors import StatetrimError
 from ..options import option, options
+from ..request import REQUEST_HELP, Request, To, check_request, parse_request
 from ..runtime.placement import Devices, Placement
 from ..serving.engine_names import ENGINE_NAMES
 
@@ -16,11 +17,7 @@ if TYPE_CHECKING:
     from ..geometry import Axis
     from .observer import Observer
 
-TARGET_OPTIONS = (
-    "state", "keep", "keep_values", "square", "state_mib_per_sequence", "sequences", "memory_gib",
-    "for_", "widths", "keep_heads",
-)  # fmt: skip
-"""The options that say what to keep of the state."""
+DEFAULT_SHARE = 0.5  # of the state's bytes, if the options name only an engine
 GENERATED_FRACTIONS = ("recall", "random")
 """Fractions of the calibration tokens that are generated instead of read."""
 PLACEMENT_OPTIONS = ("device", "device_map", "max_memory")
@@ -29,56 +26,9 @@ PLACEMENT_OPTIONS = ("device", "device_map", "max_memory")
 
 @options
 class TrimOptions(Devices):
-    """Every option of `trim` that affects the result, or where it runs.
+    """Every option of `trim` that affects the result, or where it runs."""
 
-    Say what to keep in one way: a fraction of the state's bytes (`state`), channels (`keep`,
-    `keep_values`, `square`), the memory of one sequence (`state_mib_per_sequence`) or of several
-    (`sequences` in `memory_gib`), layer by layer (`widths`), or whole heads (`keep_heads`).
-    """
-
-    state: float | None = option(
-        default=None,
-        help="Fraction of the state's bytes to keep, such as 0.5; compares the shapes that fit.",
-        check=checks.fraction,
-    )
-    keep: Amount | None = option(
-        default=None,
-        help="Key channels to keep per head: a count (64) or a fraction (0.5).",
-        check=checks.amount,
-    )
-    keep_values: Amount | None = option(
-        default=None,
-        help="Value channels to keep per head: a count or a fraction.",
-        check=checks.amount,
-    )
-    square: Amount | None = option(
-        default=None,
-        help="Key and value channels to keep per head, the same number of each.",
-        check=checks.amount,
-    )
-    widths: str | None = option(
-        default=None,
-        help="Widths by layer: key x value channels of each layer, such as "
-        "0=64x64,others=32x32. Only statetrim, and vLLM with its plugin, load the result.",
-    )
-    keep_heads: Amount | None = option(
-        default=None,
-        help="Whole value heads to keep: a count (8) or a fraction. Loses more than "
-        "removing channels; for models whose channels cannot be removed.",
-        check=checks.amount,
-    )
-    state_mib_per_sequence: float | None = option(
-        default=None,
-        help="The largest state allowed per sequence, in MiB, instead of a number of channels.",
-    )
-    sequences: int | None = option(
-        default=None,
-        help="Number of sequences whose states must fit in --memory-gib, instead of a number of "
-        "channels.",
-    )
-    memory_gib: float | None = option(
-        default=None, help="Memory for the states of --sequences, in GiB, without the weights."
-    )
+    to: To | None = option(default=None, help=REQUEST_HELP, check=check_request)
     for_: str | None = option(
         default=None,
         help=f"Allow only shapes that this engine serves: {checks.choices_text(ENGINE_NAMES)}.",
@@ -157,9 +107,12 @@ class TrimOptions(Devices):
             StateStorage(self.state_dtype)
 
     @property
-    def has_target(self) -> bool:
-        """Whether any option says what to keep."""
-        return any(getattr(self, name) is not None for name in TARGET_OPTIONS)
+    def request(self) -> Request:
+        """What to keep; half of the bytes if only an engine is named. Raises StatetrimError if the
+        options do not say it."""
+        if self.to is None and self.for_ is None:
+            raise StatetrimError("say what to keep: --to 0.5 for half of the state, or --to 64x64")
+        return parse_request(DEFAULT_SHARE if self.to is None else self.to)
 
 
 @options
@@ -175,20 +128,11 @@ class TrimRunOptions(TrimOptions, ProgressOptions):
 
 
 @options
-class SweepOptions(TrimRunOptions):
-    """The options of `sweep`: those of `trim`, except those that say what to keep."""
-
-    shapes: Sequence[str] = option(
-        help="Shapes to measure: 64, 0.5, or 64x64 for keys and values.", kw_only=False
-    )
-
-
-@options
 class SensitivityOptions(Placement, ProgressOptions):
     """The options of `sensitivity`."""
 
     text: str | Path = option(help=TEXT_HELP, check=checks.text_source, kw_only=False)
-    widths: Sequence[Amount] = option(
+    widths: Sequence[int | float | str] = option(
         default=(0.5, 0.25), help="Channels to keep in the layer that is cut."
     )
     axes: "Sequence[Axis] | None" = option(

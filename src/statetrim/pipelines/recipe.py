@@ -13,12 +13,13 @@ import yaml
 
 from ..errors import StatetrimError, check_option_names
 from ..maths.formatting import shorten
+from ..request import REPLACED_OPTIONS, new_spelling
 from ..storage.json_file import read_json
 from ..storage.output import ARTIFACTS, MAX_RECORD_BYTES
 from .options import TrimOptions
 
 OPTIONS = tuple(field.name.rstrip("_") for field in fields(TrimOptions))  # `for`, not `for_`
-KEYS = ("model", "output", "sweep", *OPTIONS)
+KEYS = ("model", "output", *OPTIONS)
 _PATH_KEYS = ("output", "data")  # always paths; the model and the text may be names on the hub
 _MAX_BYTES = 2**14
 _MAX_ITEMS = 64
@@ -31,7 +32,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
     as written. Raises StatetrimError for a file that is not a recipe, unknown names, values of the
     wrong type, and Python files as methods.
     """
-    entries = _parse_yaml(path)
+    entries = _with_new_spelling(_parse_yaml(path))
     check_option_names("a recipe", map(str, entries), KEYS)
     recipe = {}
     for name, value in entries.items():
@@ -60,8 +61,9 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 
 def recipe_of_result(result: str | Path) -> dict[str, Any]:
-    """The recipe of a result of `trim` or `sweep`, with a value for every option; raises
-    StatetrimError if the directory is no such result, or does not contain its recipe."""
+    """The recipe of a result of `trim`, or of a sweep of an earlier version, with a value for every
+    option; raises StatetrimError if the directory is no such result, or does not contain its
+    recipe."""
     directory = Path(result)
     trim_record, sweep_record = directory / ARTIFACTS / "trim.json", directory / "sweep.json"
     origin: Any
@@ -75,9 +77,19 @@ def recipe_of_result(result: str | Path) -> dict[str, Any]:
     stored_options = origin.get("recipe") if isinstance(origin, dict) else None
     if not isinstance(stored_options, dict) or "model" not in origin:
         raise StatetrimError(f"{directory} was made before results kept their recipe")
-    shapes = {"sweep": origin["shapes"]} if "shapes" in origin else {}
+    stored_options = _with_new_spelling(stored_options | {"sweep": origin.get("shapes")})
     options = {name: stored_options.get("for_" if name == "for" else name) for name in OPTIONS}
-    return {"model": origin["model"], **shapes, **options}
+    return {"model": origin["model"], **options}
+
+
+def _with_new_spelling(entries: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The entries, with `to` for options of earlier versions; unchanged if they have both."""
+    replaced = {name: entries[name] for name in REPLACED_OPTIONS if name in entries}
+    spelling = new_spelling(replaced)
+    if spelling is not None and "to" in entries:
+        return dict(entries)
+    others = {name: value for name, value in entries.items() if name not in replaced}
+    return others if spelling is None else {"to": spelling, **others}
 
 
 def recipe_text(recipe: Mapping[str, Any], name: str) -> str:
@@ -104,7 +116,7 @@ def _parse_yaml(path: Path) -> dict[Any, Any]:
         position = f" in line {mark.line + 1}" if mark else ""
         raise StatetrimError(f"{path} is not valid YAML{position}") from None
     if not isinstance(entries, dict):
-        raise StatetrimError(f"{path} must hold lines such as 'state: 0.5'")
+        raise StatetrimError(f"{path} must hold lines such as 'to: 0.5'")
     return entries
 
 

@@ -15,6 +15,7 @@ from ..maths.units import parse_token_count
 from ..methods import find_method
 from ..options import derive, takes_options
 from ..progress import progress_reporter
+from ..request import side_text
 from ..selection.select import select
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.models import ModelLike, as_checkpoint
@@ -108,12 +109,13 @@ def _plans(
     axes = options.axes
     for width in options.widths:
         if axes is None or "key" in axes:
-            yield select(model, options.method, width, statistics=statistics, progress=False)
+            to = f"{side_text(width)}x100%"
+            yield select(model, options.method, to, statistics=statistics, progress=False)
         if axes is None or "value" in axes:
             try:
                 yield select(
                     model,
-                    keep_values=width,
+                    to=f"100%x{side_text(width)}",
                     value_method=options.value_method,
                     statistics=statistics,
                     progress=False,

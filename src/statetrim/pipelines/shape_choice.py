@@ -1,33 +1,32 @@
-"""Choose among several shapes: predict the cost of all, then measure the three cheapest.
+"""Compare several shapes and choose one.
 
-All share one calibration. The choice uses the text that follows the calibration text, and the final
-evaluation uses the text after that.
+Shapes that are listed are all measured. Of the shapes within a share of the state, if there are
+more than three, the cost is predicted, and the three cheapest are measured. All share one
+calibration. The choice uses the text that follows the calibration text, and the final evaluation
+the text after that.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import log1p
 from pathlib import Path
 
 from ..analysis.predict import predict
 from ..artifacts.decision import Decision, MeasuredShape, Prediction
 from ..artifacts.plan import Plan
-from ..judging.decision import decide
-from ..judging.losses import metric_loss, recall_change
-from ..maths.paired import Interval
+from ..judging.recommendation import recommend
 from ..runtime.loading import load_tokenizer
 from ..storage.checkpoint import Checkpoint
 from ..storage.text import Sequences, read_sequences
 from ..tasks.recall import associations
+from ..version import __version__
 from .estimate import free_memory
 from .job import EVAL_LENGTH, Job
-from .measuring import adopt_cut, delete_cut, measure_cut, plan_name, shape_name
+from .measuring import adopt_cut, delete_cut, measure_cut, measured_shape, plan_name
 from .observer import Observer
 from .options import TrimOptions
 from .stages import DECISION, StageRunner
 
 MEASURED = 3  # shapes
-TASKS = ("text", "mqar")
 _PAIRS = 32  # per recall sequence, if the vocabulary is large enough
 _TOKENS_PER_COLUMN = 16  # of the least-squares fit; a layer has a column per value channel
 
@@ -35,40 +34,58 @@ _TOKENS_PER_COLUMN = 16  # of the least-squares fit; a layer has a column per va
 def choose_shape(job: Job, directory: Path, observer: Observer) -> Job:
     """The job with the chosen shape as its target and no candidates.
 
-    Predicts the cost of all candidates, prunes to the three cheapest and measures them, and writes
-    the plans, scores and decision to `directory`; what an earlier run finished is reused. The cut
-    to the chosen shape stays there, as the result of the stages "prune" and "refit".
+    Prunes to the shapes and measures them, and writes the plans, scores and decision to
+    `directory`; what an earlier run finished is reused. The cut to the chosen shape stays there, as
+    the result of the stages "prune" and "refit".
     """
     runners = _candidate_runners(job, directory, observer)
-    plans = {
-        name: runner.ensure_plan(plan_name(runner.job.after)) for name, runner in runners.items()
-    }
-    prediction = _predict(job, plans, directory, observer)
+    plans = {}
+    for name, runner in runners.items():
+        plans[name] = runner.ensure_plan(plan_name(runner.job.target))
+    names, predicted = list(runners), dict[str, float]()
+    if predicts_shapes(job):
+        prediction = _predict(job, plans, directory, observer)
+        names = prediction.ranked[:MEASURED]
+        predicted = {name: prediction.cost(name) for name in prediction.ranked}
+    points: list[MeasuredShape] = []
+    for name in names:
+        runners[name].step = "compare"
+        scores = measure_cut(runners[name])
+        points = points or [measured_shape(job, scores, 0)]
+        points.append(measured_shape(runners[name].job, scores, 1))
+        recommendation = recommend(points)
+        chosen = str(recommendation.chosen and recommendation.chosen.point)
+        for point in points[1:]:  # so that the disk holds at most two cuts
+            if str(point) != chosen:
+                delete_cut(runners[str(point)])
     refused = {str(candidate.shape): candidate.refused for candidate in job.candidates}
-    measured: list[MeasuredShape] = []
-    for name in prediction.ranked[:MEASURED]:
-        measured.append(_measure_candidate(job, runners[name]))
-        decision: Decision = decide(measured, prediction, refused)
-        for candidate in measured:  # so that the disk holds at most two cuts
-            if candidate.name != decision.chosen:
-                delete_cut(runners[candidate.name])
-    decision.save(directory / DECISION)
-    observer.on_message(f"shape {decision.sentence}")
-    adopt_cut(runners[decision.chosen])
-    return replace(job, target=runners[decision.chosen].job.target, candidates={})
+    lineage = {"statetrim": __version__, "source": job.model.digest, "to": str(job.options.request)}
+    Decision(
+        job.model.name, points, chosen, recommendation.reason, predicted, refused, lineage
+    ).save(directory / DECISION)
+    observer.on_message(f"shape {recommendation.reason}")
+    adopt_cut(runners[chosen])
+    return replace(job, target=runners[chosen].job.target, candidates={})
 
 
 def _candidate_runners(job: Job, directory: Path, observer: Observer) -> dict[str, StageRunner]:
-    """A runner for each candidate by its shape; all share the statistics in `directory`, measure
-    TASKS, and refit unless the options forbid it."""
-    options = replace(job.options, tasks=TASKS, refit=job.options.refit is not False)
+    """A runner for each candidate by its shape; all share the statistics in `directory`, and refit
+    unless the options forbid it."""
+    options = replace(job.options, refit=job.options.refit is not False)
     methods = job.calibrated_methods
     runners = {}
     for target in job.candidates.values():
         shape_job = replace(job, options=options, target=target, candidates={}, shape_tokens=0)
-        name = shape_name(target.after)
-        runners[name] = StageRunner(shape_job, directory, observer, methods, shape=name)
+        runners[str(target)] = StageRunner(
+            shape_job, directory, observer, methods, shape=str(target)
+        )
     return runners
+
+
+def predicts_shapes(job: Job) -> bool:
+    """Whether the costs of the shapes within a share are predicted, because there are more than can
+    be measured; shapes that the options list are all measured."""
+    return job.options.request.share is not None and len(job.candidates) > MEASURED
 
 
 def prediction_tokens(job: Job) -> int:
@@ -122,17 +139,3 @@ def _recall_sequences(vocabulary: int, tokens: int, seed: int) -> Sequences:
     pairs = min(_PAIRS, vocabulary // 4)
     ids, _ = associations(vocabulary, pairs, max(1, tokens // (4 * pairs)), seed=seed)
     return Sequences(ids, {"recall": pairs, "seed": seed, "count": len(ids)})
-
-
-def _measure_candidate(job: Job, runner: StageRunner) -> MeasuredShape:
-    """Prune, refit and evaluate one shape; its loss is the increase of NLL in nats."""
-    runner.step = "compare"
-    scores = measure_cut(runner)
-    after, before = runner.job.after.state_numel, job.model.geometry.state_numel
-    cut = scores.models[1]
-    percent = metric_loss(scores, cut, "text", "perplexity").loss  # of the perplexity
-    loss = Interval(
-        log1p(percent.estimate / 100), log1p(percent.low / 100), log1p(percent.high / 100)
-    )
-    name = shape_name(runner.job.after)
-    return MeasuredShape(name, after / before, loss, recall_change(scores, cut))

@@ -67,7 +67,8 @@ class StageRunner:
         """Run all stages and return the directory of the resulting checkpoint.
 
         `record` and the results are written to its trim.json, and the scores to its model card;
-        statistics, scores, timings and decision are linked or copied next to trim.json.
+        statistics, scores, timings, the decision and the plans of compared shapes are linked or
+        copied next to trim.json.
         """
         plan = self.ensure_plan()
         pruned = self.ensure_pruned(PRUNED, plan)
@@ -82,7 +83,8 @@ class StageRunner:
         if self.job.runs_benchmark:
             self.ensure_timings(final)
         scores, artifacts_dir = Scores.load(scores_path), final.path / ARTIFACTS
-        for name in (STATISTICS, "scores.json", "timings.json", DECISION):
+        compared_plans = [path.name for path in self.directory.glob("plan-*x*.json")]
+        for name in (STATISTICS, "scores.json", "timings.json", DECISION, *compared_plans):
             if (self.directory / name).exists():
                 _link_or_copy(self.directory / name, artifacts_dir / name)
         card = final.path / CARD

@@ -1,14 +1,12 @@
 """The steps of a run of `trim`, with an estimate of what each takes."""
 
-from collections.abc import Mapping
-
 from ..options import takes_options
 from ..storage.models import ModelLike, as_checkpoint
 from . import estimate as cost
 from .estimate import Machine, Step
 from .job import EVAL_LENGTH, RECOVERY_BATCH_SIZE, Job
 from .options import TrimOptions
-from .shape_choice import MEASURED, prediction_tokens
+from .shape_choice import MEASURED, prediction_tokens, predicts_shapes
 
 REPORT_STEP = Step("report", "one page", 5.0)
 
@@ -57,26 +55,6 @@ def steps(job: Job, machine: Machine) -> list[Step]:
         result.append(Step("benchmark", "both, in turns", seconds, process + 2 * weights))
     result.append(REPORT_STEP)
     return result
-
-
-def sweep_steps(jobs: Mapping[str, Job], machine: Machine) -> list[Step]:
-    """The steps of a sweep: one calibration, then one step per shape with all its stages."""
-    result = []
-    for job in jobs.values():
-        if job.calibrated_methods:
-            result.append(_calibrate_step(job, machine))
-            break
-    for name, job in jobs.items():
-        nbytes = cost.weight_bytes(job.model)
-        stages = [_select_step(job), Step("prune", "", cost.copying_seconds(nbytes), 0, nbytes)]
-        if job.runs_refit:
-            stages.append(_refit_step(job, machine))
-        stages.append(_evaluate_step(job, machine, 2))
-        does = ", ".join(stage.name for stage in stages)
-        seconds = sum(stage.seconds for stage in stages)
-        memory = max(stage.memory for stage in stages)
-        result.append(Step(name, does, seconds, memory, 2 * nbytes if job.runs_refit else nbytes))
-    return [*result, REPORT_STEP]
 
 
 def _weights_in_memory(job: Job) -> int:
@@ -135,15 +113,16 @@ def _comparison_steps(job: Job, machine: Machine) -> list[Step]:
     model, options, count = job.model, job.options, len(job.candidates)
     nbytes, weights = cost.weight_bytes(model), _weights_in_memory(job)
     batching = options.batch_size, options.length, machine
-    pass_seconds = cost.reading_seconds(
-        model, prediction_tokens(job) + options.limit * EVAL_LENGTH, *batching
-    )
-    predict = Step(
-        "predict", f"{count} shapes", (2 + count) * pass_seconds, cost.PROCESS_BYTES + weights
-    )
-    measured = min(MEASURED, count)
+    result = []
+    if predicts_shapes(job):
+        pass_seconds = cost.reading_seconds(
+            model, prediction_tokens(job) + options.limit * EVAL_LENGTH, *batching
+        )
+        memory = cost.PROCESS_BYTES + weights
+        result.append(Step("predict", f"{count} shapes", (2 + count) * pass_seconds, memory))
+        count = MEASURED
     refit_seconds = 2 * cost.reading_seconds(model, job.tokens, *batching)
-    eval_seconds = 3 * cost.reading_seconds(model, 2 * options.limit * EVAL_LENGTH, *batching)
-    seconds = measured * (2 * cost.copying_seconds(nbytes) + refit_seconds + eval_seconds)
-    does = f"{measured} shapes: cut, refit, evaluate"
-    return [predict, Step("compare", does, seconds, cost.PROCESS_BYTES + 2 * weights, 4 * nbytes)]
+    eval_seconds = _evaluate_step(job, machine, 2).seconds
+    seconds = count * (2 * cost.copying_seconds(nbytes) + refit_seconds + eval_seconds)
+    does = f"{count} shapes: cut, refit, evaluate"
+    return [*result, Step("compare", does, seconds, cost.PROCESS_BYTES + 2 * weights, 4 * nbytes)]

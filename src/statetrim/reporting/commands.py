@@ -44,29 +44,27 @@ def shell_quoted(value: Any) -> str:
 
 def _calibration_texts(findings: Findings) -> Iterator[tuple[str, int]]:
     """Shell-quoted calibration texts and their numbers of tokens, from the lineage of plan, trim
-    and sweep; what has no valid number is left out."""
+    and decision; what has no valid number is left out."""
     if findings.plan is not None:
         for data in as_dicts(as_mapping(findings.plan.lineage.get("statistics")).get("data")):
             count, length = data.get("count"), data.get("length")
             if type(count) is int and type(length) is int and 0 < count * length < 2**63:
                 yield shell_quoted(data.get("text")), count * length
-    for record in (findings.trim, as_mapping(findings.sweep.lineage) if findings.sweep else None):
+    for record in (
+        findings.trim,
+        as_mapping(findings.decision.lineage) if findings.decision else None,
+    ):
         text, tokens = as_mapping(record).get("text"), as_mapping(record).get("tokens")
         if isinstance(text, str) and is_number(tokens) and tokens:
             yield shell_quoted(text), int(tokens)
 
 
-def trim_command(findings: Findings, keep: int, keep_values: int) -> str:
-    """The command that makes a cut of this shape; an axis of full width has no option."""
-    arguments, geometry = command_arguments(findings), findings.original_geometry
-    options = []
-    if geometry is None or keep != geometry.head_k_dim:
-        options.append(f"--keep {shell_quoted(keep)}")
-    if geometry is None or keep_values != geometry.head_v_dim:
-        options.append(f"--keep-values {shell_quoted(keep_values)}")
+def trim_command(findings: Findings, to: str, out: str = "OUT") -> str:
+    """The command that cuts the original to `to`."""
+    arguments = command_arguments(findings)
     return (
-        f"statetrim trim {arguments.model} {' '.join(options)} --text {arguments.text} "
-        f"--tokens {arguments.tokens} -o OUT"
+        f"statetrim trim {arguments.model} --to {shell_quoted(to)} --text {arguments.text} "
+        f"--tokens {arguments.tokens} -o {out}"
     )
 
 

@@ -13,7 +13,6 @@ from ..artifacts.header import kind_of
 from ..artifacts.plan import Plan
 from ..artifacts.scores import MAX_BYTES, Scores
 from ..artifacts.sensitivity import Sensitivity
-from ..artifacts.sweep import Sweep
 from ..artifacts.timings import Timings
 from ..artifacts.verification import Verification
 from ..errors import StatetrimError
@@ -38,7 +37,6 @@ PLURALS = {
     "recovery": "records of a recovery",
     "refit": "records of a refit",
     "trim": "records of a trim",
-    "sweep": "sweeps",
     "sensitivity": "sensitivities",
     "decision": "decisions",
 }
@@ -54,10 +52,9 @@ class Findings:
     scores: Scores | None = None
     analysis: Analysis | None = None
     timings: Timings | None = None
-    sweep: Sweep | None = None
-    sweep_plans: dict[str, str] = field(default_factory=dict)  # shape -> file of its plan
     sensitivity: Sensitivity | None = None
     decision: Decision | None = None
+    compared_plans: dict[str, str] = field(default_factory=dict)  # shape -> file of its plan
     verifications: list[Verification] = field(default_factory=list)  # one per engine
     recovery: dict[str, Any] | None = None
     prune: dict[str, Any] | None = None
@@ -160,7 +157,7 @@ class Findings:
 
 
 def read_findings(artifacts: Sequence[str | Path | Checkpoint]) -> Findings:
-    """Read JSON files of statetrim, sweep directories and checkpoints or hub ids, in any order.
+    """Read JSON files of statetrim, checkpoints or hub ids, and sweeps of earlier versions.
 
     The records in the cut's directory are read too, where no such file was given. Raises
     StatetrimError if there are none, two of a kind (other than verifications), files of an unknown
@@ -197,11 +194,15 @@ def _is_hub_name(artifact: str | Path) -> bool:
 
 
 def _read_sweep(findings: Findings, directory: Path) -> None:
-    """Read the sweep of a directory that `trim --sweep` wrote, and list the paths of its plans in
-    `sweep_plans`, unread."""
+    """Read the sweep in a directory that an earlier version wrote."""
     _read_artifact(findings, path_inside(directory, SWEEP_FILE))
-    for path in sorted(directory.glob("plan-*.json")):
-        findings.sweep_plans[path.stem.removeprefix("plan-")] = str(path)
+    _list_compared_plans(findings, directory)
+
+
+def _list_compared_plans(findings: Findings, directory: Path) -> None:
+    """List the plans of compared shapes in `directory`, unread."""
+    for path in sorted(directory.glob("plan-*x*.json")):
+        findings.compared_plans[path.stem.removeprefix("plan-")] = str(path)
 
 
 def _assign_checkpoints(findings: Findings, checkpoints: Mapping[Path, Checkpoint]) -> None:
@@ -236,6 +237,7 @@ def _read_cut_records(findings: Findings, path: Path) -> None:
         _register(findings, "plan", carried_plan, path / PLAN_FILE)
     elif not _keep_same_channels(carried_plan, findings.plan):
         raise StatetrimError(f"{findings.sources['plan']} is not the plan that {path} was cut by")
+    _list_compared_plans(findings, path / RECORDS_DIR)
     for kind in CARRIED_KINDS:
         file = f"{RECORDS_DIR}/{kind}.json"
         if (path / file).exists() and _field_name(kind) not in findings.sources:
@@ -266,7 +268,7 @@ def _read_artifact(findings: Findings, path: Path) -> None:
     else:
         raise StatetrimError(
             f"{path} is not an artifact that a report knows; give a checkpoint, or what "
-            f"select, evaluate, analyze, verify, benchmark, recover or trim --sweep wrote"
+            f"select, evaluate, analyze, verify, benchmark, recover or trim wrote"
         )
 
 
@@ -280,7 +282,7 @@ _LOADERS: dict[str, Callable[[Path], Any]] = {
     "scores": Scores.load,
     "timings": Timings.load,
     "sensitivity": Sensitivity.load,
-    "sweep": Sweep.load,
+    "sweep": Decision.load,  # of an earlier version
     "decision": Decision.load,
     "prune": _read_record,
     "refit": _read_record,
@@ -292,7 +294,7 @@ _LOADERS: dict[str, Callable[[Path], Any]] = {
 
 def _field_name(kind: str) -> str:
     """The field of Findings, and key of `sources`, for a kind of file."""
-    return "recovery" if kind == "recover" else kind
+    return {"recover": "recovery", "sweep": "decision"}.get(kind, kind)
 
 
 def _register(findings: Findings, name: str, value: object, path: Path) -> None:

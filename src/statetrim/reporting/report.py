@@ -25,7 +25,7 @@ HTML, MARKDOWN = "report.html", "report.md"
 def report(artifacts: Sequence[str | Path | Checkpoint], out: str | Path) -> Path:
     """Write `out/report.html` and `out/report.md`, and return the path of the first.
 
-    `artifacts` are the original and the cut checkpoint, the directory of a sweep, and the files
+    `artifacts` are the original and the cut checkpoint, and the files
     that select, evaluate, analyze, verify, benchmark and recover wrote, in any order. For each
     missing artifact the report gives the command that makes it. The page is one file and fetches
     nothing. Raises StatetrimError if a report is in `out` already, for two artifacts of a kind or

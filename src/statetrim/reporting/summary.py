@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..geometry import Geometry
-from ..judging.recommendation import JudgedCut, Recommendation, recommend
+from ..judging.recommendation import Recommendation, recommend
 from ..judging.verdict import Outcome, Verdict, metric_label
 from ..maths.formatting import bytes_text, relative_change_text
 from ..serving.capacity.alternatives import CONTEXT, MEMORY_GIB, alternatives
@@ -26,9 +26,9 @@ MAX_QUALITY_LINES = 3
 
 
 def build_summary(findings: Findings) -> Summary:
-    """Summarize the cut, or a sweep's recommendation if neither a cut nor scores were given."""
-    if findings.sweep is not None and findings.cut is None and findings.scores is None:
-        return _sweep_summary(findings, recommend(findings.sweep))
+    """Summarize the cut, or a comparison of shapes if neither a cut nor scores were given."""
+    if findings.decision is not None and findings.cut is None and findings.scores is None:
+        return _decision_summary(findings, recommend(findings.decision.points))
     return _cut_summary(findings, verdict_for(findings))
 
 
@@ -46,14 +46,14 @@ def verdict_for(findings: Findings) -> Verdict:
 def title_text(findings: Findings) -> str:
     """The model's name, and its state's shape before and after where both are known and differ.
 
-    Without a checkpoint, the name is that of the sweep's model, or of the first file.
+    Without a checkpoint, the name is that of the compared model, or of the first file.
     """
     original, cut = findings.original_geometry, findings.cut_geometry
     model = findings.original or findings.cut
     if model and model.name:
         name = model.name
-    elif findings.sweep:
-        name = findings.sweep.model
+    elif findings.decision and findings.decision.model:
+        name = findings.decision.model
     else:
         name = Path(next(iter(findings.sources.values()))).stem
     if original and cut and original != cut:
@@ -84,31 +84,23 @@ def _cut_summary(findings: Findings, verdict: Verdict) -> Summary:
     )
 
 
-def _sweep_summary(findings: Findings, advice: Recommendation) -> Summary:
-    """The recommended shape with the command that cuts it; else the nearest, with recovery; without
-    either no facts."""
-    cut = advice.chosen or advice.closest
+def _decision_summary(findings: Findings, advice: Recommendation) -> Summary:
+    """The recommended shape with the command that cuts it, and recovers it if it loses too much;
+    without one no facts."""
+    cut, original = advice.chosen, findings.original_geometry
     if cut is None:
         return Summary("No shape recommended", TONES[Outcome.UNKNOWN], advice.reason, [])
     quality = [f"{metric_label(loss)}: {loss.sentence}" for loss in cut.losses[:MAX_QUALITY_LINES]]
-    facts = [Fact("Quality", quality), *_memory_fact(findings, _resized_geometry(findings, cut))]
-    command = trim_command(findings, cut.point.keep, cut.point.keep_values)
-    if advice.chosen:
+    resized = original and original.resized(cut.point.keep, cut.point.keep_values)
+    facts = [Fact("Quality", quality), *_memory_fact(findings, resized)]
+    command = trim_command(findings, str(cut.point))
+    if cut.is_within:
         line = "cut, check and measure it, with a random cut for comparison"
         facts.append(Fact("Next", [line], [command]))
-        return Summary(f"Take {cut.shape}", TONES[Outcome.SHIP], advice.reason, facts)
+        return Summary(f"Take {cut.point}", TONES[Outcome.SHIP], advice.reason, facts)
     recover = f"{command} --recover {command_arguments(findings).tokens}"
-    facts.append(Fact("Next", ["recover the nearest, or sweep larger shapes"], [recover]))
+    facts.append(Fact("Next", ["recover the nearest, or compare larger shapes"], [recover]))
     return Summary("No shape recommended", TONES[Outcome.STOP], advice.reason, facts)
-
-
-def _resized_geometry(findings: Findings, cut: JudgedCut) -> Geometry | None:
-    """The original's geometry in the cut's shape; None if the original's is not known, or if an
-    untrusted sweep holds no widths."""
-    original, keep, keep_values = findings.original_geometry, cut.point.keep, cut.point.keep_values
-    if original is None or type(keep) is not int or type(keep_values) is not int:
-        return None
-    return original.resized(keep, keep_values) if keep > 0 and keep_values > 0 else None
 
 
 def _memory_fact(findings: Findings, cut_geometry: Geometry | None) -> Iterator[Fact]:

@@ -29,7 +29,7 @@ class Allocation:
     share: float
 
     def __str__(self) -> str:
-        """The shapes in the format of `--widths`."""
+        """The shapes in the format of `--to`."""
         return ",".join(f"{layer}={k}x{v}" for layer, (k, v) in sorted(self.shapes.items()))
 
 

@@ -50,7 +50,7 @@ def choose_heads(
         method="none",
         seed=seed,
         kept_heads=kept,
-        requested_heads=str(target.keep_heads),
+        requested_heads=str(after.num_v_heads),
         head_method=choice.method.name,
         lineage=plan_lineage(model, statistics, [choice]),
         notes=notes,

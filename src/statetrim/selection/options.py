@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 from .. import option_checks as checks
 from ..common_options import ProgressOptions, parse_named_values, parse_shares
 from ..defaults import HEAD_METHOD, KEY_METHOD, VALUE_METHOD
-from ..maths.units import Amount
 from ..options import option, options
+from ..request import REQUEST_HELP, To, check_request
 
 if TYPE_CHECKING:
     from ..artifacts.statistics import Statistics
     from ..methods.contract import Select
-    from ..serving.widths import Widths
 
 
 @options
@@ -26,32 +25,7 @@ class SelectOptions(ProgressOptions):
         check=checks.method,
         kw_only=False,
     )
-    keep: Amount | None = option(
-        default=None,
-        help="Key channels to keep per head: a count (64) or a fraction (0.5).",
-        check=checks.amount,
-        kw_only=False,
-    )
-    keep_values: Amount | None = option(
-        default=None,
-        help="Value channels to keep per head: a count or a fraction.",
-        check=checks.amount,
-    )
-    square: Amount | None = option(
-        default=None,
-        help="Key and value channels to keep per head, the same number of each.",
-        check=checks.amount,
-    )
-    widths: "Widths | None" = option(
-        default=None,
-        help="An uneven cut: key x value channels of each layer, such as 0=64x64,others=32x32.",
-    )
-    keep_heads: Amount | None = option(
-        default=None,
-        help="Whole value heads to keep: a count (8) or a fraction. Loses more than "
-        "removing channels; for models whose channels cannot be removed.",
-        check=checks.amount,
-    )
+    to: To | None = option(default=None, help=REQUEST_HELP, check=check_request, kw_only=False)
     statistics: "Statistics | str | Path | None" = option(
         default=None,
         help="Statistics from calibrate, for methods that need them.",

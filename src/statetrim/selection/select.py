@@ -13,7 +13,8 @@ from ..errors import StatetrimError
 from ..methods.contract import Evidence, Select, ValueEvidence
 from ..options import takes_options
 from ..progress import OnProgress, Progress, progress_reporter
-from ..serving.target import Target, target_from_amounts
+from ..request import parse_request
+from ..serving.target import Target, resolve_target
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.models import ModelLike, as_checkpoint, load_if_path
 from .choice import MethodChoice, layer_generator, plan_lineage
@@ -23,14 +24,10 @@ from .options import SelectOptions
 
 @takes_options(SelectOptions)
 def select(model: ModelLike, options: SelectOptions) -> Plan:
-    """Choose the channels to keep: `keep` key channels and `keep_values` value channels per head,
-    or `square` of both, each a count or a fraction. An axis that is not given keeps all its
-    channels.
-
-    `widths` gives them layer by layer instead ("0=64x64,others=32x32"). `keep_heads` removes whole
-    heads instead: the number of value heads to keep in every layer, or the fraction. It loses more
-    than removing channels in every measurement, except where several value heads share a key head;
-    use it for models whose channels cannot be removed.
+    """Choose what to keep, as `to` says: key x value channels per head ("64x64", or "64x100%" for
+    all values), by layer ("0=64x64,others=32x32"), at most "12MiB" per sequence, or whole value
+    heads ("8heads"). Removing heads loses more than removing channels in every measurement, except
+    where several value heads share a key head; it is for models whose channels cannot be removed.
 
     `method` is a name, a Python file or a function, with its own `method_options`, and selects key
     channels; `value_method`, with `value_options`, selects value channels, and `head_method` heads.
@@ -38,15 +35,10 @@ def select(model: ModelLike, options: SelectOptions) -> Plan:
     sources are weighted by their fraction of the tokens, or by `shares`, such as {"recall": 0.5},
     where text takes the rest. `progress` counts layers.
     """
+    if options.to is None:
+        raise StatetrimError("say what to keep, such as --to 64x64 channels per head")
     model = require_prunable(as_checkpoint(model))
-    target = target_from_amounts(
-        model,
-        options.keep,
-        options.keep_values,
-        options.square,
-        options.widths,
-        options.keep_heads,
-    )
+    target = resolve_target(model, parse_request(options.to))
     with progress_reporter(options.progress, "selecting") as on_progress:
         return select_for_target(
             model,
@@ -95,13 +87,13 @@ def select_for_target(
     """
     statistics = None if statistics is None else mix_statistics(statistics)
     geometry, after = model.geometry, target.after
-    if target.keep_heads is not None:
+    if target.removes_heads:
         head_choice = MethodChoice(model, "head", head_method, {}, statistics)
         return choose_heads(model, target, head_choice, seed, statistics, progress)
     key_choice = value_choice = None
-    if target.keep is not None:
+    if target.removes_keys:
         key_choice = MethodChoice(model, "key", method, options, statistics)
-    if target.keep_values is not None:
+    if target.removes_values:
         value_choice = MethodChoice(model, "value", value_method, value_options, statistics)
     kept, kept_values = {}, {}
     notes: dict[str, Any] = {}
@@ -126,14 +118,19 @@ def select_for_target(
     choices = [choice for choice in (key_choice, value_choice) if choice]
     return Plan(
         kept=kept,
-        requested=str(target.keep if key_choice else "all"),
+        requested=_requested(target, after.head_k_dim) if key_choice else "all",
         method=key_choice.method.name if key_choice else "none",
         seed=seed,
         options=key_choice.all_options if key_choice else {},
         kept_values=kept_values or None,
-        requested_values=str(target.keep_values) if value_choice else None,
+        requested_values=_requested(target, after.head_v_dim) if value_choice else None,
         value_method=value_choice.method.name if value_choice else None,
         value_options=value_choice.all_options if value_choice else {},
         lineage=plan_lineage(model, statistics, choices),
         notes=notes,
     )
+
+
+def _requested(target: Target, width: int) -> str:
+    """What a plan says was asked for along one axis: its width, or the widths by layer."""
+    return str(target) if target.after.widths else str(width)

@@ -1,11 +1,10 @@
 """From the memory that a sequence may take to the channels that each head keeps."""
 
 from collections.abc import Callable
-from math import floor
 
 from ..errors import StatetrimError
 from ..geometry import KERNEL_TILE, Geometry
-from ..maths.units import GIB, MIB
+from ..maths.units import MIB
 
 
 def widest_that_fits(
@@ -32,11 +31,3 @@ def widest_that_fits(
         f"even with {candidate.head_k_dim} channels per head a sequence takes "
         f"{count_bytes(candidate) / MIB:.1f} MiB, more than the {max_bytes / MIB:.1f} MiB asked for"
     )
-
-
-def bytes_per_sequence(memory_gib: float, sequences: int) -> float:
-    """Bytes that each of `sequences` may take of `memory_gib`, not rounded. Raises StatetrimError
-    unless both are positive and the memory is at most 2^20 GiB."""
-    if not 0 < memory_gib <= 2**20 or sequences < 1:
-        raise StatetrimError("--memory-gib and --sequences must both be positive")
-    return floor(memory_gib * GIB) / sequences

@@ -6,6 +6,7 @@ from typing import Any
 from ..errors import StatetrimError
 from ..geometry import KERNEL_TILE, Axis, Geometry
 from ..options import takes_options
+from ..request import parse_request
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, as_checkpoint
 from .deployment import Deployment, deployment
@@ -13,7 +14,7 @@ from .engines import Shape, known_engines
 from .options import InspectOptions
 from .shapes import Answer, answers_by_engine, common_shapes
 from .state_size import StateSize, stored_dtype
-from .target import target_for_shape, target_from_amounts
+from .target import candidate_targets, resolve_target, target_for_shape
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class StateReport:
     after: StateSize | None
     warnings: list[str]
     deployment: Deployment
-    shapes: list[ServedShape]  # common ones, if no cut is requested
+    shapes: list[ServedShape]  # to choose from, if not one cut is asked for
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -49,25 +50,29 @@ class StateReport:
 
 @takes_options(InspectOptions)
 def inspect(model: ModelLike, options: InspectOptions) -> StateReport:
-    """Describe a model's state, and its size with `keep` key channels and `keep_values` value
-    channels per head, `square` of both, or `keep_heads` whole value heads.
+    """Describe a model's state, and its size if it is cut `to` "64x64" channels per head, "12MiB"
+    per sequence, "8heads", or by layer. For a share ("50%") or several shapes ("96x96,64x64") it
+    lists the shapes that `trim` would compare; without `to`, common ones.
 
     With `memory_gib` of cache it also shows how many sequences of `context` tokens fit in `engine`,
     and which of its flags to try first. Of a hub id only the config is downloaded. A model that
     cannot be pruned in this way gets a warning in the report, and no size after the cut. Raises
-    StatetrimError for amounts that it cannot keep, and for `context` without `memory_gib`.
+    StatetrimError for what it cannot keep, and for `context` without `memory_gib`.
     """
     model = as_checkpoint(model, weights=False)  # the config is enough
     dtype = stored_dtype(model)
-    after = None
+    request = None if options.to is None else parse_request(options.to)
+    after, shapes = None, common_shapes(model.geometry)
     warnings = []
     refusal = model.family.refusal(model.config)
     if refusal:
         warnings.append(f"cannot be pruned: {refusal}")
-    elif options.keep_heads is None and (reason := model.family.channel_refusal(model.config)):
+    elif not (request and request.heads) and (reason := model.family.channel_refusal(model.config)):
         warnings.append(f"its channels cannot be cut: {reason}")
-    elif requested := options.requested():
-        after = target_from_amounts(model, **requested).after
+    elif request is not None and request.names_several:
+        shapes = [candidate.shape for candidate in candidate_targets(model, request)]
+    elif request is not None:
+        after = resolve_target(model, request).after
         for width in sorted({after.head_k_dim, after.head_v_dim}):
             if width % KERNEL_TILE:
                 warnings.append(
@@ -87,18 +92,18 @@ def inspect(model: ModelLike, options: InspectOptions) -> StateReport:
         after=StateSize.from_geometry(after, dtype) if after else None,
         warnings=warnings,
         deployment=deployment(model, after, options),
-        shapes=[] if after else _served_shapes(model),
+        shapes=[] if after else _served_shapes(model, shapes),
     )
 
 
-def _served_shapes(model: Checkpoint) -> list[ServedShape]:
-    """The current shape, and the common smaller shapes that the model's config can express; empty
-    with widths by layer, or if no engine is known for the model type."""
+def _served_shapes(model: Checkpoint, shapes: list[Shape]) -> list[ServedShape]:
+    """The current shape, and those of `shapes` that the model's config can express; empty with
+    widths by layer, or if no engine is known for the model type."""
     model_type, before = str(model.config.get("model_type")), model.geometry
     if before.widths or not known_engines(model_type):
         return []
     cuts = []
-    for shape in common_shapes(before):
+    for shape in shapes:
         try:
             share = target_for_shape(model, shape).after.state_numel / before.state_numel
         except StatetrimError:

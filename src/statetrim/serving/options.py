@@ -1,10 +1,8 @@
 """The options of `inspect`: what to keep, and how the model is served."""
 
-from typing import Any
-
 from ..errors import StatetrimError
-from ..maths.units import Amount, parse_amount
 from ..options import Check, option, options
+from ..request import REQUEST_HELP, To, check_request
 
 KV_DTYPE_BYTES = {"auto": 2.0, "fp8": 1.0, "q8_0": 34 / 32}
 """Dtype of keys and values -> bytes of a number; q8_0 has a scale for every 32 numbers."""
@@ -28,10 +26,6 @@ def _between(least: float, most: float, unit: str) -> Check:
 def _engine(name: str, value: str) -> None:
     if value not in KV_DTYPES:
         raise StatetrimError(f"{name} {value!r} has no calculation; choose {', '.join(KV_DTYPES)}")
-
-
-def _amount(name: str, value: Amount) -> None:
-    parse_amount(value)
 
 
 @options
@@ -87,32 +81,4 @@ class ServingOptions:
 class InspectOptions(ServingOptions):
     """What to keep, and how the result is served."""
 
-    keep: Amount | None = option(
-        default=None,
-        help="Key channels to keep per head: a count (64) or a fraction (0.5).",
-        check=_amount,
-        kw_only=False,
-    )
-    keep_values: Amount | None = option(
-        default=None,
-        help="Value channels to keep per head: a count or a fraction.",
-        check=_amount,
-        kw_only=False,
-    )
-    square: Amount | None = option(
-        default=None,
-        help="Key and value channels to keep per head, the same number of each.",
-        check=_amount,
-    )
-    keep_heads: Amount | None = option(
-        default=None,
-        help="Whole value heads to keep: a count (8) or a fraction. Loses more than removing "
-        "channels; for models whose channels cannot be removed.",
-        check=_amount,
-    )
-
-    def requested(self) -> dict[str, Any]:
-        """What to keep, as `target_from_amounts` takes it; empty if nothing is to be cut."""
-        names = ("keep", "keep_values", "square", "keep_heads")
-        amounts = {name: getattr(self, name) for name in names}
-        return {name: amount for name, amount in amounts.items() if amount is not None}
+    to: To | None = option(default=None, help=REQUEST_HELP, check=check_request, kw_only=False)

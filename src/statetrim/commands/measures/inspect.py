@@ -164,13 +164,10 @@ def _show_engines(deployment: Deployment) -> None:
             remark,
         )
     terminal.print_table(table)
-    for engine, command_line in deployment.commands.items():
-        terminal.print_command(command_with_comment(engine, command_line))
+    for engine, serving in deployment.commands.items():
+        terminal.print_command(command_with_comment(engine, serving))
     if deployment.everywhere and deployment.everywhere != deployment.shape:
-        keys, _, values = deployment.everywhere.partition("x")
-        terminal.print_text(
-            f"nearest shape every engine serves: --keep {keys} --keep-values {values}"
-        )
+        terminal.print_text(f"nearest shape every engine serves: --to {deployment.everywhere}")
 
 
 def _show_shapes(shapes: list[ServedShape]) -> None:
@@ -190,7 +187,7 @@ def _show_shapes(shapes: list[ServedShape]) -> None:
     terminal.print_table(table)
     terminal.print_text(
         "flag: some hardware needs a flag; ?: not known. Commands and reasons for one shape: "
-        "add --keep KEYS --keep-values VALUES"
+        "add --to KEYSxVALUES"
     )
 
 

@@ -63,7 +63,7 @@ def _show_allocation(budget: str, find: Callable[[], Allocation]) -> None:
     except StatetrimError:
         return
     terminal.print_text(
-        f"{budget}, by layer (docs/widths-by-layer.md): --widths {allocation}, which would cost "
+        f"{budget}, by layer (docs/widths-by-layer.md): --to {allocation}, which would cost "
         f"{allocation.cost:.3f} (nats and recall), if costs of layers add up"
     )
 

@@ -53,7 +53,7 @@ def select(
 
 
 def show_plan(plan: Plan, before: Geometry, output: str, *, as_json: bool) -> None:
-    """Print methods, requested amounts and what the plan keeps."""
+    """Print methods and what the plan keeps."""
     from ..state import tensor_parallel_text
 
     if as_json:
@@ -72,14 +72,12 @@ def show_plan(plan: Plan, before: Geometry, output: str, *, as_json: bool) -> No
     layers = len(plan.kept)
     if plan.method != "none":
         table.add_row("method", _with_options(plan.method, plan.options))
-        table.add_row("asked to keep", plan.requested)
         table.add_row(
             "keeps per key head", f"{plan.key_width_range} of {before.head_k_dim} channels"
         )
         table.add_row("layers x key heads", f"{layers} x {before.num_k_heads}")
     if plan.value_method is not None:
         table.add_row("method for values", _with_options(plan.value_method, plan.value_options))
-        table.add_row("asked to keep", str(plan.requested_values))
         table.add_row(
             "keeps per value head", f"{plan.value_width_range} of {before.head_v_dim} channels"
         )
@@ -87,7 +85,6 @@ def show_plan(plan: Plan, before: Geometry, output: str, *, as_json: bool) -> No
     if plan.kept_heads is not None:
         after = plan.pruned_geometry(before)
         table.add_row("method for heads", str(plan.head_method))
-        table.add_row("asked to keep", str(plan.requested_heads))
         table.add_row("keeps", f"{after.num_v_heads} of {before.num_v_heads} value heads")
         table.add_row("with", f"{after.num_k_heads} of {before.num_k_heads} key heads")
         table.add_row("layers", str(layers))

@@ -9,9 +9,8 @@ from ...geometry import Geometry
 from ...maths.formatting import bytes_text, duration_text
 from ...pipelines.estimate import Step, weight_bytes
 from ...pipelines.job import Job
-from ...serving.engine_names import (
-    engine_name,
-)
+from ...pipelines.shape_choice import predicts_shapes
+from ...serving.engine_names import engine_name
 from ...serving.engines import Shape
 from ...serving.shapes import refusing_engines
 from ...storage.checkpoint import Checkpoint
@@ -106,27 +105,16 @@ def _show_shape(job: Job) -> None:
         )
         return
     shape = Shape.from_geometry(after)
-    if not _is_requested(shape, job):
+    if str(shape) != str(job.options.request):
         original = Shape.from_geometry(before)
         terminal.note(f"the state is cut to {shape} (keys x values) of {original}")
     refused = refusing_engines(str(job.model.config.get("model_type")), shape)
     if refused:
         share = after.state_numel / before.state_numel
         terminal.warn(
-            f"warning: {shape} is refused by {', '.join(refused)}; --state {share:.2g} compares "
+            f"warning: {shape} is refused by {', '.join(refused)}; --to {share:.2g} compares "
             "all shapes of at most this size, and --for ENGINE allows only those that it serves"
         )
-
-
-def _is_requested(shape: Shape, job: Job) -> bool:
-    """Whether the options name this shape literally: both widths, or one for both axes."""
-    amounts = []
-    for amount in (job.options.keep, job.options.keep_values, job.options.square):
-        if amount is not None:
-            amounts.append(str(amount))
-    if not amounts:
-        return False
-    return str(shape) in ("x".join(amounts), f"{amounts[0]}x{amounts[0]}")
 
 
 def _show_heads(before: Geometry, after: Geometry) -> None:
@@ -139,13 +127,16 @@ def _show_heads(before: Geometry, after: Geometry) -> None:
     if after.num_k_heads < before.num_k_heads:
         terminal.warn(
             "warning: removing heads lost more than removing channels of the same size in every "
-            "measurement; cut channels instead (--state) if the config allows it"
+            "measurement; cut channels instead (--to 0.5) if the config allows it"
         )
 
 
 def _candidates_table(job: Job) -> Table:
+    how = "all are measured"
+    if predicts_shapes(job):
+        how = "all are predicted, the best three measured"
     return shapes_table(
-        "Shapes to compare: all are predicted, the best three measured, one is kept",
+        f"Shapes to compare: {how}, one is kept",
         job.model.geometry,
         {str(candidate.shape): target.after for candidate, target in job.candidates.items()},
         {str(candidate.shape): candidate.refused for candidate in job.candidates},

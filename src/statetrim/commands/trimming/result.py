@@ -1,5 +1,6 @@
 """What a person sees when `trim` has finished: scores, checks, sizes, commands and verdict."""
 
+from ...artifacts.decision import Decision
 from ...artifacts.scores import Scores
 from ...maths.units import MIB
 from ...pipelines.job import CONTROL_METHOD, Job
@@ -13,6 +14,7 @@ from ...storage.output import ARTIFACTS
 from .. import terminal
 from ..measures.evaluate import show_scores, show_verdict
 from ..state import state_size_text
+from .decision import show_decision
 from .observer import TerminalObserver
 from .planned_steps import state_share
 
@@ -30,7 +32,7 @@ def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_js
         terminal.print_json({"output": str(cut.path), **results, **record})
         return
     if (artifacts / DECISION).exists():
-        terminal.note(read_json(artifacts / DECISION, MIB)["sentence"])
+        show_decision(Decision.load(artifacts / DECISION))
     terminal.print_text(columns_text(scores))
     show_scores(scores, [], str(artifacts / "scores.json"), as_json=False)
     checks, state_storage = record["checks"], scores.lineage.get("state")

@@ -13,7 +13,6 @@ from ..findings import Findings
 
 ORDER = (
     "quality",
-    "sweep",
     "decision",
     "state",
     "engines",

@@ -29,7 +29,7 @@ def blocks(findings: Findings) -> Iterator[Block]:
         model = command_arguments(findings).model
         yield Missing(
             "No plan was given, so this report cannot show which channels were removed.",
-            [f"statetrim select {model} --method l1 --keep 0.5 -o plan.json"],
+            [f"statetrim select {model} --method l1 --to 50%x100% -o plan.json"],
         )
         return
     if plan.kept_heads is not None:
@@ -52,7 +52,6 @@ def _plan_table(plan: Plan) -> Table:
         ("method", plan.method),
         ("its options", _options_text(plan.options) or "none"),
         ("seed", str(plan.seed)),
-        ("asked to keep", plan.requested),
         ("key/query channels kept per head", plan.key_width_range),
     ]
     if plan.value_width_range is not None:
@@ -78,7 +77,6 @@ def _head_blocks(plan: Plan, kept: Mapping[int, Tensor], findings: Findings) -> 
         [
             ("method for heads", str(plan.head_method)),
             ("seed", str(plan.seed)),
-            ("asked to keep", str(plan.requested_heads)),
             ("value heads kept in every layer", f"{plan.keep_heads}{total_text}"),
             ("linear-attention layers", str(len(kept))),
         ],

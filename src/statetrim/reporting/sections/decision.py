@@ -1,40 +1,124 @@
-"""Why the state has this shape, where `trim --state` chose it."""
+"""Why the state has this shape, where several were compared: sizes, losses and plans."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from ...maths.paired import Interval
-from ..document import Block, Table, Text, as_sentence
+from ...artifacts.decision import Decision
+from ...judging.recommendation import JudgedCut, recommend
+from ...judging.verdict import metric_label
+from ...maths.formatting import bytes_text
+from ...serving.engines import Shape, compatibility_of_shape
+from ...serving.shapes import common_shapes
+from ..commands import command_arguments, shell_quoted, trim_command
+from ..decision_pictures import CAPTION, interval_bounds, method_and_axes, pictures
+from ..document import Block, Command, Missing, Picture, Table, Text, as_sentence
 from ..findings import Findings
 
 TITLE = "Why this shape"
+_SUGGESTED_SHAPES = 3
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
-    """The decision in a sentence, and a table of all candidate shapes."""
+    """The reason, a table of all shapes, a picture per main metric, and all scores."""
     decision = findings.decision
     if decision is None:
+        geometry, shapes = findings.original_geometry, "96x96,64x64,48x48"
+        if geometry is not None:
+            shapes = ",".join(map(str, common_shapes(geometry)[:_SUGGESTED_SHAPES]))
+        yield Missing(
+            "Only one shape was measured. Several are calibrated once, and compared.",
+            [trim_command(findings, shapes, "SMALLER")],
+        )
         return
-    yield Text(as_sentence(decision.sentence))
-    candidates = {candidate.name: candidate for candidate in decision.measured}
+    advice = recommend(decision.points)
+    yield Text(as_sentence(decision.sentence or advice.reason))
+    if decision.predicted:
+        yield _prediction_table(decision)
+    if advice.cuts:
+        yield _shapes_table(findings, decision, advice.cuts)
+        yield from _commands(findings, decision)
+    drawings = pictures(decision)
+    for name, drawing in drawings.items():
+        yield Picture(drawing, f"{name} by the size of the state.")
+    if drawings:
+        yield Text(CAPTION)
+        yield Table(
+            ("keys x values", "cut", "state", "metric", "value", "95% interval"),
+            list(_score_rows(decision)),
+            caption="All shapes and metrics in numbers; the accuracy of a task with settings is "
+            "the mean of those on which the original is above chance, the same for every shape",
+            folded=True,
+        )
+
+
+def _prediction_table(decision: Decision) -> Table:
+    """The predicted cost of all shapes, and the engines that refuse them."""
     rows = []
     for shape, missed in decision.predicted.items():
         name = f"{shape} (chosen)" if shape == decision.chosen else shape
-        loss, recall_loss = "not measured", ""
-        candidate = candidates.get(shape)
-        if candidate is not None:
-            loss = _interval_text(candidate.loss, 4)
-            if candidate.recall is not None:
-                recall_loss = _interval_text(-candidate.recall, 1)
         refused_by = ", ".join(decision.refused.get(shape, ())) or "none known"
-        rows.append([name, f"{100 * missed:.1f} %", loss, recall_loss, refused_by])
-    header = ["keys x values", "output missed", "loss, nats", "recall lost, points", "refused by"]
+        rows.append([name, f"{100 * missed:.1f} %", refused_by])
     caption = (
         "Output missed is predicted: the part of the layers' output that is missed after a refit, "
-        "over text and recall sequences. The best three were cut and measured, on "
-        "other samples than those of the quality above; a positive figure is a loss"
+        "over text and recall sequences. The best three were cut and measured"
     )
-    yield Table(header, rows, caption)
+    return Table(["keys x values", "output missed", "refused by"], rows, caption)
 
 
-def _interval_text(interval: Interval, digits: int) -> str:
-    return f"{interval.estimate:+.{digits}f} ± {interval.margin:.{digits}f}"
+def _shapes_table(findings: Findings, decision: Decision, cuts: Sequence[JudgedCut]) -> Table:
+    """Size and losses of every measured shape, and where it is served."""
+    original = decision.points[0].state_bytes
+    header = ["keys x values", "state", "share", "on the frontier", "worst task", "losses"]
+    if findings.original is not None:
+        header.append("served by")
+    rows = []
+    for cut in cuts:
+        shape, size = str(cut.point), cut.point.state_bytes
+        cells = [
+            f"{shape} (chosen)" if shape == decision.chosen else shape,
+            bytes_text(size),
+            f"{cut.share:.0%}",
+            "yes" if cut.on_frontier else "",
+            f"{metric_label(cut.worst)}: {cut.worst.sentence}" if cut.worst else "",
+            str(cut.limit_status),
+        ]
+        if findings.original is not None:
+            cells.append(_serving_engines(str(findings.original.config.get("model_type")), cut))
+        rows.append([*cells, findings.compared_plans.get(shape, "")])
+    caption = (
+        "On the frontier: no other shape is as small and loses as little. Measured on other text "
+        f"than the quality above. Without a cut, a bfloat16 state takes {bytes_text(original / 2)} "
+        "per sequence; each of these takes half of what is listed in bfloat16"
+    )
+    return Table([*header, "plan"], rows, caption)
+
+
+def _commands(findings: Findings, decision: Decision) -> Iterator[Block]:
+    """The commands that make one of the other shapes."""
+    model = command_arguments(findings).model
+    for shape, plan in findings.compared_plans.items():
+        if shape != decision.chosen:
+            yield Text("To take another shape, measured with a random cut, or only cut:")
+            prune = f"statetrim prune {model} {shell_quoted(plan)} -o SMALL"
+            yield Command([trim_command(findings, shape, "OTHER"), prune])
+            return
+
+
+def _serving_engines(model_type: str, cut: JudgedCut) -> str:
+    """Engines whose current versions serve the model type in the cut's shape."""
+    rows = compatibility_of_shape(model_type, Shape(cut.point.keep, cut.point.keep_values))
+    return ", ".join(dict.fromkeys(row.engine for row in rows if row.current and row.serves))
+
+
+def _score_rows(decision: Decision) -> Iterator[tuple[str, ...]]:
+    """A row per shape and metric."""
+    for point in decision.points:
+        for name, measured in point.scores.items():
+            low, high = interval_bounds(measured)
+            yield (
+                str(point),
+                method_and_axes(decision, point),
+                bytes_text(point.state_bytes),
+                name,
+                f"{measured.value:.4g}",
+                "" if low is None or high is None else f"{low:.4g} to {high:.4g}",
+            )

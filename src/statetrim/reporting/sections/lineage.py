@@ -11,16 +11,16 @@ TITLE = "Lineage"
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
-    """A table of plan, analysis, scores, timings, sweep, records and checkpoints with weights.
+    """A table of plan, analysis, scores, timings, decision, records and checkpoints with weights.
 
-    Sensitivity, decision and verifications have no row.
+    Sensitivity and verifications have no row.
     """
     artifacts: dict[str, Any] = {
         "plan": findings.plan,
         "analysis": findings.analysis,
         "scores": findings.scores,
         "timings": findings.timings,
-        "sweep": findings.sweep,
+        "decision": findings.decision,
     }
     records: dict[str, Mapping[str, Any]] = {}
     for name, artifact in artifacts.items():

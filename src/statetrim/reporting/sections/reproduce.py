@@ -9,30 +9,27 @@ from ..findings import Findings
 from ..records import as_dicts, as_mapping, truncated_text
 
 TITLE = "How to reproduce it"
+STATISTICS = "statistics.safetensors"
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
-    """Commands for calibrate, select and prune with the options of the plan for channels.
-
-    Options of a plan that removes heads are not included.
-    """
+    """Commands for calibrate, select and prune with the options of the plan."""
     plan = findings.plan
     if plan is None:
         yield Missing("Without a plan, the steps cannot be shown.")
         return
     model = command_arguments(findings).model
     calibration = as_mapping(plan.lineage.get("statistics"))
-    methods = ",".join(name for name in (plan.method, plan.value_method) if name and name != "none")
-    lines = _calibrate_commands(model, calibration, methods)
-    options = ""
-    if plan.method != "none":
-        options += f" --keep {shell_quoted(plan.requested)} --method {shell_quoted(plan.method)}"
-        options += _option_flags("--option", plan.options)
-    if plan.requested_values is not None:
-        options += f" --keep-values {shell_quoted(plan.requested_values)}"
-        options += f" --value-method {shell_quoted(plan.value_method)}"
-        options += _option_flags("--value-option", plan.value_options)
-    statistics = " --statistics statistics.safetensors" if calibration else ""
+    methods = [plan.method, plan.value_method or "none", plan.head_method or "none"]
+    calibrated = ",".join(name for name in methods if name != "none")
+    lines = _calibrate_commands(model, calibration, calibrated)
+    options = f" --to {shell_quoted(plan.to)}"
+    for flag, method in zip(("--method", "--value-method", "--head-method"), methods, strict=True):
+        if method != "none":
+            options += f" {flag} {shell_quoted(method)}"
+    options += _option_flags("--option", plan.options)
+    options += _option_flags("--value-option", plan.value_options)
+    statistics = f" --statistics {STATISTICS}" if calibration else ""
     lines.append(f"statetrim select {model}{options} --seed {plan.seed}{statistics} -o plan.json")
     lines.append(f"statetrim prune {model} plan.json -o SMALL")
     digest = truncated_text(plan.lineage.get("source"))
@@ -44,7 +41,7 @@ def blocks(findings: Findings) -> Iterator[Block]:
 
 
 def _calibrate_commands(model: str, calibration: Mapping[str, Any], methods: str) -> list[str]:
-    """A command per text, all with one output file; generated sequences belong to the text that
+    """A command per text, and one that merges several; generated sequences belong to the text that
     they follow. Sources without valid sizes are left out."""
     runs: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
     for data in as_dicts(calibration.get("data")):
@@ -54,8 +51,8 @@ def _calibrate_commands(model: str, calibration: Mapping[str, Any], methods: str
             runs.append((data, []))
         elif runs:
             runs[-1][1].append(data)
-    commands = []
-    for text, generated in runs:
+    commands, files = [], []
+    for number, (text, generated) in enumerate(runs, start=1):
         total = _token_count(text) + sum(map(_token_count, generated))
         shares = {"recall": "0"}
         for source in generated:
@@ -69,7 +66,10 @@ def _calibrate_commands(model: str, calibration: Mapping[str, Any], methods: str
             command += f"--{shell_quoted(kind)} {share} "
         batch_size = shell_quoted(calibration.get("batch_size"))
         command += f"--batch-size {batch_size} --for {shell_quoted(methods)} "
-        commands.append(f"{command}-o statistics.safetensors")
+        files.append(STATISTICS if len(runs) == 1 else f"statistics-{number}.safetensors")
+        commands.append(f"{command}-o {files[-1]}")
+    if len(runs) > 1:
+        commands.append(f"statetrim merge {' '.join(files)} -o {STATISTICS}")
     return commands
 
 

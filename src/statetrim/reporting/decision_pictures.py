@@ -1,14 +1,12 @@
-"""Pictures of a sweep: scores against the bytes of state that a sequence takes."""
+"""Pictures of a comparison of shapes: scores against the bytes of state that a sequence takes."""
 
-from ..artifacts import sweep as artifact
-from ..artifacts.sweep import Sweep, SweepScore
+from ..artifacts.decision import Decision, MeasuredShape, ShapeScore
 from ..maths.formatting import percent_text
-from ..maths.units import MIB, is_number
+from ..maths.units import MIB
 from ..tasks import TASKS
 from .charts import Point, Series, line_chart
-from .drawing import Drawing, Sheet
+from .drawing import Drawing
 
-MAX_PANELS = 3
 CAPTION = (
     "How to read it: each point is a cut of the model to so much recurrent state per sequence "
     "(float32), labelled keys x values of a head; bars are 95% intervals of the difference to the "
@@ -17,19 +15,14 @@ CAPTION = (
 )
 
 
-def sheet(sweep: Sweep) -> Sheet:
-    """The pictures of the first MAX_PANELS tasks in one figure."""
-    return Sheet(list(pictures(sweep).values())[:MAX_PANELS], CAPTION)
-
-
-def pictures(sweep: Sweep) -> dict[str, Drawing]:
+def pictures(decision: Decision) -> dict[str, Drawing]:
     """Drawings by "task metric", one per main metric; an unknown task shows all its metrics."""
     names: dict[str, None] = {}  # an ordered set
-    for point in sweep.points:
+    for point in decision.points:
         names.update(dict.fromkeys(point.scores))
     drawings = {}
     for name in names:
-        drawing = _picture(sweep, name) if is_main_metric(name) else None
+        drawing = _picture(decision, name) if is_main_metric(name) else None
         if drawing:
             drawings[name] = drawing
     return drawings
@@ -42,14 +35,14 @@ def is_main_metric(name: str) -> bool:
     return task not in TASKS or metric == TASKS[task].metric
 
 
-def method_and_axes(sweep: Sweep, cut: artifact.Point) -> str:
+def method_and_axes(decision: Decision, cut: MeasuredShape) -> str:
     """Method and pruned axes, as "drrqr, keys": axes are not equivalent at equal bytes.
 
-    "original" for the original; only the method if the sweep has no original to compare with.
+    "original" for the original; only the method if there is no original to compare with.
     """
     if cut.method == "none":
         return "original"
-    original = next((point for point in sweep.points if point.method == "none"), None)
+    original = next((point for point in decision.points if point.method == "none"), None)
     axes = []
     if original and cut.keep != original.keep:
         axes.append("keys")
@@ -58,23 +51,20 @@ def method_and_axes(sweep: Sweep, cut: artifact.Point) -> str:
     return f"{cut.method}, {' and '.join(axes)}" if axes else str(cut.method)
 
 
-def interval_bounds(measured: SweepScore) -> tuple[float | None, float | None]:
-    """The interval, or (None, None) if it holds no numbers; that of a share is clamped to 0..1."""
+def interval_bounds(measured: ShapeScore) -> tuple[float | None, float | None]:
+    """The interval, or (None, None) without one; that of a share is clamped to 0..1."""
     low, high = measured.low, measured.high
-    if not is_number(low) or not is_number(high) or low is None or high is None:
+    if low is None or high is None:
         return None, None
     return (max(0.0, low), min(1.0, high)) if measured.unit == "share" else (low, high)
 
 
-def _picture(sweep: Sweep, name: str) -> Drawing | None:
-    """The metric `name` by state bytes, a line per method and pruned axes; None without points.
-
-    Values of an untrusted sweep that are no numbers are left out.
-    """
-    shown: list[tuple[artifact.Point, SweepScore]] = []
-    for cut in sweep.points:
+def _picture(decision: Decision, name: str) -> Drawing | None:
+    """The metric `name` by state bytes, a line per method and pruned axes; None without points."""
+    shown: list[tuple[MeasuredShape, ShapeScore]] = []
+    for cut in decision.points:
         score = cut.scores.get(name)
-        if score is not None and is_number(cut.state_bytes) and is_number(score.value):
+        if score is not None:
             shown.append((cut, score))
     is_large = any(cut.state_bytes >= MIB for cut, _ in shown)
     scale, unit = (MIB, "MiB") if is_large else (1024, "KiB")
@@ -84,9 +74,9 @@ def _picture(sweep: Sweep, name: str) -> Drawing | None:
     for cut, score in shown:
         if cut.method == "none":
             original_value = score.value
-        shape = f"{cut.keep}x{cut.keep_values}"[:20]
+        shape = str(cut)[:20]
         point = Point(cut.state_bytes / scale, score.value, *interval_bounds(score), label=shape)
-        points_by_label.setdefault(method_and_axes(sweep, cut), []).append(point)
+        points_by_label.setdefault(method_and_axes(decision, cut), []).append(point)
     series = []
     for label, points in points_by_label.items():
         style = "original" if label == "original" else ""

@@ -1,0 +1,209 @@
+"""What to keep of the state, as `--to` says it (`to=` in Python, `to:` in a recipe).
+
+    0.5, 50%                  this share of the state's bytes; the shapes that fit are compared
+    64x64, 96x128             key x value channels per head; a side may be a percentage: 64x100%
+    12MiB                     at most this per sequence
+    8heads, 50%heads          whole value heads
+    0=128x128,others=64x64    by layer
+    96x96,64x64,48x48         compare these shapes and keep one
+
+Nothing here needs a model or torch, so that the command line answers a mistake at once.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from .errors import StatetrimError
+
+OTHERS = "others"
+REQUEST_HELP = (
+    "What to keep: 64x64 channels per head (64x100% for keys alone), 12MiB per sequence, 8heads, "
+    "or 0=128x128,others=64x64 by layer; 0.5 of the state or 96x96,64x64 to compare shapes."
+)
+"""The help of the option `to`."""
+REPLACED_OPTIONS = (
+    "state", "keep", "keep_values", "square", "widths", "keep_heads", "state_mib_per_sequence",
+    "sequences", "memory_gib", "sweep",
+)  # fmt: skip
+"""Options of earlier versions that said what to keep."""
+
+To = str | float
+"""What to keep, as it is written; a number is a share of the state's bytes."""
+Side = int | Fraction
+"""Channels or heads to keep: a count, or a part of all of them."""
+Sides = tuple[Side, Side]
+"""Key and value channels per head."""
+
+_NUMBER = r"[0-9]{1,6}(?:\.[0-9]{1,9})?"
+_SIDE = rf"[0-9]{{1,6}}|{_NUMBER}%"
+_SHARE = re.compile(rf"({_NUMBER})(%?)")
+_SIZE = re.compile(rf"({_NUMBER})MiB")
+_HEADS = re.compile(rf"({_SIDE})heads?")
+_SHAPE = re.compile(rf"({_SIDE})x({_SIDE})")
+_LAYER = re.compile(rf"([0-9]{{1,6}}|{OTHERS})=(.*)")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to keep; exactly one field is set."""
+
+    share: Fraction | None = None  # of the state's bytes
+    shapes: tuple[Sides, ...] = ()
+    max_mib: Fraction | None = None  # per sequence
+    heads: Side | None = None  # value heads of every layer
+    by_layer: Mapping[str, Sides] = field(default_factory=dict)  # layer, or OTHERS
+
+    @property
+    def names_several(self) -> bool:
+        """Whether several shapes are to be compared."""
+        return self.share is not None or len(self.shapes) > 1
+
+    def __str__(self) -> str:
+        """The request as `parse_request` reads it."""
+        if self.share is not None:
+            return f"{float(self.share):.12g}"
+        if self.max_mib is not None:
+            return f"{float(self.max_mib):.12g}MiB"
+        if self.heads is not None:
+            return f"{_text_of(self.heads)}heads"
+        if self.by_layer:
+            return ",".join(f"{name}={_shape_text(x)}" for name, x in self.by_layer.items())
+        return ",".join(map(_shape_text, self.shapes))
+
+
+def check_request(name: str, to: To) -> None:
+    """The check of the option `to`."""
+    parse_request(to)
+
+
+def parse_request(to: To) -> Request:
+    """Read what to keep; raises StatetrimError for anything else than the forms above."""
+    text = str(to).replace(" ", "")
+    if match := _SHARE.fullmatch(text):
+        share = Fraction(match[1]) / (100 if match[2] else 1)
+        if not 0 < share < 1:
+            raise StatetrimError(
+                f"the share of the state to keep must be between 0 and 1, not {text}; 0.5 halves "
+                "it, and channels per head are written 64x64, or 64x100% for keys alone"
+            )
+        return Request(share=share)
+    if match := _SIZE.fullmatch(text):
+        return Request(max_mib=Fraction(match[1]))
+    if match := _HEADS.fullmatch(text):
+        return Request(heads=_parse_side(match[1]))
+    entries = text.split(",")
+    if "=" in text:
+        return Request(by_layer=_parse_layers(entries, text))
+    shapes = tuple(_parse_shape(entry, text) for entry in entries)
+    if len(set(shapes)) < len(shapes):
+        raise StatetrimError(f"{text[:40]!r} names a shape twice; shapes to compare must differ")
+    return Request(shapes=shapes)
+
+
+def _parse_layers(entries: list[str], text: str) -> dict[str, Sides]:
+    """Layer, or OTHERS -> key and value channels; each may occur once."""
+    by_layer: dict[str, Sides] = {}
+    for entry in entries:
+        match = _LAYER.fullmatch(entry)
+        if match is None or match[1] in by_layer:
+            raise StatetrimError(
+                f"cannot read {entry[:40]!r} in what to keep; write key x value channels by layer, "
+                "each once, such as 0=64x64,others=32x32"
+            )
+        by_layer[match[1]] = _parse_shape(match[2], text)
+    return by_layer
+
+
+def _parse_shape(entry: str, text: str) -> Sides:
+    match = _SHAPE.fullmatch(entry)
+    if match is None:
+        raise StatetrimError(
+            f"cannot read {text[:40]!r} as what to keep; write 0.5 for half of the state, 64x64 "
+            "channels per head, 12MiB per sequence, 8heads, 0=128x128,others=64x64 by layer, or "
+            "96x96,64x64 to compare shapes"
+        )
+    return _parse_side(match[1]), _parse_side(match[2])
+
+
+def _parse_side(text: str) -> Side:
+    if not text.endswith("%"):
+        return int(text)
+    part = Fraction(text[:-1]) / 100
+    if not 0 < part <= 1:
+        raise StatetrimError(f"cannot keep {text} of an axis; take more than 0% and at most 100%")
+    return part
+
+
+def _text_of(side: Side) -> str:
+    return f"{float(100 * side):.12g}%" if isinstance(side, Fraction) else str(side)
+
+
+def _shape_text(sides: Sides) -> str:
+    return f"{_text_of(sides[0])}x{_text_of(sides[1])}"
+
+
+def refuse_replaced_options(
+    values: Mapping[str, Any], valid_names: Collection[str], *, typed: bool = False
+) -> None:
+    """Raise StatetrimError, which says how it is written now, for an option of an earlier version;
+    `typed` on the command line, else in Python.
+
+    Does nothing unless the owner of `valid_names` has the option `to`.
+    """
+    replaced = {}
+    for name in REPLACED_OPTIONS:
+        if name in values and name not in valid_names:
+            replaced[name] = values[name]
+    if not replaced or "to" not in valid_names:
+        return
+    spelling = new_spelling(replaced)
+    if typed:
+        names = " and ".join(f"--{name.replace('_', '-')}" for name in replaced)
+        raise StatetrimError(f"{names} became part of --to; write --to {spelling}")
+    raise StatetrimError(f"{' and '.join(replaced)} became part of `to`; write to={spelling!r}")
+
+
+def new_spelling(replaced: Mapping[str, Any]) -> str | None:
+    """What is written now for options of an earlier version, such as 64x64 for {"square": 64}; None
+    if they said nothing."""
+    options = {name: value for name, value in replaced.items() if value is not None}
+    if "sweep" in options:
+        shapes = options["sweep"]
+        entries = shapes if isinstance(shapes, list) else str(shapes).split(",")
+        return ",".join(_shape_of_sweep(str(entry).strip()) for entry in entries)
+    if "keep" in options or "keep_values" in options:
+        keys, values = options.get("keep", "100%"), options.get("keep_values", "100%")
+        return f"{side_text(keys)}x{side_text(values)}"
+    if "square" in options:
+        side = side_text(options["square"])
+        return f"{side}x{side}"
+    if "keep_heads" in options:
+        return f"{side_text(options['keep_heads'])}heads"
+    if "state_mib_per_sequence" in options:
+        return f"{options['state_mib_per_sequence']}MiB"
+    if "memory_gib" in options or "sequences" in options:
+        try:
+            mib = 1024 * float(options["memory_gib"]) / float(options["sequences"])
+        except (KeyError, TypeError, ValueError, ArithmeticError):
+            return "12MiB, which is the memory divided by the number of sequences"
+        return f"{mib:g}MiB"
+    spelling = options.get("widths", options.get("state"))
+    return None if spelling is None else str(spelling)
+
+
+def _shape_of_sweep(entry: str) -> str:
+    """One shape of an earlier `sweep`: 64 or 0.5 of the keys, or 64x64."""
+    keys, _, values = entry.partition("x")
+    return f"{side_text(keys)}x{side_text(values or '100%')}"
+
+
+def side_text(amount: Any) -> str:
+    """A side of a shape, from a count (64) or a fraction (0.5 is 50%); other text as it is."""
+    text = str(amount).strip()
+    try:
+        return text if text.isdecimal() else f"{100 * float(text):g}%"
+    except ValueError:
+        return text

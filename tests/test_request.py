@@ -1,0 +1,103 @@
+"""What to keep, as it is written: every form, what cannot be meant, and earlier spellings."""
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+import statetrim as st
+from helpers.refusal import run
+from statetrim.request import Request, Side, new_spelling, parse_request
+
+HALF, ALL = Fraction(1, 2), Fraction(1)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("0.5", Request(share=HALF)),
+        ("50%", Request(share=HALF)),
+        (0.25, Request(share=Fraction(1, 4))),
+        ("64x64", Request(shapes=((64, 64),))),
+        ("96x100%", Request(shapes=((96, ALL),))),
+        ("50%x12.5%", Request(shapes=((HALF, Fraction(1, 8)),))),
+        ("12MiB", Request(max_mib=Fraction(12))),
+        ("0.5MiB", Request(max_mib=HALF)),
+        ("8heads", Request(heads=8)),
+        ("50%heads", Request(heads=HALF)),
+        ("0=128x128, others=64x50%", Request(by_layer={"0": (128, 128), "others": (64, HALF)})),
+        ("96x96,64x64", Request(shapes=((96, 96), (64, 64)))),
+    ],
+)
+def test_every_form(written: str | float, meant: Request) -> None:
+    assert parse_request(written) == meant
+    assert parse_request(str(meant)) == meant
+    assert meant.names_several == (meant.share is not None or len(meant.shapes) > 1)
+
+
+SIDES = some.integers(1, 999_999) | some.integers(1, 1000).map(lambda n: Fraction(n, 1000))
+
+
+@given(some.lists(some.tuples(SIDES, SIDES), min_size=1, max_size=4, unique=True))
+def test_a_request_is_read_as_it_is_written(shapes: list[tuple[Side, Side]]) -> None:
+    request = Request(shapes=tuple(shapes))
+    assert parse_request(str(request)) == request
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["", "64", "1", "0", "0%", "1.5", "-0.5", "nan", "1e999", "1/2", "many", "64x", "x64",
+     "64x64x4", "0%x4", "101%x4", "64x64,", "64x64,64x64", "12", "12GiB", "heads", "0=64", "a=1x1",
+     "0=1x1,0=2x2", "9999999x4", "0." + "1" * 99],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_refused(written: str) -> None:
+    with pytest.raises(st.StatetrimError):
+        parse_request(written)
+
+
+EARLIER: list[tuple[dict[str, Any], str]] = [
+    ({"state": 0.5}, "0.5"),
+    ({"keep": 64}, "64x100%"),
+    ({"keep": "0.5"}, "50%x100%"),
+    ({"keep_values": 64}, "100%x64"),
+    ({"keep": 80, "keep_values": 96}, "80x96"),
+    ({"square": 64}, "64x64"),
+    ({"widths": "0=64x64"}, "0=64x64"),
+    ({"keep_heads": 8}, "8heads"),
+    ({"state_mib_per_sequence": 40}, "40MiB"),
+    ({"sequences": 64, "memory_gib": 24}, "384MiB"),
+    ({"sweep": "96,0.5,48x48"}, "96x100%,50%x100%,48x48"),
+]
+
+
+@pytest.mark.parametrize(("options", "spelling"), EARLIER)
+def test_earlier_options_are_refused_with_their_new_spelling(
+    options: dict[str, Any], spelling: str
+) -> None:
+    assert new_spelling(options) == spelling
+    parse_request(spelling)
+    calls: list[Callable[..., Any]] = [st.trim, st.estimate]
+    for function in calls:
+        with pytest.raises(st.StatetrimError, match=f"write to='{spelling}'"):
+            function("MODEL", **options)
+    flags = []
+    for name, value in options.items():
+        flags += [f"--{name.replace('_', '-')}", str(value)]
+    code, err, _ = run(["trim", "MODEL", *flags, "-o", "OUT"])
+    assert code == 2 and f"write --to {spelling}" in err and flags[0] in err
+    joined = [f"{flag}={value}" for flag, value in zip(flags[::2], flags[1::2], strict=True)]
+    assert run(["trim", "MODEL", *joined, "-o", "OUT"])[1] == err
+
+
+def test_other_commands_keep_options_of_those_names(tmp_path: Any) -> None:
+    """`inspect --memory-gib` is the memory of the cache, and `select` takes options of methods."""
+    code, err, _ = run(["inspect", str(tmp_path), "--memory-gib", "4"])
+    assert code == 2 and "--to" not in err
+    for words in (["inspect", "MODEL", "--square", "4"], ["select", "M", "--keep", "4", "-o", "p"]):
+        code, err, _ = run(words)
+        assert code == 2 and "write --to 4x" in err
+    with pytest.raises(st.StatetrimError, match="write to='8x100%'"):
+        st.select("MODEL", "l1", keep=8)
