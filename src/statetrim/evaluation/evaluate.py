@@ -28,7 +28,7 @@ from ..version import __version__
 from . import harness
 from .finished_tasks import FinishedTasks
 from .options import EvaluateOptions
-from .runner import ModelRunner, OriginalHiddenStates, check_tasks
+from .runner import ModelRunner, OriginalResults, check_tasks
 from .samples import Samples, SampleSource, prepare_samples
 from .seen_text import warn_of_seen_text
 
@@ -71,23 +71,28 @@ def evaluate(models: ModelLike | Sequence[ModelLike], options: EvaluateOptions) 
         samples = [prepare_samples(task, source, tokenizers[0], scratch) for task in chosen_tasks]
         lineage = _lineage(names, checkpoints, options, samples)
         ranks, partial_output = DistributedContext.current(), None
-        finished = FinishedTasks(None, names)
+        original = options.original or OriginalResults(checkpoints[0], options.placement)
+        finished = FinishedTasks(None, names, original.scores)
         if out is not None and ranks.rank == 0:
             record, files = {"format": "statetrim evaluate", **lineage}, {"scores.json": Path(out)}
             patterns = finished.file_names(chosen_tasks)
             partial_output = stack.enter_context(
                 open_output(out, "job.json", record, files=files, temporary_patterns=patterns)
             )
-            finished = FinishedTasks(partial_output.path, names)
+            finished = FinishedTasks(partial_output.path, names, original.scores)
         if any(ranks.all_gather(partial_output is not None and partial_output.done)):
             return Scores.load(str(out))
         report = stack.enter_context(progress_reporter(options.progress, "evaluating"))
-        original = OriginalHiddenStates(checkpoints[0], options.placement)
         all_scores: list[Score] = []
         for name, model, tokenizer in zip(names, checkpoints, tokenizers, strict=True):
             storage = options.storage if all_scores else StateStorage()
             runner = ModelRunner(name, model, original, tokenizer, options, storage)
-            all_scores += _score_tasks(runner, samples, options.limit, finished, ranks, report)
+            scored = _score_tasks(runner, samples, options.limit, finished, ranks, report)
+            if not all_scores:
+                original.scores |= {task.name: [] for task in chosen_tasks}
+                for score in scored:
+                    original.scores[score.task].append(score)
+            all_scores += scored
         scores = Scores(names, all_scores, lineage)
         if partial_output is not None:
             scores.save(partial_output.path / "scores.json")

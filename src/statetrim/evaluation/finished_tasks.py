@@ -1,7 +1,8 @@
 """One file in `OUT.partial` per model and finished task, from which a killed run resumes."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ..artifacts.record import as_fields, parse_record
@@ -11,13 +12,24 @@ from ..tasks import Task
 
 
 class FinishedTasks:
-    """Files in `directory` with the scores of `models`; without a directory nothing is saved."""
+    """Files in `directory` with the scores of `models`; without a directory nothing is saved.
 
-    def __init__(self, directory: Path | None, models: Sequence[str]) -> None:
+    `original_scores` are those that the first model, the original, has already, by task.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None,
+        models: Sequence[str],
+        original_scores: Mapping[str, Sequence[Score]],
+    ) -> None:
         self.directory, self.models = directory, models
+        self.original_scores = original_scores
 
     def load(self, model: str, task: str) -> list[Score] | None:
-        """The saved scores; None if the task is not finished, or without a directory."""
+        """The scores that are known or saved; None if the task is not finished."""
+        if model == self.models[0] and task in self.original_scores:
+            return [replace(score, model=model) for score in self.original_scores[task]]
         if self.directory is None or not (self.directory / self.file_name(model, task)).exists():
             return None
         path = self.directory / self.file_name(model, task)

@@ -13,6 +13,7 @@ from ..runtime.placement import Placement
 if TYPE_CHECKING:
     from ..runtime.states.stored import StateStorage
     from ..storage.models import ModelLike
+    from .runner import OriginalResults
 
 
 @options
@@ -72,6 +73,12 @@ class EvaluateOptions(Placement, ProgressOptions):
         default=64, help="Tokens per piece of a prompt; 1 rounds after every token."
     )
     state_stochastic: bool = option(default=False, help="Use stochastic rounding.")
+    original: "OriginalResults | None" = option(
+        default=None,
+        help="What an earlier call kept of the baseline, on the same tasks and samples.",
+        flags=(),
+        in_record=False,
+    )
 
     def check(self) -> None:
         """Raise StatetrimError for options that do not go together."""

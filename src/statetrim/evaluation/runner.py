@@ -47,11 +47,13 @@ def check_tasks(tasks: Sequence[Task], options: EvaluateOptions) -> None:
             )
 
 
-class OriginalHiddenStates:
-    """The original's final hidden states of each task's sequences, kept to compare cuts with."""
+class OriginalResults:
+    """The original's scores by task, and its final hidden states of each task's sequences, kept to
+    compare cuts with. Several evaluations of the same tasks and samples may share them."""
 
     def __init__(self, checkpoint: Checkpoint, placement: Placement) -> None:
         self.checkpoint, self.placement = checkpoint, placement
+        self.scores: dict[str, list[Score]] = {}
         self._by_task: dict[str, FinalHiddenStates] = {}
 
     def read(
@@ -87,7 +89,7 @@ class ModelRunner:
         self,
         name: str,
         model: Checkpoint,
-        original: OriginalHiddenStates,
+        original: OriginalResults,
         tokenizer: Any,
         options: EvaluateOptions,
         storage: StateStorage,

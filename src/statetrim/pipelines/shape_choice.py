@@ -13,6 +13,7 @@ from pathlib import Path
 from ..analysis.predict import predict
 from ..artifacts.decision import Decision, MeasuredShape, Prediction
 from ..artifacts.plan import Plan
+from ..evaluation.runner import OriginalResults
 from ..judging.recommendation import recommend
 from ..runtime.loading import load_tokenizer
 from ..storage.checkpoint import Checkpoint
@@ -69,15 +70,16 @@ def choose_shape(job: Job, directory: Path, observer: Observer) -> Job:
 
 
 def _candidate_runners(job: Job, directory: Path, observer: Observer) -> dict[str, StageRunner]:
-    """A runner for each candidate by its shape; all share the statistics in `directory`, and refit
-    unless the options forbid it."""
+    """A runner for each candidate by its shape; all share the statistics in `directory` and the
+    results of the original, and refit unless the options forbid it."""
+    original = OriginalResults(job.model, job.options.placement)
     options = replace(job.options, refit=job.options.refit is not False)
     methods = job.calibrated_methods
     runners = {}
     for target in job.candidates.values():
         shape_job = replace(job, options=options, target=target, candidates={}, shape_tokens=0)
         runners[str(target)] = StageRunner(
-            shape_job, directory, observer, methods, shape=str(target)
+            shape_job, directory, observer, methods, shape=str(target), original=original
         )
     return runners
 

@@ -16,6 +16,7 @@ from ..calibration.options import CalibrateOptions
 from ..defaults import HEAD_METHOD
 from ..evaluation.evaluate import evaluate
 from ..evaluation.options import EvaluateOptions
+from ..evaluation.runner import OriginalResults
 from ..judging.measured_card import with_measurements
 from ..maths.units import MIB
 from ..options import derive
@@ -46,7 +47,8 @@ class StageRunner:
 
     `methods` are the methods to calibrate for (None: those of the job), if several jobs share the
     statistics. For a job that is one of several, `step` is the step of the estimate to which its
-    stages belong, except calibration, and `shape` is added to the names of its stages.
+    stages belong, except calibration, `shape` is added to the names of its stages, and `original`
+    are the original's results, which all of them compare with.
     """
 
     def __init__(
@@ -57,11 +59,12 @@ class StageRunner:
         methods: Sequence[str] | None = None,
         step: str | None = None,
         shape: str = "",
+        original: OriginalResults | None = None,
     ) -> None:
         self.job, self.options = job, job.options
         self.directory, self.observer = directory, observer
         self.methods = job.calibrated_methods if methods is None else methods
-        self.step, self.shape = step, shape
+        self.step, self.shape, self.original = step, shape, original
 
     def run_all(self, record: dict[str, Any]) -> Path:
         """Run all stages and return the directory of the resulting checkpoint.
@@ -277,6 +280,7 @@ class StageRunner:
                     skip=job.eval_offset,
                     layerwise=bool(options.layerwise),
                     state_dtype=options.state_dtype or "float32",
+                    original=self.original,
                     out=path,
                     progress=progress,
                 )
