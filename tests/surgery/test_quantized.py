@@ -34,8 +34,8 @@ def quantized(
 
 
 def plan_for(model: Path, *, values: bool = False) -> st.Plan:
-    kept_values = VALUES if values else None
-    return st.select(model, "l1", KEYS, keep_values=kept_values, value_method="readout_l1")
+    kept_values = VALUES if values else "100%"
+    return st.select(model, "l1", f"{KEYS}x{kept_values}", value_method="readout_l1")
 
 
 def dequantized(model: Path, out: Path) -> Path:
@@ -162,7 +162,7 @@ def test_other_packed_weights_are_refused(leaf: str, original: Path, tmp_path: P
     tensors[name.replace("weight", leaf)] = torch.zeros(4, 4, dtype=torch.int32)
     write_shards(tensors, model)
     with pytest.raises(st.StatetrimError, match="quantised"):
-        st.select(model, "l1", KEYS)
+        st.select(model, "l1", f"{KEYS}x100%")
 
 
 def test_a_recovery_is_refused_before_it_trains(original: Path, tmp_path: Path) -> None:
