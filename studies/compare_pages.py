@@ -41,7 +41,7 @@ def main() -> None:
             statistics = collect_statistics(model, options, skip, work)
             for leftover in ("cut", "refit"):  # of a killed run
                 shutil.rmtree(work / leftover, ignore_errors=True)
-            plan = st.select(model, widths=widths, statistics=statistics, progress=False)
+            plan = st.select(model, to=widths, statistics=statistics, progress=False)
             small = st.prune(model, plan, work / "cut", uneven=True, progress=False)
             pairs = st.calibrate(small, options.text, original=model, skip=skip, **CALIBRATION)
             fitted = st.refit(small, pairs, out=work / "refit", progress=False)

@@ -142,8 +142,8 @@ def _run_sensitivity(
     figure_files = (
         [figures / f"sensitivity.{suffix}" for suffix in ("png", "svg")] if figures else []
     )
-    kv_cache = opened.family.kv_cache_size(opened.config, opened.geometry)
-    paging = Paging.of(opened.geometry, kv_cache.layers if kv_cache else 0)
+    kv_cache = model.family.kv_cache_size(model.config, model.geometry)
+    paging = Paging.of(model.geometry, kv_cache.layers if kv_cache else 0)
     show_sensitivity(result, paging, str(output), figure_files, as_json=as_json)
 
 
