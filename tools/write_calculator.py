@@ -90,9 +90,11 @@ def _expression(node: ast.expr, classes: set[str]) -> str:
             return f"({f' {OPERATORS[type(op)]} '.join(map(translate, values))})"
         case ast.IfExp(test=test, body=body, orelse=orelse):
             return f"({translate(test)} ? {translate(body)} : {translate(orelse)})"
-        case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords) if name in classes:
-            fields = (f"{each.arg}: {translate(each.value)}" for each in keywords)
-            return f"({{{', '.join(fields)}}})"
+        case ast.Call(func=ast.Name(id=name), args=copied, keywords=keywords) if keywords and (
+            name == "replace" or name in classes
+        ):
+            fields = [f"{each.arg}: {translate(each.value)}" for each in keywords]
+            return f"({{{', '.join([*(f'...{translate(each)}' for each in copied), *fields])}}})"
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
             return f"{FUNCTIONS.get(name, name)}({', '.join(map(translate, arguments))})"
     raise TypeError(f"line {node.lineno}: no translation for {type(node).__name__}")

@@ -5,7 +5,7 @@ Each function follows the files named in its docstring, and the engines' own cod
 `tools/write_calculator.py`, so it keeps to numbers, tuples, loops and conditions.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, floor
 
 
@@ -263,7 +263,7 @@ def llamacpp(model: CacheModel, settings: Settings) -> Fit:
     to 32 checkpoints of a slot in host memory (--ctx-checkpoints), each with one row.
     """
     taps = model.conv_width - 1
-    row = state_bytes(model, float32(settings), taps)
+    row = state_bytes(model, replace(settings, state_bytes=4.0, conv_bytes=4.0), taps)
     token = layer_token_bytes(model, settings) * softmax_layers(model, settings)
     cells = 256 * ceil(settings.context / 256)
     rows = 1 + settings.speculative
@@ -277,21 +277,6 @@ def llamacpp(model: CacheModel, settings: Settings) -> Fit:
         stored_bytes=row,
         host_bytes=row * settings.checkpoints if settings.prefix_caching else 0,
         transfer_bytes=row + settings.context * token,
-    )
-
-
-def float32(settings: Settings) -> Settings:
-    """Settings with state and convolution in float32."""
-    return Settings(
-        memory=settings.memory,
-        context=settings.context,
-        state_bytes=4,
-        conv_bytes=4,
-        kv_bytes=settings.kv_bytes,
-        speculative=settings.speculative,
-        prefix_caching=settings.prefix_caching,
-        devices=settings.devices,
-        checkpoints=settings.checkpoints,
     )
 
 
