@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 import statetrim as st
 from statetrim.runtime.placement import Placement
-from statetrim.surgery.check import compare_cut
+from statetrim.surgery.check import _kept_values, compare_cut
 
 Load = Callable[[str], Path]
 
@@ -77,3 +77,10 @@ def test_a_cache_that_forgets_is_noticed(
     monkeypatch.setattr(checks, "load_live", forgetful)
     with pytest.raises(st.StatetrimError, match="decodes other logits than it prefills"):
         compare_cut(*job)
+
+
+def test_heads_that_share_values_keep_the_same_channels() -> None:
+    """In GLA a plan has one list of kept channels for several heads."""
+    output = torch.arange(12).view(1, 1, 4, 3)
+    kept = _kept_values(output, torch.tensor([[0, 2], [1, 2]]))
+    assert kept.tolist() == [[[[0, 2], [3, 5], [7, 8], [10, 11]]]]

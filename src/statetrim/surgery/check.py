@@ -143,6 +143,7 @@ def _kernel_and_mixer_outputs(
 
 def _kept_values(output: Tensor, kept: Tensor) -> Tensor:
     """output [batch, time, value heads, channels] -> [..., kept channels]; kept [heads, keep]."""
+    kept = kept.repeat_interleave(output.shape[-2] // len(kept), dim=0)  # GLA shares values
     return output.gather(-1, kept.to(output.device).expand(*output.shape[:2], *kept.shape))
 
 
