@@ -165,6 +165,13 @@ def test_other_packed_weights_are_refused(leaf: str, original: Path, tmp_path: P
         st.select(model, "l1", f"{KEYS}x100%")
 
 
+def test_inspect_says_how_weights_are_stored(original: Path, tmp_path: Path) -> None:
+    model = quantize_checkpoint(original, tmp_path / "m", FORMATS["fp8 by row"])
+    expected = "FP8, a scale for a row; a cut touches 6"
+    assert st.inspect(model).quantized.endswith(expected)
+    assert st.inspect(original).quantized == ""
+
+
 def test_a_recovery_is_refused_before_it_trains(original: Path, tmp_path: Path) -> None:
     model = quantize_checkpoint(original, tmp_path / "m", FORMATS["fp8 by row"])
     cut = st.prune(model, plan_for(model), tmp_path / "cut")

@@ -9,6 +9,7 @@ from ..options import takes_options
 from ..request import parse_request
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, as_checkpoint
+from ..storage.quantized.find import describe_schemes
 from .deployment import Deployment, deployment
 from .engines import Shape, known_engines
 from .options import InspectOptions
@@ -37,6 +38,7 @@ class StateReport:
     num_v_heads: int
     parameters: int  # 0: only the config was read
     parameters_after: int
+    quantized: str  # how many weights are stored by which scheme, and how many a cut touches
     conv_dtype: str
     before: StateSize
     after: StateSize | None
@@ -87,6 +89,7 @@ def inspect(model: ModelLike, options: InspectOptions) -> StateReport:
         num_v_heads=model.geometry.num_v_heads,
         parameters=model.parameters,
         parameters_after=_parameters_after(model, after) if after else model.parameters,
+        quantized=_quantized_text(model),
         conv_dtype=dtype,
         before=StateSize.from_geometry(model.geometry, dtype),
         after=StateSize.from_geometry(after, dtype) if after else None,
@@ -111,6 +114,14 @@ def _served_shapes(model: Checkpoint, shapes: list[Shape]) -> list[ServedShape]:
         cuts.append(ServedShape(str(shape), share, answers_by_engine(model_type, shape)))
     current = Shape.from_geometry(before)
     return [ServedShape(str(current), 1.0, answers_by_engine(model_type, current)), *cuts]
+
+
+def _quantized_text(model: Checkpoint) -> str:
+    """How weights are quantised, and how many of them a cut touches; empty if none is."""
+    if not model.quantized:
+        return ""
+    touched = len(model.quantized.keys() & model.channel_rows.keys())
+    return f"{describe_schemes(model.quantized)}; a cut touches {touched}"
 
 
 def _parameters_after(model: Checkpoint, after: Geometry) -> int:

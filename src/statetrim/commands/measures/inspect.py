@@ -94,6 +94,8 @@ def _show_state(report: StateReport) -> None:
         lambda s: bytes_text(s.conv_bytes),
         "conv_bytes",
     )
+    if report.quantized:
+        _add_row(table, "quantised weights", report.quantized)
     if report.parameters:
         cells = [f"{report.parameters:,}"]
         if report.after:
