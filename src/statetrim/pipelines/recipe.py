@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from math import isfinite
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 import yaml
 
@@ -131,7 +131,10 @@ def _has_option_type(name: str, value: Any) -> bool:
 
 def _option_types(name: str) -> set[Any]:
     """The types that the option `name` of `trim` takes, except None; str for other keys."""
-    hint = get_type_hints(TrimOptions).get("for_" if name == "for" else name, str)
+    hints: dict[str, Any] = {item.name.rstrip("_"): item.type for item in fields(TrimOptions)}
+    hint = hints.get(name, str)
+    if isinstance(hint, str):  # quoted, because it names types of torch
+        return {str}
     return {*(get_args(hint) or (hint,))} - {type(None)}
 
 
