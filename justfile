@@ -198,6 +198,23 @@ kill-every-event *COMMANDS:
 mutants COUNT="5000" SEED="0":
     cd tests && python -m helpers.mutants {{COUNT}} {{SEED}}
 
+# A saved prompt damaged in thousands of ways, each refused in a sentence or read (SECURITY.md).
+prompt-mutants COUNT="5000" SEED="0":
+    cd tests && python -m helpers.prompt_mutants {{COUNT}} {{SEED}}
+
+# Stored states by code: bytes against loss on MODEL; resumes if interrupted (docs/stored-states.md).
+compare-snapshots MODEL TEXT TEST WORK *OPTIONS:
+    python studies/compare_snapshots.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} --results results/snapshots.jsonl {{OPTIONS}}
+    python studies/table_snapshots.py results/snapshots.jsonl results/snapshots.md
+
+# Prompts that MLX-LM and llama.cpp save, coded, restored and continued (docs/stored-states.md).
+coded-prompts ENGINES MODEL TEXT WORK:
+    python tools/engines/coded_prompts.py {{ENGINES}} {{MODEL}} --text {{TEXT}} --work {{WORK}}
+
+# Time of encoding and decoding compared with plain int8, one thread (docs/stored-states.md).
+bench-snapshots:
+    OMP_NUM_THREADS=1 python benchmarks/bench_snapshots.py
+
 # `trim` in a real terminal of 80 and 120 columns, interrupted and run again, and in a pipe; needs tmux.
 record-trim MODEL TEXT OUT:
     tools/record_trim.sh {{MODEL}} {{TEXT}} {{OUT}}

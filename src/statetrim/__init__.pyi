@@ -7,6 +7,7 @@ from .artifacts.plan import Plan as Plan
 from .artifacts.scores import Score as Score
 from .artifacts.scores import Scores as Scores
 from .artifacts.sensitivity import Sensitivity as Sensitivity
+from .artifacts.snapshots import Snapshots as Snapshots
 from .artifacts.statistics import LayerStatistics as LayerStatistics
 from .artifacts.statistics import Statistics as Statistics
 from .artifacts.statistics import merge as merge
@@ -41,6 +42,9 @@ from .runtime.states.stored import StateStorage as StateStorage
 from .selection.select import select as select
 from .serving.inspect import StateReport as StateReport
 from .serving.inspect import inspect as inspect
+from .snapshots.prompt import load_prompt as load_prompt
+from .snapshots.prompt import save_prompt as save_prompt
+from .snapshots.snapshot import snapshot as snapshot
 from .storage.checkpoint import Checkpoint as Checkpoint
 from .storage.hub.upload import Pushed as Pushed
 from .storage.hub.upload import push as push

@@ -8,3 +8,5 @@ HEAD_METHOD = "head_refit"
 """Selection method for whole heads (docs/two-axes.md)."""
 RECALL_SHARE = 0.25
 """Fraction of the calibration tokens that are recall sequences; the others are text."""
+SNAPSHOT = "snapshot"
+"""Among the methods to calibrate for: the metric of stored states."""

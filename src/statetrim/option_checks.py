@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from .defaults import SNAPSHOT
 from .errors import StatetrimError
 from .maths.units import parse_token_count
 from .options import Check
@@ -67,9 +68,10 @@ def method(name: str, value: Any) -> None:
 
 
 def methods(name: str, value: Iterable[str]) -> None:
-    """Names of selection methods."""
+    """Names of selection methods, or the one that calibrates for stored states."""
     for each in value:
-        method(name, each)
+        if each != SNAPSHOT:
+            method(name, each)
 
 
 def engine(name: str, value: str) -> None:

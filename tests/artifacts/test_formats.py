@@ -17,6 +17,7 @@ import statetrim as st
 from helpers.refusal import run
 from statetrim.artifacts.decision import Decision, Prediction
 from statetrim.pipelines.recipe import read_recipe, recipe_of_result
+from statetrim.snapshots.stream import StateFile
 from statetrim.storage.json_file import read_json
 
 DATA = Path(__file__).parents[1] / "data" / "formats-1"
@@ -37,6 +38,8 @@ READERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], Any]] = {
     "prediction.json": (Prediction.load, lambda x: x.ranked, ["8x8", "6x10"]),
     "small/statetrim/decision.json": (Decision.load, lambda x: x.chosen, "7x6"),
     "small/statetrim/plan.json": (st.Plan.load, lambda x: (x.keep, x.keep_values), (7, 6)),
+    "snapshots.json": (st.Snapshots.load, lambda x: len(x.codes), 6),
+    "prompt.safetensors": (StateFile.load, lambda x: x.header.tolerance, 0.05),
     "recipe.yaml": (read_recipe, lambda x: (x["to"], x["tasks"]), ("8x100%", ["mqar"])),
 }  # fmt: skip
 

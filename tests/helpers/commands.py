@@ -41,12 +41,16 @@ COMMANDS: dict[str, list[str]] = {
         "benchmark", "small", "--baseline", "model", "--batch-sizes", "1", "--lengths", "8",
         "--rounds", "1", "-o", OUT,
     ],
+    "snapshot": [
+        "snapshot", "model", *_TEXT, "--sequences", "2", "--length", "8", "--tolerances", "0.1",
+        "-o", f"{OUT}.json",
+    ],
     "verify": [
         "verify", "small", "--baseline", "model", "--engine", "mlx", "--engine-python", "python",
         *_TEXT, "--count", "2", "--length", "24", "--generate", "2", "-o", OUT,
     ],
 }  # fmt: skip
-KILLED = {name: COMMANDS[name] for name in tuple(COMMANDS)[:9]} | {
+KILLED = {name: COMMANDS[name] for name in (*tuple(COMMANDS)[:9], "snapshot")} | {
     "layerwise": [*COMMANDS["calibrate"], "--layerwise"],
     "uneven": ["prune", "model", "uneven.json", "--uneven", "-o", OUT],
     "quantised": ["prune", "quantized", "plan.json", "-o", OUT],

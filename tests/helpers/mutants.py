@@ -135,7 +135,7 @@ def targets(root: Path) -> list[tuple[Path, Mutate, list[list[str]]]]:
     ]  # fmt: skip
     all_targets += [
         (root / name, mutate_json, [["report", model, str(root / name), *out]])
-        for name in ("verification.json", "sensitivity.json")
+        for name in ("verification.json", "sensitivity.json", "snapshots.json")
     ]
     all_targets += [
         (path, mutate_json, reported)
@@ -205,6 +205,9 @@ def prepare(root: Path) -> Path:
         small, baseline=model, batches=[1], lengths=[8], rounds=1, out=root / "timings.json",
         progress=False,
     )  # fmt: skip
+    st.snapshot(
+        model, text=text, sequences=2, length=16, out=root / "snapshots.json", progress=False
+    )
     st.sensitivity(
         model, text, widths=[0.5], method="l1", value_method="readout_l1", calibration_tokens=256,
         windows=2, rows=2, out=root / "sensitivity.json", progress=False,

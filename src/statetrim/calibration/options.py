@@ -30,7 +30,7 @@ class CalibrateOptions(Placement, ProgressOptions):
     )
     methods: Sequence[str] | None = option(
         default=None,
-        help="Selection methods to collect statistics for, such as drrqr,grad.",
+        help="Selection methods to collect statistics for, such as drrqr,grad; or snapshot.",
         flags=("--for",),
         check=checks.methods,
         parse=parse_names,

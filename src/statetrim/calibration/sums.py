@@ -35,9 +35,24 @@ class Sums:
                 if self.model.family.normalizes_keys:
                     rows = rows * (rows.square().sum(-1, keepdim=True) + L2_EPS).rsqrt()
                 self._add(call.layer, f"{side}_unit_gram", _gram(rows))
+        if "query_output_gram" in self.sum_names:
+            self._add_query_output_gram(call)
         if "output_square" in self.sum_names:
             square = call.output.flatten(0, -3).double().square().mean(dim=-1).sum(dim=0)
             self._add(call.layer, "output_square", square)
+
+    def _add_query_output_gram(self, call: KernelCall) -> None:
+        """Add the Gram matrices of each value head's queries, divided by the norm of what they read
+        out: the norm after the kernel makes relative errors of the read-out count."""
+        output = call.output.flatten(0, 1).transpose(0, 1).double()  # [value heads, tokens, ...]
+        query = call.query.flatten(0, 1).transpose(0, 1).double()
+        if self.model.family.normalizes_keys:
+            query = query * (query.square().sum(-1, keepdim=True) + L2_EPS).rsqrt()
+        square = output.square().sum(-1, keepdim=True)
+        smallest = 1e-6 * square.mean(1, keepdim=True)  # the first tokens read almost nothing
+        query = query.repeat_interleave(len(output) // len(query), dim=0)
+        weighted = query * (square + smallest).clamp_min(1e-300).rsqrt()
+        self._add(call.layer, "query_output_gram", _gram(weighted))
 
     def on_input(self, mixer_input: MixerInput) -> None:
         """Add the squares of the mixer's input, [hidden]."""

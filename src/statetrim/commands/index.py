@@ -51,6 +51,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "measures.benchmark",
         "Compare the speed of models, or count how many sequences a vLLM server holds.",
     ),
+    "snapshot": (
+        "measures.snapshot",
+        "Measure stored states: bytes against loss, by the code they are stored in.",
+    ),
     "report": (
         "measures.report",
         "Write one page that shows what was cut, what it saves and what it costs.",

@@ -13,6 +13,7 @@ from ..artifacts.header import kind_of
 from ..artifacts.plan import Plan
 from ..artifacts.scores import MAX_BYTES, Scores
 from ..artifacts.sensitivity import Sensitivity
+from ..artifacts.snapshots import Snapshots
 from ..artifacts.timings import Timings
 from ..artifacts.verification import Verification
 from ..errors import StatetrimError
@@ -52,6 +53,7 @@ class Findings:
     scores: Scores | None = None
     analysis: Analysis | None = None
     timings: Timings | None = None
+    snapshots: Snapshots | None = None
     sensitivity: Sensitivity | None = None
     decision: Decision | None = None
     compared_plans: dict[str, str] = field(default_factory=dict)  # shape -> file of its plan
@@ -268,7 +270,7 @@ def _read_artifact(findings: Findings, path: Path) -> None:
     else:
         raise StatetrimError(
             f"{path} is not an artifact that a report knows; give a checkpoint, or what "
-            f"select, evaluate, analyze, verify, benchmark, recover or trim wrote"
+            f"select, evaluate, analyze, verify, benchmark, snapshot, recover or trim wrote"
         )
 
 
@@ -281,6 +283,7 @@ _LOADERS: dict[str, Callable[[Path], Any]] = {
     "analysis": Analysis.load,
     "scores": Scores.load,
     "timings": Timings.load,
+    "snapshots": Snapshots.load,
     "sensitivity": Sensitivity.load,
     "sweep": Decision.load,  # of an earlier version
     "decision": Decision.load,

@@ -133,13 +133,17 @@ class LiveModel:
                 f"{self.checkpoint.path} loads but does not run: {reason}; its config may be wrong"
             ) from error
 
-    def forward_with_cache(self, ids: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
+    def forward_with_cache(
+        self, ids: Tensor, cache: Any = None, keep: int = 1
+    ) -> tuple[Tensor, Any]:
         """Run ids [rows, time], which follow the tokens in `cache`, the one that an earlier call
-        returned (None: empty). Returns the logits [rows, 1, vocabulary] of the last token, and the
-        updated cache; ids and errors are not checked."""
+        returned (None: empty). Returns the logits [rows, keep, vocabulary] of the last `keep`
+        tokens, and the updated cache; ids and errors are not checked."""
         cache_name = self.checkpoint.family.cache_argument(self.checkpoint.config)
         cache_argument = {} if cache is None else {cache_name: cache}
         outputs = self.module(
-            input_ids=ids.to(self.device), use_cache=True, logits_to_keep=1, **cache_argument
+            input_ids=ids.to(self.device), use_cache=True, logits_to_keep=keep, **cache_argument
         )
-        return outputs.logits[:, -1:], outputs[cache_name]  # MiniCPM-V returns all tokens' logits
+        return outputs.logits[:, -keep:], outputs[
+            cache_name
+        ]  # MiniCPM-V returns all tokens' logits

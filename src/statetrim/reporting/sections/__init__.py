@@ -17,6 +17,7 @@ ORDER = (
     "state",
     "engines",
     "speed",
+    "copies",
     "cut",
     "sensitivity",
     "ranks",

@@ -1,0 +1,95 @@
+"""Time of encoding and decoding states compared with plain int8, on one thread.
+
+    OMP_NUM_THREADS=1 python benchmarks/bench_snapshots.py
+
+States are random with singular values that fall like exp(-i / 3), for LAYERS layers of 48 heads of
+128x128; times are the best of three, scaled to 48 layers (144 MiB in float32). The table below
+estimates a GPU: operations and bytes of memory per head, without measuring one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from statetrim.snapshots.coding import decode, encode, measure
+
+LAYERS, HEADS, WIDTH, RANK = 4, 48, 128, 16
+
+
+def states(seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    left, right = (
+        torch.linalg.qr(torch.randn(HEADS, WIDTH, WIDTH, generator=generator)).Q for _ in range(2)
+    )
+    state: Tensor = (left * (torch.exp(-torch.arange(WIDTH) / 3) + 1e-3)) @ right.mT
+    return state
+
+
+def metric(seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(HEADS, WIDTH, WIDTH, generator=generator)
+    gram = torch.eye(WIDTH) + 0.3 * rows @ rows.mT / WIDTH
+    factor: Tensor = torch.linalg.cholesky(gram, upper=True)
+    return factor
+
+
+def int8(state: Tensor) -> tuple[Tensor, Tensor]:
+    step = state.abs().amax(-1, keepdim=True) / 127
+    return (state / step).round_().to(torch.int8), step.half()
+
+
+def best(name: str, run: Callable[[], object], rounds: int = 3) -> float:
+    times = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    milliseconds = 1000 * min(times) * 48 / LAYERS
+    print(f"{name}: {milliseconds:.0f} ms", flush=True)
+    return milliseconds
+
+
+def main() -> None:
+    layers, metrics = [states(n) for n in range(LAYERS)], [metric(n) for n in range(LAYERS)]
+    plain = best("int8, encode", lambda: [int8(x) for x in layers])
+    rounded = [int8(x) for x in layers]
+    plain_decode = best("int8, decode", lambda: [x.float() * step for x, step in rounded])
+    coded = [encode(x) for x in layers]
+    worst = max(float(measure(x, decode(y)).max()) for x, y in zip(layers, coded, strict=True))
+    share = sum(x.share for x in coded) / LAYERS
+    print(f"within 0.05: {100 * share:.1f} % of float32, worst error {worst:.4f}")
+    bounded = best("ours, encode", lambda: [encode(x) for x in layers])
+    best(
+        "ours, encode in a metric",
+        lambda: [encode(x, 0.05, w) for x, w in zip(layers, metrics, strict=True)],
+    )
+    best(
+        "ours, encode from the previous code",
+        lambda: [encode(x, 0.05, None, y) for x, y in zip(layers, coded, strict=True)],
+    )
+    bounded_decode = best("ours, decode", lambda: [decode(x) for x in coded])
+    print(
+        f"encode {bounded / plain:.1f}x and decode {bounded_decode / plain_decode:.1f}x of int8's"
+    )
+    square = WIDTH * WIDTH
+    steps = {
+        "metric x state": 2 * square * WIDTH,
+        "sketch, three products": 3 * 2 * square * RANK,
+        "QR and eigenvectors": 4 * WIDTH * RANK**2 + 25 * RANK**3,
+        "components and check": 4 * 2 * square * RANK,
+    }
+    for name, operations in steps.items():
+        print(f"{name}: {operations / 1e6:.2f} MFLOP a head")
+    moved = 4 * square * (2 + 2 + 3 + 2)  # reads and writes of a state, in float32
+    print(
+        f"about {moved / 2**20:.2f} MiB of memory traffic a head to encode, "
+        f"{4 * square * 1.1 / 2**20:.2f} to decode; int8 {4 * square * 1.25 / 2**20:.2f}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""statetrim snapshot"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ...snapshots.options import SnapshotOptions
+from .. import arguments, terminal
+from ..arguments import FamilyFile, Json, Model
+from ..command import command
+
+if TYPE_CHECKING:
+    from ...artifacts.snapshots import Snapshots
+
+
+@command(SnapshotOptions)
+def snapshot(
+    model: Model, options: SnapshotOptions, family: FamilyFile = None, as_json: Json = False
+) -> None:
+    arguments.check_output_free(options.out)
+    from ...snapshots.snapshot import snapshot as run
+    from ..progress import show_progress
+
+    opened = arguments.open_model(model, family)
+    with show_progress("coding states") as progress:
+        measured = run.run(opened, replace(options, progress=progress))
+    show_snapshots(measured, options, as_json=as_json)
+
+
+def show_snapshots(measured: Snapshots, options: SnapshotOptions, *, as_json: bool) -> None:
+    """Print the table of codes, the ranks by layer, and the share by length."""
+    if as_json:
+        terminal.print_json(measured.as_json())
+        return
+    terminal.print_artifact_table(measured.table(), left_columns=1)
+    ranks = [f"{layer}: {sum(r) / len(r):.1f}" for layer, r in measured.ranks.items()]
+    terminal.print_text(f"mean rank by layer within {measured.tolerance:g}: {', '.join(ranks)}")
+    shares = [f"{tokens}: {100 * share:.1f} %" for tokens, share in measured.lengths.items()]
+    terminal.print_text(f"share of the float32 bytes after tokens: {', '.join(shares)}")
+    if options.out is not None:
+        terminal.print_text(f"written to {options.out}")

@@ -1,0 +1,208 @@
+"""States in fewer bytes, with a bound on the error of what will be decoded.
+
+Every head takes the cheapest code that meets the bound: components of low rank, all its numbers in
+4, 5, 6 or 8 bits with a step per key channel, bfloat16, or float32.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import StatetrimError
+from . import layout
+from .components import right_vectors
+from .layout import BFLOAT16, DENSE, FLOAT32, LOW_RANK, MAX_EXPONENT, HeadCodes
+from .low_rank import WIDTHS, LowRank, Search, relative
+
+FLOOR = 0.02  # of the float32 bytes; below, a state of one repeated token lost too much
+MAX_NUMBERS = 2**31  # of coded states that are decoded together
+_HEADS_AT_ONCE = 64  # what they need stays in a processor's cache
+_MARGIN = 0.999  # of the tolerance: float32 sums are that exact
+
+
+@dataclass(frozen=True, eq=False)
+class Coded:
+    """States [heads, keys, values] as bytes. `errors` [heads], relative, is known after `encode`
+    only."""
+
+    shape: tuple[int, int, int]
+    payload: Tensor  # uint8 [bytes], on the CPU
+    errors: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the code takes."""
+        return len(self.payload)
+
+    @property
+    def share(self) -> float:
+        """Bytes as a share of those in float32."""
+        heads, keys, values = self.shape
+        return self.nbytes / max(1, heads * keys * values * 4)
+
+    @property
+    def codes(self) -> HeadCodes:
+        """The codes of every head, unpacked."""
+        return layout.parse(self.payload, self.shape, torch.device("cpu"))
+
+
+def encode(
+    states: Tensor,
+    tolerance: float = 0.05,
+    metric: Tensor | None = None,
+    previous: Coded | None = None,
+) -> Coded:
+    """Code states [..., keys, values] so that |W (decoded - state)| <= tolerance |W state| for
+    every head, in the Frobenius norm, with W = `metric` [heads or fewer, keys, keys] (None: 1).
+
+    A metric of fewer heads repeats. `previous`, the code of the same sequence some tokens earlier,
+    makes it faster. Refuses numbers that are not finite.
+    """
+    states = _check_states(states, tolerance, metric)
+    heads, keys, values = states.shape
+    near = None
+    if previous is not None and previous.shape == (heads, keys, values):
+        near = previous.codes.components()[..., keys:].to(states)
+    parts, errors = list[HeadCodes](), list[Tensor]()
+    cycle = 1 if metric is None else len(metric)
+    at_once = cycle * max(1, _HEADS_AT_ONCE // cycle)
+    for first in range(0, heads, at_once):
+        chunk = states[first : first + at_once]
+        weight = None if metric is None else _repeat(metric.to(states), len(chunk))
+        start = None if near is None else near[first : first + at_once]
+        part, error = _encode_heads(chunk, tolerance, weight, start)
+        parts.append(part)
+        errors.append(error)
+    payload = layout.write(layout.join(parts))
+    return Coded((heads, keys, values), payload, torch.cat(errors))
+
+
+def decode(coded: Coded, device: str | torch.device = "cpu") -> Tensor:
+    """The states [heads, keys, values], float32; refuses bytes that are no code of this shape."""
+    heads, keys, values = coded.shape
+    if heads * keys * values > MAX_NUMBERS or min(coded.shape) < 0:
+        raise StatetrimError(f"coded states {list(coded.shape)} are too many to decode together")
+    states = layout.parse(coded.payload, coded.shape, torch.device(device)).decode()
+    if not all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(states)):
+        raise StatetrimError("a coded state holds numbers that are not finite")
+    return states
+
+
+def measure(states: Tensor, decoded: Tensor, metric: Tensor | None = None) -> Tensor:
+    """The relative error [heads] of decoded states in the metric, float64."""
+    exact = states.double().reshape(-1, *states.shape[-2:])
+    error = decoded.double().reshape(exact.shape).to(exact.device) - exact
+    if metric is not None:
+        weight = _repeat(metric.to(exact), len(exact))
+        exact, error = weight @ exact, weight @ error
+    return relative(error.flatten(1).norm(dim=1), exact.flatten(1).norm(dim=1))
+
+
+def _repeat(metric: Tensor, heads: int) -> Tensor:
+    """The metric [heads, keys, keys] of more heads than it was given for."""
+    return metric if len(metric) == heads else metric.repeat(heads // len(metric), 1, 1)
+
+
+def _check_states(states: Tensor, tolerance: float, metric: Tensor | None) -> Tensor:
+    """The states as float32 [heads, keys, values]; refuses what `encode` cannot code."""
+    if states.dim() < 3 or not states.numel() or not states.is_floating_point():
+        raise StatetrimError(
+            f"states are numbers [heads, keys, values], not {list(states.shape)} of {states.dtype}"
+        )
+    if not 0 < tolerance < 1:
+        raise StatetrimError(f"a tolerance must lie between 0 and 1, not {tolerance}")
+    keys = states.shape[-2]
+    states = states.detach().float().reshape(-1, *states.shape[-2:])
+    if metric is not None and (
+        metric.shape[1:] != (keys, keys) or not len(metric) or len(states) % len(metric)
+    ):
+        raise StatetrimError(
+            f"a metric of shape {list(metric.shape)} does not fit states {list(states.shape)}"
+        )
+    return states
+
+
+def _encode_heads(
+    states: Tensor, tolerance: float, metric: Tensor | None, start: Tensor | None
+) -> tuple[HeadCodes, Tensor]:
+    """The cheapest code of each head that meets the bound, and its relative error."""
+    heads, keys, values = states.shape
+    largest = torch.linalg.vector_norm(states, torch.inf, dim=(1, 2))
+    if not bool(torch.isfinite(largest).all()):
+        raise StatetrimError("a state holds numbers that are not finite, so it is not coded")
+    exponents = torch.frexp(largest).exponent
+    extreme = exponents.abs() > MAX_EXPONENT  # such a state is stored as it is
+    exponents = torch.where(extreme, 0, exponents).to(torch.int8)
+    scaled = states * torch.exp2(-exponents.float()).reshape(-1, 1, 1)
+    if bool(extreme.any()):
+        scaled[extreme] = 0
+    weighted = scaled if metric is None else metric @ scaled
+    vectors = right_vectors(weighted, tolerance, start)
+    search = Search(scaled, weighted, metric, vectors)
+    low_rank_codes = search.run(tolerance * _MARGIN, FLOOR * keys * values * 32)
+    modes = torch.full((heads,), LOW_RANK, dtype=torch.uint8, device=states.device)
+    bits, errors = low_rank_codes.bits.clone(), low_rank_codes.errors.clone()
+    for mode in (*DENSE, BFLOAT16):
+        size = keys * values * mode + (16 * keys if mode in DENSE else 0)
+        tried = (bits > size).nonzero().flatten()
+        if len(tried):
+            difference = rounded(scaled[tried], mode) - scaled[tried]
+            if metric is not None:
+                difference = metric[tried] @ difference
+            error = relative(difference.flatten(1).norm(dim=1), search.norm[tried])
+            met = error <= tolerance * _MARGIN
+            chosen = tried[met]
+            modes[chosen], bits[chosen], errors[chosen] = mode, float(size), error[met]
+    exact = extreme | bits.isinf()
+    modes[exact], errors[exact] = FLOAT32, 0.0
+    return _collect(states, scaled, modes, exponents, low_rank_codes), errors
+
+
+def rounded(states: Tensor, mode: int) -> Tensor:
+    """States [heads, keys, values] as a dense mode decodes them."""
+    if mode == BFLOAT16:
+        return states.bfloat16().float()
+    steps, codes = _round_rows(states, mode)
+    decoded: Tensor = (codes.float() - (2 ** (mode - 1) - 1)) * steps.float().unsqueeze(-1)
+    return decoded
+
+
+def _round_rows(states: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Steps [heads, keys] and codes [heads, keys, values] of all numbers, a step per key."""
+    top = 2 ** (bits - 1) - 1
+    steps = (torch.linalg.vector_norm(states, torch.inf, dim=-1) / top).half()
+    safe = torch.where(steps > 0, steps, 1).float().unsqueeze(-1)
+    return steps, ((states / safe).round().clamp(-top, top) + top).byte()
+
+
+def _collect(
+    states: Tensor, scaled: Tensor, modes: Tensor, exponents: Tensor, low_rank_codes: LowRank
+) -> HeadCodes:
+    """The codes of the chosen mode of every head."""
+    low_rank = modes == LOW_RANK
+    used = (low_rank_codes.widths > 0) & low_rank.unsqueeze(1)
+    widths, codes = low_rank_codes.widths[used], low_rank_codes.codes[used]
+    by_width = {}
+    for width in WIDTHS:
+        if bool((widths == width).any()):
+            by_width[width] = codes[widths == width]
+    dense = {bits: modes == bits for bits in DENSE if bool((modes == bits).any())}
+    rows = {bits: _round_rows(scaled[heads], bits) for bits, heads in dense.items()}
+    plain = {}
+    for mode, dtype in ((BFLOAT16, torch.bfloat16), (FLOAT32, torch.float32)):
+        if bool((modes == mode).any()):
+            plain[mode] = states[modes == mode].to(dtype)
+    return HeadCodes(
+        keys=states.shape[1],
+        values=states.shape[2],
+        modes=modes,
+        exponents=exponents,
+        ranks=used.sum(1)[low_rank].byte(),
+        widths=widths,
+        steps=low_rank_codes.steps[used],
+        codes=by_width,
+        row_steps={bits: steps for bits, (steps, _) in rows.items()},
+        row_codes={bits: codes for bits, (_, codes) in rows.items()},
+        plain=plain,
+    )

@@ -1,0 +1,151 @@
+"""The bytes of coded states: which arrays they consist of, written, checked and decoded.
+
+Modes and exponents of all heads, ranks, widths and steps of the components, their codes by width,
+then steps and codes of the dense heads by width, then bfloat16 and float32 states. Every size
+follows from the arrays before it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import StatetrimError
+from .low_rank import WIDTHS, dequantize, product
+from .packing import pack, packed_size, unpack
+
+LOW_RANK, BFLOAT16, FLOAT32 = 0, 16, 32
+DENSE = (4, 5, 6, 8)
+MODES = (LOW_RANK, *DENSE, BFLOAT16, FLOAT32)
+MAX_EXPONENT = 100
+_PLAIN = {BFLOAT16: torch.bfloat16, FLOAT32: torch.float32}
+
+
+@dataclass(frozen=True, eq=False)
+class HeadCodes:
+    """The codes of heads [keys, values], not packed."""
+
+    keys: int
+    values: int
+    modes: Tensor  # uint8 [heads]
+    exponents: Tensor  # int8 [heads]: codes are of the state / 2**exponent; plain states are not
+    ranks: Tensor  # uint8 [heads of low rank]
+    widths: Tensor  # uint8 [components], head by head
+    steps: Tensor  # float16 [components]
+    codes: dict[int, Tensor] = field(default_factory=dict)
+    """Width -> uint8 [components of this width, keys + values]."""
+    row_steps: dict[int, Tensor] = field(default_factory=dict)  # bits -> float16 [heads, keys]
+    row_codes: dict[int, Tensor] = field(default_factory=dict)
+    """Bits -> uint8 [heads of this mode, keys, values]."""
+    plain: dict[int, Tensor] = field(default_factory=dict)
+    """BFLOAT16 or FLOAT32 -> states [heads of this mode, keys, values]."""
+
+    def components(self) -> Tensor:
+        """Components [heads, rank, keys + values], float32; 0 where a head has fewer, or none."""
+        ranks = torch.zeros_like(self.modes)
+        ranks[self.modes == LOW_RANK] = self.ranks
+        rank = int(ranks.max()) if len(ranks) else 0
+        used = torch.arange(rank, device=ranks.device) < ranks.unsqueeze(1)
+        heads, places = used.nonzero(as_tuple=True)
+        rows = torch.zeros(len(ranks), rank, self.keys + self.values, device=ranks.device)
+        for width, codes in self.codes.items():
+            chosen = self.widths == width
+            decoded = dequantize(codes, self.widths[chosen], self.steps[chosen])
+            rows[heads[chosen], places[chosen]] = decoded
+        return rows
+
+    def decode(self) -> Tensor:
+        """States [heads, keys, values], float32."""
+        rows, factors = self.components(), torch.exp2(self.exponents.float())
+        rows[..., : self.keys] *= factors.reshape(-1, 1, 1)
+        states = product(rows, self.keys)
+        for bits, codes in self.row_codes.items():
+            heads = self.modes == bits
+            steps = self.row_steps[bits].float() * factors[heads].unsqueeze(-1)
+            states[heads] = (codes.float() - (2 ** (bits - 1) - 1)) * steps.unsqueeze(-1)
+        for mode, plain in self.plain.items():
+            states[self.modes == mode] = plain.float()
+        return states
+
+
+def join(parts: list[HeadCodes]) -> HeadCodes:
+    """The codes of several groups of heads as one."""
+    joined: dict[str, Any] = {}
+    for name in ("modes", "exponents", "ranks", "widths", "steps"):
+        joined[name] = torch.cat([getattr(part, name) for part in parts])
+    for name in ("codes", "row_steps", "row_codes", "plain"):
+        groups: dict[int, list[Tensor]] = {}
+        for part in parts:
+            for key, tensor in getattr(part, name).items():
+                groups.setdefault(key, []).append(tensor)
+        joined[name] = {key: torch.cat(groups[key]) for key in sorted(groups)}
+    return HeadCodes(parts[0].keys, parts[0].values, **joined)
+
+
+def write(heads: HeadCodes) -> Tensor:
+    """The codes as bytes, uint8, on the CPU."""
+    arrays = [heads.modes, heads.exponents, heads.ranks, pack(heads.widths, 4), heads.steps]
+    arrays += [pack(codes, width) for width, codes in sorted(heads.codes.items())]
+    for bits, codes in sorted(heads.row_codes.items()):
+        arrays += [heads.row_steps[bits], pack(codes, bits)]
+    arrays += [tensor for _, tensor in sorted(heads.plain.items())]
+    return torch.cat([array.contiguous().flatten().view(torch.uint8).cpu() for array in arrays])
+
+
+def parse(payload: Tensor, shape: tuple[int, int, int], device: torch.device) -> HeadCodes:
+    """The codes of states of this shape, from untrusted bytes; refuses any that `write` would not
+    make."""
+    count, keys, values = shape
+    reader = _Reader(payload, device)
+    modes, exponents = reader.take(count, torch.uint8), reader.take(count, torch.int8)
+    reader.require(bool(torch.isin(modes, torch.tensor(MODES).to(modes)).all()), "modes")
+    reader.require(bool((exponents.abs() <= MAX_EXPONENT).all()), "exponents")
+    ranks = reader.take(int((modes == LOW_RANK).sum()), torch.uint8)
+    components = int(ranks.sum())
+    widths = reader.take_packed(components, 4)
+    allowed = torch.tensor(list(WIDTHS)).to(widths)
+    reader.require(bool(torch.isin(widths, allowed).all()), "widths")
+    steps = reader.take_steps(components)
+    heads = HeadCodes(keys, values, modes, exponents, ranks, widths, steps)
+    for width in WIDTHS:
+        if number := int((widths == width).sum()):
+            codes = reader.take_packed(number * (keys + values), width)
+            heads.codes[width] = codes.reshape(number, keys + values)
+    for bits in DENSE:
+        if number := int((modes == bits).sum()):
+            heads.row_steps[bits] = reader.take_steps(number * keys).reshape(number, keys)
+            codes = reader.take_packed(number * keys * values, bits)
+            heads.row_codes[bits] = codes.reshape(number, keys, values)
+    for mode, dtype in _PLAIN.items():
+        if number := int((modes == mode).sum()):
+            plain = reader.take(number * keys * values, dtype)
+            heads.plain[mode] = plain.reshape(number, keys, values)
+    reader.require(reader.position == len(payload), "length")
+    return heads
+
+
+class _Reader:
+    """Takes arrays from bytes one after the other, and refuses to read past the end."""
+
+    def __init__(self, payload: Tensor, device: torch.device) -> None:
+        self.payload, self.device, self.position = payload, device, 0
+
+    def require(self, valid: bool, what: str) -> None:
+        if not valid:
+            raise StatetrimError(f"a coded state is damaged or not complete: its {what} do not fit")
+
+    def take(self, count: int, dtype: torch.dtype) -> Tensor:
+        size = count * dtype.itemsize
+        self.require(self.position + size <= len(self.payload), "bytes")
+        taken = self.payload[self.position : self.position + size].clone()
+        self.position += size
+        return taken.view(dtype).to(self.device)
+
+    def take_packed(self, count: int, bits: int) -> Tensor:
+        return unpack(self.take(packed_size(count, bits), torch.uint8), count, bits)
+
+    def take_steps(self, count: int) -> Tensor:
+        steps = self.take(count, torch.float16)
+        self.require(bool((torch.isfinite(steps) & (steps >= 0)).all()), "steps")
+        return steps

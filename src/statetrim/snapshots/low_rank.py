@@ -1,0 +1,168 @@
+"""The low-rank code of a state: components of a few bits, as coarse as the bound allows.
+
+A component is a row for the keys and a row for the values, whose product is a matrix of rank one.
+Both share a step. They are coded in the state's own channels, so decoding needs no metric; with the
+rows in the metric's coordinates the code would be 3 to 10 % smaller and useless without it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+WIDTHS = range(3, 9)  # bits of a component's codes
+MAX_RANK = 255
+COMPONENT_BITS = 20  # step and width of a component
+_STEPS_PER_OCTAVE, _COARSEST, _FINEST = 4, -4, 40  # the grid of thresholds, relative to the bound
+
+
+@dataclass(frozen=True, eq=False)
+class LowRank:
+    """Codes of every head; a component of width 0 is left out, and those come last."""
+
+    widths: Tensor  # uint8 [heads, rank]
+    steps: Tensor  # float16 [heads, rank]
+    codes: Tensor  # uint8 [heads, rank, keys + values], below 2**width
+    bits: Tensor  # float32 [heads], infinite where no threshold meets the bound
+    errors: Tensor  # float32 [heads]: relative, of the decoded state
+
+
+def levels(widths: Tensor) -> Tensor:
+    """The largest magnitude of codes of each width, float32; 0 for width 0."""
+    return torch.where(widths > 0, 2.0 ** (widths.float() - 1) - 1, 0.0)
+
+
+def product(rows: Tensor, keys: int) -> Tensor:
+    """States [heads, keys, values] of components [heads, rank, keys + values]."""
+    return rows[..., :keys].mT @ rows[..., keys:]
+
+
+def dequantize(codes: Tensor, widths: Tensor, steps: Tensor) -> Tensor:
+    """Components [heads, rank, keys + values], float32."""
+    centred = codes.float() - levels(widths).unsqueeze(-1)
+    return centred * steps.float().unsqueeze(-1)
+
+
+class Search:
+    """Finds for each head the largest threshold on a grid whose decoded code meets the bound."""
+
+    def __init__(
+        self, states: Tensor, weighted: Tensor, metric: Tensor | None, vectors: Tensor
+    ) -> None:
+        """States and metric x states [heads, keys, values], and right vectors [heads, rank,
+        values] of the latter."""
+        self.weighted, self.metric = weighted, metric
+        self.norm = torch.linalg.vector_norm(weighted, dim=(1, 2))
+        self.keys, self.values = states.shape[1:]
+        left = (states @ vectors.mT).mT
+        weighted_left = left if metric is None else left @ metric.mT
+        self.sigma = weighted_left.norm(dim=-1)
+        largest_left, largest_right = _largest(left), _largest(vectors)
+        ratio = (largest_right / largest_left.clamp_min(1e-30)).sqrt().unsqueeze(-1)
+        right = torch.where(ratio > 0, vectors / ratio, 0.0)
+        self.rows = torch.cat([left * ratio, right], -1)
+        self.largest = _largest(self.rows)
+        # The error of rounding to a step of `largest`, one level on either side.
+        trace = torch.full_like(self.norm, self.keys)
+        if metric is not None:
+            trace = torch.linalg.vector_norm(metric, dim=(1, 2)).square()
+        left_share = trace.unsqueeze(-1) * right.square().sum(-1)
+        right_share = self.values * (self.sigma * ratio.squeeze(-1)).square()
+        self.noise = self.largest * ((left_share + right_share) / 12).sqrt()
+
+    def run(self, tolerance: float, floor_bits: float) -> LowRank:
+        """The coarsest code of each head within `tolerance`, and not below `floor_bits` if it has
+        enough components."""
+        heads, rank = self.sigma.shape
+        device = self.sigma.device
+        steps = torch.arange(_COARSEST, _FINEST + 1, device=device)
+        grid = tolerance * 2.0 ** (-steps / _STEPS_PER_OCTAVE)
+        widths = _widths(self.sigma, self.noise, grid.reshape(-1, 1, 1) * self.norm.unsqueeze(-1))
+        estimates = self._estimate(widths)  # [grid, heads]
+        coarsest = _first(self._count_bits(widths) >= floor_bits)
+        index = _first(estimates <= tolerance).maximum(coarsest)
+        best = LowRank(
+            torch.zeros(heads, rank, dtype=torch.uint8, device=device),
+            torch.zeros(heads, rank, dtype=torch.float16, device=device),
+            torch.zeros(heads, rank, self.keys + self.values, dtype=torch.uint8, device=device),
+            torch.full((heads,), torch.inf, device=device),
+            torch.zeros(heads, device=device),
+        )
+        active = torch.arange(heads, device=device)
+        while len(active):
+            at = index[active]
+            tried = self._quantize(active, widths[at, active])
+            met = tried.errors <= tolerance
+            self._keep(best, active[met], tried, met)
+            # After a success, coarser if the estimate promises another; after a failure, finer.
+            promised = estimates[(at - 1).clamp_min(0), active] * tried.errors
+            better = promised <= tolerance * estimates[at, active]
+            coarser = met & better & (at > coarsest[active])
+            finer = ~met & best.bits[active].isinf() & (at < len(grid) - 1)
+            index[active] += torch.where(met, -1, 1)
+            active = active[coarser | finer]
+        return best
+
+    def _keep(self, best: LowRank, heads: Tensor, tried: LowRank, met: Tensor) -> None:
+        """Put the codes of `heads`, those of `tried` where `met`, into `best`."""
+        rank = tried.widths.shape[1]
+        for name in ("widths", "steps", "codes"):
+            stored, chosen = getattr(best, name), getattr(tried, name)[met]
+            stored[heads, :rank] = chosen
+            stored[heads, rank:] = 0
+        best.bits[heads], best.errors[heads] = tried.bits[met], tried.errors[met]
+
+    def _estimate(self, widths: Tensor) -> Tensor:
+        """Relative errors [grid, heads], if rounding errors were independent."""
+        rounding = self.noise / levels(widths).clamp_min(1)
+        squares = torch.where(widths > 0, rounding, self.sigma).square().sum(-1)
+        outside = (self.norm.square() - self.sigma.square().sum(-1)).clamp_min(0)
+        return relative((squares + outside).sqrt(), self.norm)
+
+    def _count_bits(self, widths: Tensor) -> Tensor:
+        per_component = widths.float() * (self.keys + self.values) + COMPONENT_BITS * (widths > 0)
+        return per_component.sum(-1)
+
+    def _quantize(self, heads: Tensor, widths: Tensor) -> LowRank:
+        """Round the components of `heads`, decode them and measure the error."""
+        every = len(heads) == len(self.norm)
+        weighted = self.weighted if every else self.weighted[heads]
+        rank = int((widths > 0).sum(1).max())
+        widths = widths[:, :rank]
+        limit = levels(widths).unsqueeze(-1)
+        steps = (self.largest[heads, :rank] / limit.squeeze(-1).clamp_min(1)).half()
+        safe = torch.where(steps > 0, steps, 1).float().unsqueeze(-1)
+        rounded = (self.rows[heads, :rank] / safe).round_().clamp_(-limit, limit)
+        codes = (rounded + limit).byte()
+        decoded = dequantize(codes, widths, steps)
+        left = decoded[..., : self.keys]
+        if self.metric is not None:
+            left = left @ (self.metric if every else self.metric[heads]).mT
+        difference = torch.baddbmm(weighted, left.mT, decoded[..., self.keys :], alpha=-1)
+        error = torch.linalg.vector_norm(difference, dim=(1, 2))
+        return LowRank(
+            widths, steps, codes, self._count_bits(widths), relative(error, self.norm[heads])
+        )
+
+
+def _first(holds: Tensor) -> Tensor:
+    """The first index along the grid [grid, heads] where it holds; the last one if nowhere."""
+    return torch.where(holds.any(0), holds.float().argmax(0), len(holds) - 1)
+
+
+def _largest(rows: Tensor) -> Tensor:
+    """The largest magnitude of each row."""
+    largest: Tensor = torch.linalg.vector_norm(rows, torch.inf, dim=-1)
+    return largest
+
+
+def _widths(sigma: Tensor, noise: Tensor, threshold: Tensor) -> Tensor:
+    bits = (torch.log2(noise / threshold.clamp_min(1e-30) + 1) + WIDTHS.start).floor()
+    bits = bits.clamp(max=WIDTHS.stop - 1)
+    kept = (sigma > 0.7 * threshold) & (torch.arange(sigma.shape[-1]).to(sigma) < MAX_RANK)
+    return torch.where(kept, bits, 0).byte()
+
+
+def relative(error: Tensor, norm: Tensor) -> Tensor:
+    """error / norm, 0 where both are 0."""
+    return torch.where(error > 0, error / norm.clamp_min(torch.finfo(norm.dtype).tiny), 0.0)

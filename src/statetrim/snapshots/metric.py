@@ -1,0 +1,69 @@
+"""Statistics -> the metric in which the error of a stored state is measured.
+
+A state is read by queries and overwritten along keys, and neither lie where its energy is. So an
+error counts by half through the Gram matrix of the queries, each divided by the norm of what it
+reads out, and by half through that of the keys.
+"""
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ..artifacts.statistics import SNAPSHOT_SUM_NAMES, Statistics
+from ..errors import StatetrimError
+from ..storage.checkpoint import Checkpoint
+
+Metrics = Mapping[int, Tensor]
+"""Layer -> W [value heads, keys, keys], float32: an error E counts as |W E|."""
+
+_RIDGE = 0.01  # of the mean of the diagonal
+
+
+def state_metrics(statistics: Statistics, model: Checkpoint) -> Metrics:
+    """The metrics of every linear layer; refuses statistics of another model or without the sums of
+    `calibrate --for snapshot`."""
+    if not model.has_digest(statistics.lineage.get("source")):
+        raise StatetrimError(f"the statistics are of another model than {model.path}")
+    if not set(SNAPSHOT_SUM_NAMES) <= statistics.sum_names:
+        raise StatetrimError(
+            "the statistics hold no metric; run: statetrim calibrate --for snapshot"
+        )
+    metrics = {}
+    for layer in model.geometry.layers:
+        geometry = model.geometry.for_layer(layer)
+        sums = [layers[layer] for layers in statistics.sources.values()]
+        query: Tensor = sum(s.query_output_gram for s in sums)  # type: ignore[misc, assignment]
+        key: Tensor = sum(s.key_unit_gram for s in sums)  # type: ignore[misc, assignment]
+        expected = (geometry.num_v_heads, geometry.head_k_dim, geometry.head_k_dim)
+        if query.shape != expected or key.shape[1:] != expected[1:]:
+            raise StatetrimError(f"the statistics of layer {layer} do not fit {model.path}")
+        key = key.repeat_interleave(len(query) // len(key), dim=0)
+        metrics[layer] = metric_of((query, key))
+    return metrics
+
+
+def metric_of(grams: tuple[Tensor, ...]) -> Tensor:
+    """W [heads, keys, keys] with W'W = the mean of Gram matrices, each of mean diagonal 1, plus a
+    ridge."""
+    total = torch.zeros_like(grams[0])
+    for gram in grams:
+        size = gram.diagonal(dim1=-2, dim2=-1).mean(-1)
+        total = total + gram / size.clamp_min(1e-300).reshape(-1, 1, 1) / len(grams)
+    ridge = _RIDGE * torch.eye(total.shape[-1], dtype=total.dtype)
+    factor, failed = torch.linalg.cholesky_ex(total + ridge, upper=True)
+    if bool(failed.any()) or not bool(torch.isfinite(factor).all()):
+        raise StatetrimError("the statistics hold Gram matrices that are not valid")
+    metric: Tensor = factor.float()
+    return metric
+
+
+def metric_digest(metrics: Metrics | None) -> str | None:
+    """A fingerprint of the metrics; None without any."""
+    if metrics is None:
+        return None
+    digest = hashlib.sha256()
+    for layer in sorted(metrics):
+        digest.update(metrics[layer].numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,144 @@
+"""Save the cache of a prompt in coded form, and restore it into a loaded model."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..artifacts.statistics import Statistics
+from ..errors import StatetrimError
+from ..runtime.live import LiveModel, Runtime
+from ..storage.checkpoint import Checkpoint
+from ..storage.models import ModelLike, as_checkpoint, load_if_path
+from ..storage.output import run_and_save
+from .cache import Slot, slots
+from .coding import Coded, decode, encode
+from .metric import Metrics, metric_digest, state_metrics
+from .stream import StateFile, StreamHeader, checksum
+
+CONVOLUTION_TOLERANCE = 0.01
+"""Of convolution states: 8 bits a number. They matter for three tokens, and are few."""
+
+
+@dataclass(frozen=True, eq=False)
+class SavedPrompt:
+    """How large a saved prompt is, and how exact."""
+
+    state_bytes: int  # of recurrent and convolution states, coded
+    plain_bytes: int  # of everything else, such as a KV cache
+    worst_error: float  # relative, over all heads
+
+
+def save_prompt(
+    cache: Any,
+    out: str | Path,
+    *,
+    model: ModelLike,
+    tolerance: float = 0.05,
+    statistics: Statistics | str | Path | None = None,
+) -> SavedPrompt:
+    """Write the cache that a loaded `model` filled with a prompt to the file `out`.
+
+    States are coded so that no head's error exceeds `tolerance`, in the metric of `statistics` (of
+    `calibrate` with the method "snapshot") if given. A KV cache is stored as it is.
+    """
+    checkpoint = as_checkpoint(model)
+    metrics = None
+    if statistics is not None:
+        metrics = state_metrics(load_if_path(Statistics.load, statistics), checkpoint)
+    stored = code_cache(cache, checkpoint, tolerance, metrics)
+    record = {"format": "statetrim save_prompt", "checksum": checksum(stored.tensors)}
+    run_and_save(out, record, lambda _: stored, StateFile.load)
+    state_bytes = sum(coded.nbytes for coded in stored.coded.values())
+    return SavedPrompt(state_bytes, stored.nbytes - state_bytes, stored.header.worst_error)
+
+
+def load_prompt(module: Any, path: str | Path, *, model: ModelLike) -> Any:
+    """The cache that `save_prompt` wrote, from which `module`, the loaded `model`, can read on;
+    refuses a file of another model."""
+    checkpoint, stored = as_checkpoint(model), StateFile.load(path)
+    if not checkpoint.has_digest(stored.header.model):
+        raise StatetrimError(f"{path} was saved from another model than {checkpoint.path}")
+    device = module.get_input_embeddings().weight.device
+    live = LiveModel(module, checkpoint, device, Runtime("transformers", "given"))
+    return restore_cache(stored, live)
+
+
+def code_cache(
+    cache: Any,
+    model: Checkpoint,
+    tolerance: float,
+    metrics: Metrics | None = None,
+    previous: StateFile | None = None,
+) -> StateFile:
+    """The contents of a cache, its states coded; refuses a cache without states.
+
+    `previous` is that of the same sequence some tokens earlier.
+    """
+    coded, plain, counters = dict[str, Coded](), dict[str, Tensor](), dict[str, int]()
+    worst, batch = 0.0, 1
+    for slot in slots(cache):
+        earlier = None if previous is None else previous.coded.get(slot.name)
+        if slot.is_state:
+            metric = None if metrics is None else metrics[slot.layer]
+            states, batch = keys_first(slot.value, model), len(slot.value)
+            coded[slot.name] = encode(states, tolerance, metric, earlier)
+            worst = max(worst, float(coded[slot.name].errors.max()))  # type: ignore[union-attr]
+        elif slot.is_convolution:
+            coded[slot.name] = encode(slot.value.mT, min(tolerance, CONVOLUTION_TOLERANCE))
+        elif isinstance(slot.value, Tensor):
+            plain[slot.name] = slot.value.detach().clone()
+        else:
+            counters[slot.name] = slot.value
+    if not coded:
+        raise StatetrimError("the cache holds no recurrent state; run the model on a prompt first")
+    digest = metric_digest(metrics)
+    header = StreamHeader(model.digest, tolerance, worst, digest, batch, counters=counters)
+    return StateFile(header, coded, plain)
+
+
+def restore_cache(stored: StateFile, live: LiveModel) -> Any:
+    """A cache with the contents of `stored`, made by running one token: so its structure comes from
+    the model, and only tensors of the shapes that the model makes are taken from the file."""
+    token = torch.zeros(stored.header.batch, 1, dtype=torch.long)
+    with torch.inference_mode():
+        _, cache = live.forward_with_cache(token)
+    wanted = list(slots(cache))
+    names = {*stored.coded, *stored.plain, *stored.header.counters}
+    if {slot.name for slot in wanted} != names:
+        differing = sorted({slot.name for slot in wanted} ^ names)
+        raise StatetrimError(f"the file and this model's cache differ in {differing[0][:80]!r}")
+    for slot in wanted:
+        slot.put(restored(slot, stored, live.checkpoint))
+    return cache
+
+
+def restored(slot: Slot, stored: StateFile, model: Checkpoint) -> Any:
+    """The value for a slot, which holds that of one token; refuses one that does not fit."""
+    present = slot.value
+    if slot.name in stored.header.counters and type(present) is int:
+        return stored.header.counters[slot.name]
+    if slot.name in stored.coded and (slot.is_state or slot.is_convolution):
+        turned = keys_first(present, model) if slot.is_state else present.mT
+        coded = stored.coded[slot.name]
+        if turned.reshape(-1, *turned.shape[-2:]).shape == coded.shape:
+            states = decode(coded).reshape(turned.shape).to(present)
+            return (keys_first(states, model) if slot.is_state else states.mT).contiguous()
+    plain = stored.plain.get(slot.name)
+    if plain is not None and isinstance(present, Tensor) and _fits(plain, present):
+        return plain.to(present.device)
+    raise StatetrimError(f"{slot.name!r} in the file does not fit this model's cache")
+
+
+def _fits(plain: Tensor, present: Tensor) -> bool:
+    """Whether a tensor can be that of more tokens than the one of `present`."""
+    same = plain.dtype == present.dtype and plain.dim() == present.dim()
+    pairs = zip(plain.shape, present.shape, strict=False)
+    return same and all(size == one or one == 1 for size, one in pairs)
+
+
+def keys_first(states: Tensor, model: Checkpoint) -> Tensor:
+    """States [..., keys, values] from the layout of the family's kernels, or back."""
+    return states if model.family.state_key_axis == -2 else states.mT

@@ -1,0 +1,135 @@
+"""Checkpoint + text -> Snapshots: what stored states take and lose, code by code."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..artifacts.snapshots import CodeResult, Snapshots
+from ..artifacts.statistics import Statistics
+from ..maths.paired import Pairs, difference_interval
+from ..maths.units import parse_token_count
+from ..options import as_record, takes_options
+from ..progress import Advance, counter, progress_reporter
+from ..runtime.live import LiveModel
+from ..runtime.loading import load_live, load_tokenizer
+from ..storage.models import ModelLike, as_checkpoint, load_if_path
+from ..storage.output import run_and_save
+from ..storage.text import read_sequences
+from ..version import __version__
+from .copies import PLAIN_CODES, Code, Copies, recode
+from .metric import Metrics, metric_digest, state_metrics
+from .options import SnapshotOptions
+
+
+@takes_options(SnapshotOptions)
+def snapshot(model: ModelLike, options: SnapshotOptions) -> Snapshots:
+    """Read prompts, store their states in every code, read on, and compare with no copy at all."""
+    checkpoint = as_checkpoint(model)
+    metrics = None
+    if options.statistics is not None:
+        metrics = state_metrics(load_if_path(Statistics.load, options.statistics), checkpoint)
+    record = as_record(options) | {
+        "format": "statetrim snapshot",
+        "device": None if options.device is None else str(options.device),
+        "dtype": options.dtype_text,
+        "source": checkpoint.digest,
+        "metric": metric_digest(metrics),
+    }
+
+    def make(_: Any) -> Snapshots:
+        data = read_sequences(
+            options.text,
+            load_tokenizer(checkpoint),
+            tokens=2 * options.length * options.sequences,
+            length=2 * options.length,
+            skip=parse_token_count(options.skip),
+        )
+        live = load_live(checkpoint, options.placement)
+        with progress_reporter(options.progress, "coding states") as report:
+            count = counter(report, len(codes) * data.tokens, "tokens")
+            trial = _Trial(live, data.batches(options.batch_size), options.length, metrics, count)
+            with torch.inference_mode():
+                results = [trial.result(code) for code in codes]
+                tolerance = min(options.tolerances, key=lambda value: abs(value - 0.05))
+                ranks, lengths = trial.ranks[tolerance], trial.shares_by_length(tolerance)
+        lineage = {**record, "statetrim": __version__, "data": data.lineage}
+        lineage |= {"runtime": live.runtime.name}
+        return Snapshots([trial.float32(), *results], tolerance, ranks, lengths, lineage)
+
+    codes: list[Code] = [*PLAIN_CODES, *sorted(options.tolerances)]
+    return run_and_save(options.out, record, make, Snapshots.load)
+
+
+class _Trial:
+    """The prompts, what follows them, and the losses without a copy."""
+
+    def __init__(
+        self,
+        live: LiveModel,
+        batches: Sequence[Tensor],
+        length: int,
+        metrics: Metrics | None,
+        count: Advance,
+    ) -> None:
+        self.live, self.batches, self.length = live, batches, length
+        self.metrics, self.count = metrics, count
+        self.ranks: dict[float, dict[int, list[float]]] = {}
+        self.sequences = sum(len(batch) for batch in batches)
+        with torch.inference_mode():
+            self.exact, _ = self._read(None)
+
+    def _read(self, code: Code | None) -> tuple[Tensor, list[Copies]]:
+        """NLL [sequences] after the prompts, float64, and the copies that were made."""
+        losses, copies = list[Tensor](), list[Copies]()
+        for batch in self.batches:
+            prompt, rest = batch[:, : self.length], batch[:, self.length :].to(self.live.device)
+            _, cache = self.live.forward_with_cache(prompt)
+            if code is not None:
+                copies.append(recode(cache, self.live.checkpoint, code, self.metrics))
+                self.count(batch.numel())
+            logits, _ = self.live.forward_with_cache(rest[:, :-1], cache, keep=self.length - 1)
+            nll = functional.cross_entropy(logits.mT.float(), rest[:, 1:], reduction="none")
+            losses.append(nll.mean(1).double().cpu())
+        return torch.cat(losses), copies
+
+    def result(self, code: Code) -> CodeResult:
+        """Bytes, loss and time of one code; keeps the ranks of ours."""
+        losses, copies = self._read(code)
+        change = difference_interval([Pairs(self.exact, losses)])
+        if isinstance(code, float):
+            self.ranks[code] = {}
+            for layer in copies[0].ranks:
+                mean = torch.stack([item.ranks[layer] for item in copies]).mean(0)
+                self.ranks[code][layer] = mean.tolist()
+        state_bytes = sum(item.state_bytes for item in copies)
+        return CodeResult(
+            code if isinstance(code, str) else f"within {code:g}",
+            state_bytes / sum(item.float32_bytes for item in copies),
+            state_bytes / self.sequences,
+            (change.estimate, change.low, change.high),
+            1000 * sum(item.encode_seconds for item in copies) / self.sequences,
+            1000 * sum(item.decode_seconds for item in copies) / self.sequences,
+            sum(item.convolution_bytes for item in copies) / self.sequences,
+        )
+
+    def float32(self) -> CodeResult:
+        """The copy that changes nothing."""
+        state_bytes = 0
+        for layer in self.live.checkpoint.geometry.layers:
+            geometry = self.live.checkpoint.geometry.for_layer(layer)
+            state_bytes += 4 * geometry.num_v_heads * geometry.head_k_dim * geometry.head_v_dim
+        return CodeResult("float32", 1.0, state_bytes, (0.0, 0.0, 0.0), 0.0, 0.0)
+
+    def shares_by_length(self, tolerance: float) -> dict[int, float]:
+        """Tokens read -> share of the float32 bytes, on the first batch."""
+        shares, cache, read = dict[int, float](), None, 0
+        for length in (self.length // 4, self.length // 2, self.length, 2 * self.length):
+            _, cache = self.live.forward_with_cache(self.batches[0][:, read:length], cache)
+            copied = copy.deepcopy(cache)
+            copies = recode(copied, self.live.checkpoint, tolerance, self.metrics)
+            shares[length], read = copies.share, length
+        return shares

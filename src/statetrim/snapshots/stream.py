@@ -1,0 +1,122 @@
+"""A file of coded states: a safetensors file whose metadata is a checked header.
+
+A coded tensor is stored as its bytes; other tensors, such as a KV cache, as they are.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ..artifacts.header import check_header, header
+from ..artifacts.record import as_fields, parse_record
+from ..errors import StatetrimError
+from ..storage.json_file import parse_json
+from ..storage.safetensors_file import read_shard, save_tensors
+from .coding import MAX_NUMBERS, Coded
+
+_METADATA = "statetrim"
+MAX_BATCH = 4096
+_MAX_ENTRIES = 2**16
+
+
+@dataclass(frozen=True)
+class StreamHeader:
+    """What a file of coded states says about itself."""
+
+    model: str  # digest
+    tolerance: float
+    worst_error: float  # relative, over all heads of all states, in the metric
+    metric: str | None = None  # digest
+    batch: int = 1
+    shapes: dict[str, list[int]] = field(default_factory=dict)
+    """Coded tensor -> [heads, keys, values]."""
+    counters: dict[str, int] = field(default_factory=dict)
+    checksum: str = ""
+
+    def check(self) -> None:
+        """Raise ValueError for sizes that no state has."""
+        if len(self.shapes) + len(self.counters) > _MAX_ENTRIES:
+            raise ValueError(f"shapes: more than {_MAX_ENTRIES} entries")
+        for name, shape in self.shapes.items():
+            if len(shape) != 3 or min(shape) < 1 or prod(shape) > MAX_NUMBERS:
+                raise ValueError(f"shapes: {name[:80]!r} is not a shape of states")
+        if not 1 <= self.batch <= MAX_BATCH:
+            raise ValueError(f"batch: 1 to {MAX_BATCH} sequences are expected")
+        if any(not 0 <= count < 2**31 for count in self.counters.values()):
+            raise ValueError("counters: a count is negative or too large")
+
+
+@dataclass(frozen=True, eq=False)
+class StateFile:
+    """Coded and plain tensors by name, with their header."""
+
+    header: StreamHeader
+    coded: Mapping[str, Coded]
+    plain: Mapping[str, Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """What the file holds, on the CPU."""
+        tensors = {name: coded.payload for name, coded in self.coded.items()}
+        return tensors | {name: tensor.contiguous().cpu() for name, tensor in self.plain.items()}
+
+    def save(self, path: str | Path) -> None:
+        """Write the file atomically, replacing an existing one."""
+        tensors = self.tensors
+        shapes = {name: [*coded.shape] for name, coded in self.coded.items()}
+        stored = replace(self.header, shapes=shapes, checksum=checksum(tensors))
+        text = json.dumps({**header("states"), **as_fields(stored)})
+        save_tensors(Path(path), tensors, {_METADATA: text})
+
+    @staticmethod
+    def load(path: str | Path) -> "StateFile":
+        """Read a file of `save`; refuses one that is damaged, not complete or of another kind. The
+        bytes of a coded tensor are checked when it is decoded."""
+        path = Path(path)
+        if not path.is_file():  # reading a pipe would block
+            raise StatetrimError(f"{path} is missing, or not a file")
+        shard = read_shard(path)  # the header fits the file, so no tensor is larger than it
+        fields: dict[str, Any] = parse_json(
+            shard.metadata.get(_METADATA, "{}").encode(), f"the header of {path}"
+        )
+        check_header(fields, "states", path)
+        parsed = parse_record(fields, StreamHeader, path)
+        if len(shard.tensors) > _MAX_ENTRIES:
+            raise StatetrimError(f"{path} holds more than {_MAX_ENTRIES} tensors")
+        try:
+            tensors = load_file(path)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise StatetrimError(f"{path} cannot be read: {str(error)[:150]}") from None
+        if checksum(tensors) != parsed.checksum:
+            raise StatetrimError(f"{path} is damaged: its checksum does not fit its contents")
+        coded = {}
+        for name, (heads, keys, values) in parsed.shapes.items():
+            payload = tensors.pop(name, None)
+            if payload is None or payload.dtype != torch.uint8 or payload.dim() != 1:
+                raise StatetrimError(f"{path} holds no code of {name[:80]!r}")
+            coded[name] = Coded((heads, keys, values), payload)
+        return StateFile(parsed, coded, tensors)
+
+
+def checksum(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, dtypes, shapes and bytes, in the order of the names."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)}:".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

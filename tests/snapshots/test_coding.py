@@ -1,0 +1,184 @@
+"""States in fewer bytes: the bound holds on what is decoded, in real bytes."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from torch import Tensor
+
+from helpers.coded_states import low_rank_bits, read_low_rank
+from statetrim.errors import StatetrimError
+from statetrim.snapshots import components
+from statetrim.snapshots.coding import Coded, decode, encode, measure
+from statetrim.snapshots.layout import BFLOAT16, DENSE, FLOAT32, LOW_RANK
+from statetrim.snapshots.packing import pack, packed_size, unpack
+
+
+def decaying(heads: int, keys: int, values: int, rank: float = 3.0, seed: int = 0) -> Tensor:
+    """States whose singular values fall like exp(-i / rank)."""
+    generator = torch.Generator().manual_seed(seed)
+    count = min(keys, values)
+    left = torch.linalg.qr(torch.randn(heads, keys, count, generator=generator)).Q
+    right = torch.linalg.qr(torch.randn(heads, values, count, generator=generator)).Q
+    return (left * torch.exp(-torch.arange(count) / rank)) @ right.mT
+
+
+def metric_for(heads: int, keys: int, seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(heads, 3 * keys, keys, generator=generator) * torch.linspace(0.3, 2, keys)
+    return torch.linalg.cholesky(rows.mT @ rows / keys, upper=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=some.tuples(some.integers(1, 5), some.integers(1, 40), some.integers(1, 40)),
+    rank=some.sampled_from([0, 1, 3, 40]),
+    exponent=some.integers(-149, 126),
+    tolerance=some.floats(1e-4, 0.5),
+    weighted=some.booleans(),
+    seed=some.integers(0, 99),
+)
+def test_the_bound_holds(
+    sizes: tuple[int, int, int],
+    rank: int,
+    exponent: int,
+    tolerance: float,
+    weighted: bool,
+    seed: int,
+) -> None:
+    """Random, rank-deficient, zero, huge, tiny, non-square states, whose heads differ in size."""
+    heads, keys, values = sizes
+    generator = torch.Generator().manual_seed(seed)
+    left = torch.randn(heads, keys, rank, generator=generator, dtype=torch.float64)
+    right = torch.randn(heads, rank, values, generator=generator, dtype=torch.float64)
+    spread = 10.0 ** -torch.arange(heads).double().reshape(-1, 1, 1)
+    scale = 2.0 ** (exponent - 5)
+    states = (spread * (left @ right) * scale).clamp(-3e38, 3e38).float()
+    metric = metric_for(heads, keys) if weighted else None
+    coded = encode(states, tolerance, metric)
+    errors = measure(states, decode(coded), metric)
+    assert bool((errors <= tolerance).all()), errors
+    assert coded.nbytes <= heads * (keys * values * 4 + 3) + 8
+    again = Coded(coded.shape, coded.payload.clone())
+    assert torch.equal(decode(again), decode(coded))
+    assert torch.equal(encode(states, tolerance, metric).payload, coded.payload)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_state_that_is_not_finite_is_refused(value: float) -> None:
+    states = torch.ones(2, 3, 4)
+    states[1, 2, 3] = value
+    with pytest.raises(StatetrimError, match="finite"):
+        encode(states)
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (0, 3, 4), (2, 0, 4)])
+def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(StatetrimError, match=str(list(shape)).replace("[", r"\[")):
+        encode(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 1.0, math.nan])
+def test_other_tolerances_are_refused(tolerance: float) -> None:
+    with pytest.raises(StatetrimError, match=str(tolerance)):
+        encode(torch.ones(1, 2, 2), tolerance)
+
+
+def test_a_metric_of_other_keys_is_refused() -> None:
+    with pytest.raises(StatetrimError, match=r"\[1, 3, 3\]"):
+        encode(torch.ones(1, 2, 2), 0.05, torch.ones(1, 3, 3))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("tolerance", [0.02, 0.05, 0.1])
+def test_as_small_as_an_exhaustive_search_in_float64(tolerance: float, weighted: bool) -> None:
+    states = decaying(4, 32, 24)
+    metric = metric_for(4, 32) if weighted else torch.eye(32).repeat(4, 1, 1)
+    for state, weight in zip(states, metric, strict=True):
+        coded = encode(state[None], tolerance, weight[None])
+        assert coded.codes.modes.tolist() == [LOW_RANK]
+        best = low_rank_bits(state, tolerance, weight)
+        assert 0.97 * best <= 8 * (coded.nbytes - 3) <= 1.12 * best + 64
+
+
+def test_bytes_mean_what_a_plain_reader_says() -> None:
+    states = decaying(5, 20, 12)
+    coded = encode(states, 0.1)
+    read = read_low_rank(coded.payload.numpy().tobytes(), 5, 20, 12)
+    torch.testing.assert_close(decode(coded).double(), read, rtol=1e-5, atol=1e-6)
+
+
+def test_the_bound_counts_rounding() -> None:
+    """Of rank one, so nothing is cut off: only rounding to 8 bits can break this bound."""
+    state = decaying(1, 64, 64, rank=0.02)
+    tight, loose = encode(state, 0.002), encode(state, 0.02)
+    assert loose.codes.modes.tolist() == [LOW_RANK]
+    assert tight.codes.modes.tolist() != [LOW_RANK]
+    assert float(measure(state, decode(tight))) <= 0.002
+
+
+def test_every_mode_is_the_cheapest_that_will_do() -> None:
+    """White noise has no low rank, so a tighter bound takes more bits, up to all of them."""
+    noise = torch.randn(1, 64, 64, generator=torch.Generator().manual_seed(0))
+    modes = [encode(noise, t).codes.modes.item() for t in (0.15, 0.07, 0.03, 0.01, 0.003, 0.0001)]
+    assert modes == [*DENSE, BFLOAT16, FLOAT32]
+    assert torch.equal(decode(encode(noise, 0.0001)), noise)
+
+
+def test_a_state_of_one_component_is_not_coded_too_coarsely() -> None:
+    """One strong component and a weak tail: the floor keeps the tail."""
+    state = decaying(1, 64, 64, rank=0.02) + 0.001 * decaying(1, 64, 64, rank=8, seed=5)
+    coded = encode(state, 0.1)
+    assert coded.share >= 0.02
+    assert float(measure(state, decode(coded))) < 0.02
+
+
+def test_wide_states_are_sketched_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the exact fallback a state of full rank takes more bytes; the bound holds anyway."""
+    easy, hard = decaying(3, 128, 128), decaying(3, 128, 128, rank=40)
+    metric = metric_for(3, 128)
+    sketched = encode(easy, 0.05, metric)
+    assert bool((measure(easy, decode(sketched), metric) <= 0.05).all())
+    exact = encode(hard, 0.2)
+    monkeypatch.setattr(components, "_MIN_SKETCHED", 1000)
+    assert sketched.nbytes <= 1.1 * encode(easy, 0.05, metric).nbytes
+    assert exact.nbytes == pytest.approx(encode(hard, 0.2).nbytes, rel=0.02)
+
+
+def test_a_start_from_the_previous_code_keeps_the_bound() -> None:
+    states = decaying(3, 128, 128)
+    later = 0.9 * states + 0.05 * decaying(3, 128, 128, rank=1, seed=3)
+    first = encode(states, 0.05)
+    warm, cold = encode(later, 0.05, None, first), encode(later, 0.05)
+    assert bool((measure(later, decode(warm)) <= 0.05).all())
+    assert warm.nbytes <= 1.1 * cold.nbytes
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize("count", [0, 1, 8, 37])
+def test_packing_is_exact(bits: int, count: int) -> None:
+    codes = torch.randint(2**bits, (count,), generator=torch.Generator().manual_seed(bits)).byte()
+    packed = pack(codes, bits)
+    assert len(packed) == packed_size(count, bits)
+    assert torch.equal(unpack(packed, count, bits), codes)
+
+
+@pytest.mark.parametrize("change", ["cut", "longer", "mode", "exponent", "width", "step"])
+def test_damaged_bytes_are_refused(change: str) -> None:
+    states = decaying(2, 16, 16)
+    coded = encode(states, 0.1)
+    payload = coded.payload.clone()
+    place = {"mode": 0, "exponent": 2, "width": 6}.get(change)
+    if change == "cut":
+        payload = payload[:-1]
+    elif change == "longer":
+        payload = torch.cat([payload, payload[:1]])
+    elif change == "step":
+        steps = 6 + packed_size(int(coded.codes.ranks.sum()), 4)
+        payload[steps : steps + 2] = 255  # not a number
+    else:
+        payload[place] = 120
+    with pytest.raises(StatetrimError):
+        decode(Coded(coded.shape, payload))

@@ -1,0 +1,118 @@
+"""A prompt's cache is saved and restored, for every kind of model; other files are refused."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import statetrim as st
+from helpers import tiny
+from helpers.prompt_mutants import prompt_mutants
+from statetrim.errors import StatetrimError
+from statetrim.runtime.live import LiveModel
+from statetrim.runtime.loading import load_live
+from statetrim.snapshots.cache import slots
+from statetrim.snapshots.stream import StateFile
+
+IDS = torch.randint(2, 60, (2, 20), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> LiveModel:
+    return load_live(tiny.build("qwen3_5_text", tmp_path_factory.mktemp("hybrid") / "model"))
+
+
+@pytest.fixture
+def saved(hybrid: LiveModel, tmp_path: Path) -> Path:
+    with torch.inference_mode():
+        _, cache = hybrid.forward_with_cache(IDS)
+    st.save_prompt(cache, tmp_path / "prompt", model=hybrid.checkpoint)
+    return tmp_path / "prompt"
+
+
+@pytest.mark.parametrize("model_type", tiny.CONFIGS)
+def test_reading_on_is_as_without_a_copy(model_type: str, tmp_path: Path) -> None:
+    """With a tolerance that stores all states exactly: against the cache itself, and against the
+    model's forward pass, except for Bamba, whose stock decoding differs from it."""
+    live = load_live(tiny.build(model_type, tmp_path / "model"))
+    with torch.inference_mode():
+        expected = live.logits(IDS)[:, -1:]
+        _, cache = live.forward_with_cache(IDS[:, :14])
+        st.save_prompt(cache, tmp_path / "prompt", model=live.checkpoint, tolerance=1e-6)
+        restored = st.load_prompt(live.module, tmp_path / "prompt", model=live.checkpoint)
+        for token in IDS[:, 14:].split(1, dim=1):
+            logits, restored = live.forward_with_cache(token, restored)
+            without_copy, cache = live.forward_with_cache(token, cache)
+    torch.testing.assert_close(logits, without_copy, rtol=1e-4, atol=1e-4)
+    if model_type != "bamba":
+        torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_coarse_states_change_what_is_read(hybrid: LiveModel, saved: Path) -> None:
+    """Otherwise the test above would prove nothing: what was coded is what is read."""
+    with torch.inference_mode():
+        restored = st.load_prompt(hybrid.module, saved, model=hybrid.checkpoint)
+        _, cache = hybrid.forward_with_cache(IDS)
+        for before, after in zip(slots(cache), slots(restored), strict=True):
+            if before.is_state:
+                error = (after.value - before.value).norm() / before.value.norm()
+                assert 0 < float(error) <= 0.05
+            elif before.attribute in ("keys", "values"):
+                assert torch.equal(before.value, after.value)
+
+
+def test_the_metric_comes_from_calibrate(hybrid: LiveModel, tmp_path: Path) -> None:
+    text = tiny.write_text(tmp_path / "text.jsonl", 3000)
+    statistics = st.calibrate(
+        hybrid.checkpoint, text, methods=["snapshot"], tokens=512, length=32, progress=False
+    )
+    with torch.inference_mode():
+        _, cache = hybrid.forward_with_cache(IDS)
+    for name, used in (("with", statistics), ("without", None)):
+        st.save_prompt(cache, tmp_path / name, model=hybrid.checkpoint, statistics=used)
+    weighted, plain = (StateFile.load(tmp_path / name) for name in ("with", "without"))
+    assert weighted.header.metric and plain.header.metric is None
+    assert weighted.coded.keys() == plain.coded.keys()
+    assert 0 < weighted.header.worst_error <= 0.05
+
+
+def test_statistics_without_a_metric_are_refused(hybrid: LiveModel, tmp_path: Path) -> None:
+    text = tiny.write_text(tmp_path / "text.jsonl", 3000)
+    other = st.calibrate(
+        hybrid.checkpoint, text, methods=["product"], tokens=512, length=32, progress=False
+    )
+    with torch.inference_mode():
+        _, cache = hybrid.forward_with_cache(IDS)
+    with pytest.raises(StatetrimError, match="calibrate --for snapshot"):
+        st.save_prompt(cache, tmp_path / "out", model=hybrid.checkpoint, statistics=other)
+
+
+def test_a_file_of_another_model_is_refused(saved: Path, tmp_path: Path) -> None:
+    other = load_live(tiny.build("delta_net", tmp_path / "other"))
+    with pytest.raises(StatetrimError, match="another model"):
+        st.load_prompt(other.module, saved, model=other.checkpoint)
+
+
+def test_an_existing_file_is_kept(hybrid: LiveModel, saved: Path) -> None:
+    before = saved.read_bytes()
+    with torch.inference_mode():
+        _, cache = hybrid.forward_with_cache(IDS[:, :5])
+    with pytest.raises(StatetrimError, match="not overwritten"):
+        st.save_prompt(cache, saved, model=hybrid.checkpoint)
+    assert saved.read_bytes() == before
+
+
+def test_an_empty_cache_is_refused(hybrid: LiveModel, tmp_path: Path) -> None:
+    empty: Any = type("Empty", (), {"layers": []})()
+    with pytest.raises(StatetrimError, match="no recurrent state"):
+        st.save_prompt(empty, tmp_path / "out", model=hybrid.checkpoint)
+
+
+def test_damaged_files_are_refused_or_read(hybrid: LiveModel, saved: Path) -> None:
+    """A sample of what `just prompt-mutants` makes; the sound file is read."""
+    st.load_prompt(hybrid.module, saved, model=hybrid.checkpoint)
+    problems: Iterator[tuple[int, str | None]] = prompt_mutants(hybrid, saved, 150, 3)
+    wrong = {number: text for number, text in problems if text}
+    assert not wrong
