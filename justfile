@@ -228,7 +228,7 @@ compare-uneven MODEL TEXT TEST WORK *OPTIONS:
 uneven-capacity ENGINES *CONFIGS:
     PYTHONPATH=plugins/vllm {{ENGINES}}/kernels/bin/python tools/engines/in_vllm/uneven_capacity.py {{CONFIGS}} -o results/uneven-capacity.json
 
-# A wide layer in parts, in vLLM's own layers with interpreted kernels: several requests, a cached prefix, preemption.
+# A wide layer in parts, in vLLM's own layers with interpreted kernels: several requests, a cached prefix.
 check-parts ENGINES MODEL OUT *OPTIONS:
     PYTHONPATH=plugins/vllm:src {{ENGINES}}/kernels/bin/python tools/kernels/serve_parts.py {{MODEL}} -o {{OUT}} {{OPTIONS}}
 

@@ -3,8 +3,8 @@
     PYTHONPATH=plugins/vllm:src KERNELS/bin/python tools/kernels/serve_parts.py MODEL [-o OUT.json]
         [--how parts|undivided|swapped|shared] [--ranks 2] [--short]
 
-Requests are prefilled in pieces, decoded together, preempted in a small cache, and one continues
-from a cached prefix (`small_engine`). Prints how far the logits are from those of transformers in
+Requests are prefilled in pieces and decoded together, and one continues from a cached prefix
+(`small_engine`). Prints how far the logits are from those of transformers in
 float32, which reads each sequence at once. `undivided` gives every layer a page of the widest. Two
 faults show that the comparison finds them: `swapped` computes the heads of the first two parts of a
 layer with each other's inputs, `shared` gives them one cache. With `--ranks 2` two processes have
@@ -34,18 +34,12 @@ def serve(model: Path, how: str, rank: int, ranks: int, rendezvous: Path, short:
     torch.set_num_threads(1)
     small_engine.join_ranks(rank, ranks, rendezvous)
 
-    def make_engine(blocks: int, how: str) -> Any:
-        number_of_parts = statetrim_vllm.specs.number_of_parts
-        if how == "undivided":
-            statetrim_vllm.specs.number_of_parts = lambda *_: 1
-        engine = small_engine.Engine(model, blocks=blocks, ranks=ranks)
-        statetrim_vllm.specs.number_of_parts = number_of_parts
-        for layer in engine.layers.values():
-            if has_parts(layer):
-                plant(how, *layer.parts[:2])
-        return engine
-
-    engine = make_engine(1000, how)
+    if how == "undivided":
+        statetrim_vllm.specs.number_of_parts = lambda *_: 1
+    engine = small_engine.Engine(model, blocks=1000, ranks=ranks)
+    for layer in engine.layers.values():
+        if has_parts(layer):
+            plant(how, *layer.parts[:2])
     block = engine.vllm_config.cache_config.block_size
     groups = [len(group.layer_names) for group in engine.cache_config.kv_cache_groups]
     generator = torch.Generator().manual_seed(0)
@@ -56,10 +50,6 @@ def serve(model: Path, how: str, rank: int, ranks: int, rendezvous: Path, short:
     if not short:
         continued = long[: 2 * block + 3] + other[:5]
         results |= compared(engine, {"same prefix": (continued, 3)})
-        # When both requests begin a second block, there is memory for one of them.
-        small = make_engine(3 * len(groups) + 1, how)
-        both = {"first": (other[: block - 2], 6), "second": (long[: block - 3], 6)}
-        results |= compared(small, both)
     return {
         "model": model.name,
         "how": how,
