@@ -86,6 +86,7 @@ class Model:
         # Without attention layers transformers' cache knows no length, and its mask asks for one.
         read = getattr(cache, "frames_read", 0)
         cache.get_seq_length = lambda *_, **__: read
+        cache.get_mask_sizes = lambda query_length, *_, **__: (read + query_length, 0)
         outputs = self.decoder(inputs_embeds=hidden, use_cache=True, past_key_values=cache)
         cache.frames_read = read + frames.shape[1]
         last = outputs.last_hidden_state
