@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import statetrim as st
 from statetrim.commands import app
 from statetrim.maths.units import parse_token_count
-from statetrim.options import option_info
+from statetrim.options import changed_options, option_info
 from statetrim.pipelines.estimate import Machine
 from statetrim.pipelines.job import Job
 from statetrim.pipelines.options import TrimRunOptions
@@ -135,24 +135,26 @@ def test_the_command_line_fills_every_option(
     words = "--to 0.5 --for vllm --text t --tokens 7 --method l1"
     words += " --value-method readout_l1 --refit --recall 0.3 --random 0.2"
     words += " --recover 8 --tasks mqar,squad --data d --limit 9 --batch-size 10 --no-control"
-    words += " --no-benchmark --layerwise --length 11 --seed 12 --device cpu --device-map auto"
-    words += " --max-memory 0=1GiB --dtype bfloat16"
-    words += " --state-dtype int8"
-    arguments = ["trim", model, "-o", out, *words.split()]
-    options = filled(monkeypatch, "statetrim.pipelines.job.Job.from_options", arguments)
-    defaults = plain(st.TrimOptions())
-    unchanged = {name for name, value in defaults.items() if plain(options)[name] == value}
-    assert not unchanged and (options.for_, options.to) == ("vllm", "0.5")
+    words += " --no-benchmark --length 11 --seed 12 --dtype bfloat16 --state-dtype int8"
+    changed: set[str] = set()
+    for more in ("--layerwise --device cpu", "--device-map auto --max-memory 0=1GiB"):
+        arguments = ["trim", model, "-o", out, *words.split(), *more.split()]
+        options = filled(monkeypatch, "statetrim.pipelines.job.Job.from_options", arguments)
+        changed |= {*changed_options(options)}
+    names = {field.name for field in dataclasses.fields(st.TrimOptions)}
+    assert names <= changed and (options.for_, options.to) == ("vllm", "0.5")
 
-    words = "--tokens 1 --length 2 --skip 3 --batch-size 4 --micro-batch 5 --rank 6 --alpha 7"
-    words += " --learning-rate 8 --temperature 9 --also mlp --mixed-precision --control --shard"
-    words += " --gradient-checkpointing --layerwise --seed 10 --save-every 11 --report-to x"
+    words = "--tokens 1 --length 2 --skip 3 --batch-size 4 --rank 6 --alpha 7 --learning-rate 8"
+    words += " --also mlp --mixed-precision --control --shard --gradient-checkpointing --seed 10"
     words += " --device cpu --dtype bfloat16 --recall 0.5 --patience 2 --layers 0 --whole"
-    arguments = ["recover", model, "--text", "t", "-o", out, *words.split()]
-    options = filled(monkeypatch, "statetrim.recovery.recover.recover.run", arguments)
-    defaults = plain(st.RecoverOptions())
-    unchanged = {name for name, value in defaults.items() if plain(options)[name] == value}
-    assert unchanged == NOT_ON_THE_COMMAND_LINE
+    changed = set()
+    in_memory = "--micro-batch 5 --temperature 9 --save-every 11 --report-to x"
+    for more in ("--layerwise", in_memory):
+        arguments = ["recover", model, "--text", "t", "-o", out, *words.split(), *more.split()]
+        options = filled(monkeypatch, "statetrim.recovery.recover.recover.run", arguments)
+        changed |= {*changed_options(options)}
+    names = {field.name for field in dataclasses.fields(st.RecoverOptions)}
+    assert names - changed == NOT_ON_THE_COMMAND_LINE
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a re
         ({"max_memory": "0=1GiB"}, "add --device-map auto"),
         ({"device_map": "auto", "max_memory": "cpu=1GiB"}, "such as 0=70GiB,1=40GiB"),
         ({"device_map": "auto", "max_memory": "0=much"}, "such as 0=70GiB,1=40GiB"),
-        ({"dtype": "int8"}, "--dtype is float32, float16, bfloat16"),
+        ({"dtype": "int8"}, "--dtype is float32, float16 or bfloat16"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(options: dict[str, Any], message: str) -> None:
