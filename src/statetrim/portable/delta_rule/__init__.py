@@ -15,12 +15,7 @@ Arithmetic is float32, or float64 for float64 inputs, whatever the dtype of the 
 returned in that dtype and outputs in the dtype of `v`.
 """
 
-from .chunked import (
-    chunk_delta_rule,
-    chunk_gated_delta_rule,
-    chunk_kda,
-    chunk_states,
-)
+from .chunked import chunk_delta_rule, chunk_gated_delta_rule, chunk_kda, chunk_states
 from .decoding import (
     fused_recurrent_delta_rule,
     fused_recurrent_gated_delta_rule,

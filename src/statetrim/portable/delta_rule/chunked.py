@@ -3,7 +3,13 @@
 import torch
 from torch import Tensor
 
-from .terms import arithmetic_dtype, initial_state_or_zeros, l2_normalized_pair, resolve_scale
+from .terms import (
+    arithmetic_dtype,
+    decay_by_channel,
+    initial_state_or_zeros,
+    l2_normalized_pair,
+    resolve_scale,
+)
 
 CHUNK = 64
 
@@ -43,32 +49,15 @@ def chunk_gated_delta_rule(
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """The gated delta rule in chunks, with log decay `g` [batch, time, value heads]; returns the
-    output and the final state, all chunks' states or None, as `chunk_delta_rule` does."""
+    """The delta rule in chunks, with log decay `g` [batch, time, value heads], or [batch, time,
+    value heads, head_k_dim] in Kimi delta attention; returns what `chunk_delta_rule` does."""
     if use_qk_l2norm_in_kernel:
         q, k = l2_normalized_pair(q, k)
-    out, states = _run_chunked(q, k, v, g.unsqueeze(-1), beta, scale, initial_state, CHUNK)
+    out, states = _run_chunked(q, k, v, decay_by_channel(g), beta, scale, initial_state, CHUNK)
     return out, states[-1] if output_final_state else None
 
 
-def chunk_kda(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """Kimi delta attention in chunks, with log decay `g` [batch, time, value heads, head_k_dim];
-    returns the output and the final state, all chunks' states or None, as `chunk_delta_rule`
-    does."""
-    if use_qk_l2norm_in_kernel:
-        q, k = l2_normalized_pair(q, k)
-    out, states = _run_chunked(q, k, v, g, beta, scale, initial_state, CHUNK)
-    return out, states[-1] if output_final_state else None
+chunk_kda = chunk_gated_delta_rule
 
 
 def chunk_states(

@@ -4,7 +4,13 @@ import torch
 from torch import Tensor
 
 from ..deferred import DeferredState
-from .terms import arithmetic_dtype, initial_state_or_zeros, l2_normalized_pair, resolve_scale
+from .terms import (
+    arithmetic_dtype,
+    decay_by_channel,
+    initial_state_or_zeros,
+    l2_normalized_pair,
+    resolve_scale,
+)
 
 
 def fused_recurrent_delta_rule(
@@ -39,31 +45,16 @@ def fused_recurrent_gated_delta_rule(
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
 ) -> tuple[Tensor, Tensor | DeferredState | None]:
-    """The gated delta rule token by token, with log decay `g` [batch, time, value heads]; without
-    gradients. Returns the output and the final state as `fused_recurrent_delta_rule` does."""
+    """The delta rule token by token, with log decay `g` [batch, time, value heads], or [batch,
+    time, value heads, head_k_dim] in Kimi delta attention; without gradients. Returns what
+    `fused_recurrent_delta_rule` does."""
     return _decode(
-        q, k, v, g.unsqueeze(-1), beta, scale, initial_state, output_final_state,
+        q, k, v, decay_by_channel(g), beta, scale, initial_state, output_final_state,
         use_qk_l2norm_in_kernel,
     )  # fmt: skip
 
 
-def fused_recurrent_kda(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | DeferredState | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-) -> tuple[Tensor, Tensor | DeferredState | None]:
-    """Kimi delta attention token by token, with log decay `g` [batch, time, value heads,
-    head_k_dim]; without gradients. Returns the output and the final state as
-    `fused_recurrent_delta_rule` does."""
-    return _decode(
-        q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel
-    )
+fused_recurrent_kda = fused_recurrent_gated_delta_rule
 
 
 def _decode(

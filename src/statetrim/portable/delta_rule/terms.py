@@ -30,3 +30,8 @@ def initial_state_or_zeros(k: Tensor, v: Tensor, initial_state: Tensor | None) -
     if initial_state is not None:
         return initial_state.to(v.dtype)
     return v.new_zeros(v.shape[0], v.shape[1], k.shape[-1], v.shape[-1])
+
+
+def decay_by_channel(g: Tensor) -> Tensor:
+    """[batch, time, value heads, head_k_dim or 1] from a log decay per head or per key channel."""
+    return g if g.dim() == 4 else g.unsqueeze(-1)
