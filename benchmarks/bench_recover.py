@@ -22,8 +22,9 @@ from transformers.utils import logging as transformers_logging
 
 import statetrim as st
 from statetrim.recovery.adapters import attach_adapters
-from statetrim.runtime.loading import load_live, load_tokenizer
-from statetrim.storage.text import read_sequences
+from statetrim.recovery.options import RecoverOptions
+from statetrim.runtime.corpus import Corpus
+from statetrim.runtime.loading import load_live
 
 WARM_UP = 2
 
@@ -51,7 +52,7 @@ def bare_step_seconds(
 ) -> tuple[list[float], list[float]]:
     """CPU seconds of the student's part and of the teacher's."""
     live, teacher = load_live(small), st.load(model)
-    attach_adapters(live, rank=16, alpha=32)
+    attach_adapters(live, RecoverOptions())
     student = live.module
     student.train()
     trained = [p for p in student.parameters() if p.requires_grad]
@@ -84,7 +85,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model = st.open(options.model)
     tokens = options.steps * options.batch * options.length
-    data = read_sequences(options.text, load_tokenizer(model), tokens=tokens, length=options.length)
+    data = Corpus(options.text, model).read(tokens=tokens, length=options.length)
     with tempfile.TemporaryDirectory() as directory:
         small = st.prune(model, st.select(model, "l1", "50%x100%"), out=Path(directory) / "small")
         recovery = median(recovery_step_seconds(small, model, data, options.batch))

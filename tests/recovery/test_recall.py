@@ -12,7 +12,7 @@ from torch.nn import functional
 import statetrim as st
 from helpers import tiny
 from helpers.recovery_runs import record
-from statetrim.recovery import early_stopping
+from statetrim.recovery import schedule
 from statetrim.recovery.adapters import attach_adapters
 from statetrim.recovery.data import TrainingRows, load_training_rows
 from statetrim.recovery.distillation import Distillation
@@ -198,12 +198,13 @@ def test_a_mixer_that_gains_no_more_is_left_as_it_is(
 
 
 def test_stalled() -> None:
-    assert not early_stopping.has_stalled([0.5, 0.4, 0.4], 0)
-    assert not early_stopping.has_stalled([0.4, 0.5], 2)
-    assert not early_stopping.has_stalled([0.4, 0.3, 0.5], 2)
-    assert early_stopping.has_stalled([0.4, 0.3, 0.4], 2)
-    due = [step for step in range(1, 104) if early_stopping.is_check_due(step, 103)]
+    assert not schedule.has_stalled([0.5, 0.4, 0.4], 0)
+    assert not schedule.has_stalled([0.4, 0.5], 2)
+    assert not schedule.has_stalled([0.4, 0.3, 0.5], 2)
+    assert schedule.has_stalled([0.4, 0.3, 0.4], 2)
+    due = [step for step in range(1, 104) if schedule.is_check_due(step, 103)]
     assert due[-3:] == [95, 100, 103]
+    assert [schedule.warm_up_steps(0.05, steps) for steps in (1, 20, 103)] == [1, 1, 6]
 
 
 @pytest.mark.parametrize("model_type", tiny.MODEL_TYPES)
@@ -212,7 +213,7 @@ def test_whole_mixers_of_every_family_can_be_written_back(
 ) -> None:
     live = load_live(st.open(checkpoint(model_type)))
     layer = max(live.mixers)
-    adapters = attach_adapters(live, rank=1, alpha=1, layers=[layer], whole=True)
+    adapters = attach_adapters(live, RecoverOptions(layers=[layer], whole=True))
     trained = {name for name, value in live.module.named_parameters() if value.requires_grad}
     mixer_ids = {id(value) for value in live.mixers[layer].parameters()}
     named = dict(live.module.named_parameters())

@@ -20,6 +20,7 @@ from statetrim.families.delta_net import DeltaNet
 from statetrim.progress import Progress
 from statetrim.recovery import trainer as training
 from statetrim.recovery.adapters import attach_adapters
+from statetrim.recovery.options import RecoverOptions
 from statetrim.runtime.loading import load_live
 from statetrim.storage.text import Sequences
 
@@ -137,7 +138,7 @@ def test_coverage_counts_what_is_there(model_type: str, checkpoint: Any) -> None
     model = st.open(checkpoint(model_type))
     live_model = load_live(model)
     module = live_model.module
-    coverage = attach_adapters(live_model, rank=4, alpha=8, also=("softmax", "mlp")).coverage
+    coverage = attach_adapters(live_model, RecoverOptions(also=("softmax", "mlp"))).coverage
     assert coverage.layers == len(model.geometry.layers)
     adapted = [name for name, _ in module.named_modules() if name.endswith("lora_A")]
     assert len(adapted) == coverage.projections + coverage.softmax[0] + coverage.mlp[0]
@@ -153,7 +154,7 @@ def test_a_projection_that_the_family_does_not_list_is_refused(
     model = st.open(checkpoint("delta_net"))
     monkeypatch.setattr(DeltaNet, "projections", ("q_proj", "k_proj", "v_proj", "o_proj"))
     with pytest.raises(st.StatetrimError, match=r"would miss the linear module .*attn\.b_proj"):
-        attach_adapters(load_live(model), rank=4, alpha=8)
+        attach_adapters(load_live(model), RecoverOptions())
 
 
 def test_an_adapter_that_a_kernel_reads_past_is_refused(

@@ -26,7 +26,8 @@ from statetrim.calibration.sums import Sums
 from statetrim.recovery.adapters import Adapters, adapt_mixer, attach_adapters
 from statetrim.recovery.distillation import Distillation
 from statetrim.recovery.logit_head import get_logit_head
-from statetrim.recovery.mixer_repair import Recipe, _MixerTraining
+from statetrim.recovery.mixer_repair import _MixerTraining
+from statetrim.recovery.options import RecoverOptions
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
 from statetrim.runtime.logits import LogitReader
@@ -35,7 +36,7 @@ from statetrim.runtime.placement import Placement
 
 META = torch.device("meta")
 BF16 = Placement(dtype="bfloat16")  # which grouped experts take there
-RECIPE = Recipe(4, 8, 1e-3, 1e-4, 0.1, mixed_precision=False, seed=0)
+OPTIONS = RecoverOptions(rank=4, alpha=8, learning_rate=1e-3, warm_up=0.1)
 Load = Callable[[str], Path]
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
@@ -111,7 +112,7 @@ def test_a_step_of_recovery(model_type: str, checkpoint: Load, tmp_path: Path) -
         model, st.select(model, "rand", "50%x100%"), tmp_path / "small", progress=False
     )
     student, teacher = load_live(small, BF16), load_live(model, BF16)
-    attach_adapters(student, rank=4, alpha=8, also=())
+    attach_adapters(student, OPTIONS)
     heads = [get_logit_head(live) for live in (student, teacher)]
     student, teacher = move_to_meta(student), move_to_meta(teacher)
     learned = [p for p in student.module.parameters() if p.requires_grad]
@@ -137,13 +138,13 @@ def test_a_step_of_a_mixer_alone(
     student.module.requires_grad_(False)
     layer, mixer = next(iter(student.mixers.items()))
     name = next(name for name, part in student.module.named_modules() if part is mixer)
-    adapt_mixer(mixer, name, small, adapters := Adapters(), rank=4, alpha=8)
+    adapt_mixer(mixer, name, small, adapters := Adapters(), OPTIONS)
     move_to_meta(student)
     calls: list[MixerCall] = []
     with OneDevice():
         with torch.no_grad(), hook_mixers({layer: teacher.mixers[layer]}, calls.append):
             teacher.hidden_states(torch.ones(2, 12, dtype=torch.long))
         answer_positions, generated = torch.arange(3), torch.tensor([False, True])
-        training = _MixerTraining(layer, name, mixer, adapters, RECIPE, 4, answer_positions)
+        training = _MixerTraining(layer, name, mixer, adapters, OPTIONS, 4, answer_positions)
         training.step(calls[0], generated, 24)
     assert all(p.grad is not None and p.grad.is_meta for p in training.trained.values())

@@ -17,6 +17,7 @@ from ..errors import StatetrimError
 from ..runtime.live import LiveModel
 from ..storage.checkpoint import Checkpoint
 from ..storage.safetensors_file import DTYPES
+from .options import RecoverOptions
 
 LayerContext = Callable[[nn.Module], AbstractContextManager[None]]
 Replacement = Callable[[Tensor], Tensor]
@@ -95,29 +96,20 @@ def check_groups(also: Sequence[str]) -> None:
 
 
 def attach_adapters(
-    live: LiveModel,
-    *,
-    rank: int,
-    alpha: int,
-    also: Sequence[str] = (),
-    layers: Collection[int] = (),
-    whole: bool = False,
-    layer_context: LayerContext | None = None,
+    live: LiveModel, options: RecoverOptions, layer_context: LayerContext | None = None
 ) -> Adapters:
-    """Freeze `live`, and make trainable in float32 what recovery trains.
+    """Freeze `live`, and make trainable in float32 what the options say.
 
-    That is the linear attention of `layers` (none: of all), its weights in full (`whole`) or with
-    LoRA, and LoRA on the groups `also`. Each decoder layer is adapted within
-    `layer_context(layer)`. Raises StatetrimError if one of `layers` has no linear attention, if the
-    family does not list a linear module that LoRA should adapt, or if a trained parameter is not
-    in the checkpoint.
+    Each decoder layer is adapted within `layer_context(layer)`. Raises StatetrimError if one of the
+    layers has no linear attention, if the family does not list a linear module that LoRA should
+    adapt, or if a trained parameter is not in the checkpoint.
     """
     live.module.requires_grad_(False)
     model = live.checkpoint
     names = {id(module): name for name, module in live.module.named_modules()}
-    adapters = Adapters()
+    adapters, also = Adapters(), options.also
     coverage = adapters.coverage
-    mixers = select_mixers(live, layers)
+    mixers = select_mixers(live, options.layers)
     for number, layer in enumerate(live.decoder_layers):
         with nullcontext() if layer_context is None else layer_context(layer):
             mixer = live.mixers.get(number)
@@ -125,15 +117,11 @@ def attach_adapters(
             for group in EXTRA_GROUPS:
                 if group in also and by_group[group]:
                     root = names[id(layer)]
-                    _inject_lora(layer, root, by_group[group], model, adapters, rank, alpha)
+                    _inject_lora(layer, root, by_group[group], model, adapters, options)
             coverage.softmax = _add_counts(coverage.softmax, by_group["softmax"], "softmax" in also)
             coverage.mlp = _add_counts(coverage.mlp, by_group["mlp"], "mlp" in also)
             if mixer is not None and number in mixers:
-                name = names[id(mixer)]
-                if whole:
-                    unfreeze_mixer(mixer, name, model, adapters)
-                else:
-                    adapt_mixer(mixer, name, model, adapters, rank=rank, alpha=alpha)
+                adapt_mixer(mixer, names[id(mixer)], model, adapters, options)
     coverage.all_parameters = model.parameters
     coverage.trained_parameters = sum(
         p.numel() for p in live.module.parameters() if p.requires_grad
@@ -173,11 +161,14 @@ def _add_counts(
 
 
 def adapt_mixer(
-    mixer: nn.Module, name: str, model: Checkpoint, adapters: Adapters, *, rank: int, alpha: int
+    mixer: nn.Module, name: str, model: Checkpoint, adapters: Adapters, options: RecoverOptions
 ) -> None:
-    """Put LoRA on the linear modules of one mixer, `name` in the live model, and train its
-    convolutions in full; adds to `adapters`. Raises StatetrimError if the mixer has no linear
-    module, or one that the family does not list."""
+    """Make one mixer, `name` in the live model, trainable: all its weights, or LoRA on its linear
+    modules and its convolutions in full; adds to `adapters`. Raises StatetrimError if the mixer has
+    no linear module for LoRA, or one that the family does not list."""
+    if options.whole:
+        _unfreeze_mixer(mixer, name, model, adapters)
+        return
     linear = _linear_names(mixer)
     if not linear:
         raise StatetrimError(f"{name} has no linear module, so there is nothing to adapt")
@@ -188,7 +179,7 @@ def adapt_mixer(
             f"recovery would miss the linear module {name}.{unlisted[0]}: family {family} does not "
             f"list it in 'projections'"
         )
-    _inject_lora(mixer, name, linear, model, adapters, rank, alpha)
+    _inject_lora(mixer, name, linear, model, adapters, options)
     for module_name, module in list(mixer.named_modules()):
         if isinstance(module, nn.Conv1d):
             full_name = f"{name}.{module_name}"
@@ -200,7 +191,7 @@ def adapt_mixer(
     adapters.coverage.projections += len(linear)
 
 
-def unfreeze_mixer(mixer: nn.Module, name: str, model: Checkpoint, adapters: Adapters) -> None:
+def _unfreeze_mixer(mixer: nn.Module, name: str, model: Checkpoint, adapters: Adapters) -> None:
     """Train every weight of one mixer in full, norms and decays included; adds to `adapters`."""
     for parameter_path, _ in list(mixer.named_parameters()):
         module_path, _, leaf = parameter_path.rpartition(".")
@@ -222,8 +213,7 @@ def _inject_lora(
     module_names: Sequence[str],
     model: Checkpoint,
     adapters: Adapters,
-    rank: int,
-    alpha: int,
+    options: RecoverOptions,
 ) -> None:
     """Put float32 LoRA on the linear modules `module_names` of `root`, which is `name` in the live
     model; adds to `adapters.updates`. Raises StatetrimError without peft.
@@ -243,9 +233,9 @@ def _inject_lora(
         weight = root.get_parameter(f"{module_name}.weight")
         stored = find_stored_names(f"{full_name}.weight", weight, model)
         adapter = (f"{full_name}.lora_A.default.weight", f"{full_name}.lora_B.default.weight")
-        adapters.updates.append(Update(stored, adapter, alpha / rank))
+        adapters.updates.append(Update(stored, adapter, options.alpha / options.rank))
     targets = [f"root.{module_name}" for module_name in module_names]
-    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets)
+    config = LoraConfig(r=options.rank, lora_alpha=options.alpha, target_modules=targets)
     already_trainable = [p for p in root.parameters() if p.requires_grad]
     inject_adapter_in_model(config, nn.ModuleDict({"root": root}))
     for parameter in already_trainable:  # peft freezes all parameters except its own

@@ -1,5 +1,6 @@
 """Training data of recovery: text, and generated recall sequences."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ from torch import Tensor
 
 from ..errors import StatetrimError
 from ..maths.units import parse_token_count
+from ..runtime.corpus import Corpus, as_corpus
 from ..runtime.loading import load_tokenizer
 from ..storage.checkpoint import Checkpoint
-from ..storage.text import Sequences, documents, read_sequences
+from ..storage.text import Sequences, documents
 from ..tasks.generated import recall_sequences
 from .options import RecoverOptions
 
@@ -50,7 +52,7 @@ class TrainingRows:
 def load_training_rows(
     student: Checkpoint,
     teacher: Checkpoint | None,
-    text: str | Path | Sequences,
+    text: str | Path | Corpus | Sequences,
     options: RecoverOptions,
 ) -> TrainingRows:
     """Tokenize `text`, and mix it with recall sequences as `options.recall` says; tokens that do
@@ -74,30 +76,34 @@ def load_training_rows(
             f"{tokens} tokens do not fill a batch of {batch_size} sequences of {length} tokens; "
             f"ask for more tokens, or smaller or shorter batches"
         )
-    tokenizer = load_tokenizer(student)
-    if teacher is not None and teacher is not student:
-        sample = next(documents(text), "")[:10_000]
-        if load_tokenizer(teacher)(sample)["input_ids"] != tokenizer(sample)["input_ids"]:
-            raise StatetrimError("teacher and student have different tokenizers")
+    corpus = as_corpus(text, student)
+    _check_tokenizers(corpus, [student] if teacher is None else [student, teacher])
     is_recall = _spread_evenly(steps * batch_size, recall_share)
     text_rows, recall_rows = int((~is_recall).sum()), int(is_recall.sum())
-    text_sequences = read_sequences(
-        text, tokenizer, tokens=text_rows * length, length=length, skip=skip
-    )
+    text_sequences = corpus.read(tokens=text_rows * length, length=length, skip=skip)
     if not recall_rows:
         return TrainingRows(text_sequences.ids, text_sequences.lineage)
     held_out_rows = min(MAX_HELD_OUT_ROWS, max(1, HELD_OUT_TOKENS // length))
     trained = recall_sequences(
-        tokenizer, recall_rows * length, options.seed, length=length, use="recovery"
+        corpus.tokenizer, recall_rows * length, options.seed, length=length, use="recovery"
     )
     held_out = recall_sequences(
-        tokenizer, held_out_rows * length, options.seed, length=length, use="held out"
+        corpus.tokenizer, held_out_rows * length, options.seed, length=length, use="held out"
     )
     assert trained.answer_positions is not None
     ids = torch.empty(len(is_recall), length, dtype=torch.int32)
     ids[~is_recall], ids[is_recall] = text_sequences.ids, trained.ids
     recall = RecallRows(is_recall, trained.answer_positions, held_out.ids)
     return TrainingRows(ids, text_sequences.lineage | {"recall": trained.lineage}, recall)
+
+
+def _check_tokenizers(corpus: Corpus, models: Sequence[Checkpoint]) -> None:
+    """Raise StatetrimError unless all models give the same tokens for the start of the corpus."""
+    others = [model for model in models if model is not corpus.model]
+    sample = next(documents(corpus.text), "")[:10_000] if others else ""
+    for model in others:
+        if load_tokenizer(model)(sample)["input_ids"] != corpus.tokenizer(sample)["input_ids"]:
+            raise StatetrimError("teacher and student have different tokenizers")
 
 
 def _spread_evenly(rows: int, fraction: float) -> Tensor:

@@ -6,7 +6,7 @@ student. An interrupted layer is trained again from its beginning.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +18,15 @@ from ..errors import StatetrimError
 from ..progress import OnProgress, Progress
 from ..runtime.loading import load_live
 from ..runtime.mixers import MixerCall, hook_mixers
-from ..runtime.placement import Placement
 from ..runtime.sequential import LayerPass, LayerWalk
 from ..storage.checkpoint import Checkpoint
 from ..storage.safetensors_file import save_tensors
-from .adapters import Adapters, Update, adapt_mixer, select_mixers, unfreeze_mixer
+from .adapters import Adapters, Update, adapt_mixer, select_mixers
 from .data import Batch, RecallRows, TrainingRows
-from .early_stopping import has_stalled, is_check_due
+from .options import RecoverOptions
+from .schedule import has_stalled, is_check_due, warm_up_steps
 
 Curve = list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How every mixer is trained."""
-
-    rank: int
-    alpha: int
-    learning_rate: float
-    last_learning_rate: float
-    warm_up: float
-    mixed_precision: bool
-    seed: int
-    layers: tuple[int, ...] = ()  # to train; none: all
-    whole: bool = False  # train all weights, not LoRA adapters
-    patience: int = 0
 
 
 @dataclass
@@ -62,26 +46,22 @@ class LayerwiseRecovery:
     """
 
     def __init__(
-        self,
-        student: Checkpoint,
-        teacher: Checkpoint,
-        directory: Path,
-        recipe: Recipe,
-        placement: Placement,
+        self, student: Checkpoint, teacher: Checkpoint, directory: Path, options: RecoverOptions
     ) -> None:
-        self.checkpoint, self.directory, self.recipe = student, directory, recipe
+        self.checkpoint, self.directory, self.options = student, directory, options
+        placement = replace(options.placement, layerwise=True)
         self.student = load_live(student, placement)
         self.teacher = load_live(teacher, placement)
         self.student.module.requires_grad_(False)
         if set(self.student.mixers) != set(self.teacher.mixers):
             raise StatetrimError("teacher and student have linear attention in different layers")
-        self.mixers = select_mixers(self.student, recipe.layers)
+        self.mixers = select_mixers(self.student, options.layers)
 
-    def run(self, data: TrainingRows, batch_size: int, progress: OnProgress) -> RepairResult:
-        """Train the mixers of the recipe's layers, resuming at the layer in which an earlier run
+    def run(self, data: TrainingRows, progress: OnProgress) -> RepairResult:
+        """Train the mixers of the chosen layers, resuming at the layer in which an earlier run
         stopped; the result includes its layers. The held-out rows pass the teacher as one more
         batch, the last."""
-        batches = data.batches(batch_size)
+        batches = data.batches(self.options.batch_size)
         inputs = [ids for ids, _ in batches]
         if data.recall is not None:
             inputs.append(data.recall.held_out.long())
@@ -128,15 +108,11 @@ class LayerwiseRecovery:
         name = next(name for name, module in self.student.module.named_modules() if module is mixer)
         assert self.student.weights is not None
         self.student.weights.load_permanently(mixer)
-        torch.manual_seed(self.recipe.seed * 100_003 + number)  # so that a resume draws the same
+        torch.manual_seed(self.options.seed * 100_003 + number)  # so that a resume draws the same
         adapters = Adapters()
-        rank, alpha = self.recipe.rank, self.recipe.alpha
-        if self.recipe.whole:
-            unfreeze_mixer(mixer, name, self.checkpoint, adapters)
-        else:
-            adapt_mixer(mixer, name, self.checkpoint, adapters, rank=rank, alpha=alpha)
+        adapt_mixer(mixer, name, self.checkpoint, adapters, self.options)
         answer_positions = None if recall is None else recall.answer_positions
-        return _MixerTraining(number, name, mixer, adapters, self.recipe, steps, answer_positions)
+        return _MixerTraining(number, name, mixer, adapters, self.options, steps, answer_positions)
 
     def _load_result(self) -> RepairResult:
         """The result from the files of all layers, which earlier runs may have written."""
@@ -169,24 +145,24 @@ class _MixerTraining:
         name: str,
         mixer: nn.Module,
         adapters: Adapters,
-        recipe: Recipe,
+        options: RecoverOptions,
         steps: int,
         answer_positions: Tensor | None,
     ) -> None:
         from transformers.optimization import get_cosine_with_min_lr_schedule_with_warmup
 
         self.layer, self.name, self.mixer, self.adapters = layer, name, mixer, adapters
-        self.mixed_precision, self.patience = recipe.mixed_precision, recipe.patience
+        self.mixed_precision, self.patience = options.mixed_precision, options.patience
         self.steps, self.answer_positions, self.stopped = steps, answer_positions, False
         self.trained = {n: p for n, p in mixer.named_parameters() if p.requires_grad}
         self.optimizer = torch.optim.AdamW(
-            self.trained.values(), lr=recipe.learning_rate, weight_decay=0.0
+            self.trained.values(), lr=options.learning_rate, weight_decay=0.0
         )
         self.schedule = get_cosine_with_min_lr_schedule_with_warmup(
             self.optimizer,
-            num_warmup_steps=round(recipe.warm_up * steps),
+            num_warmup_steps=warm_up_steps(options.warm_up, steps),
             num_training_steps=steps,
-            min_lr=recipe.last_learning_rate,
+            min_lr=options.final_learning_rate,
         )
         self.curve: Curve = []
         self.held_out_curve: Curve = []

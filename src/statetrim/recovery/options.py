@@ -11,6 +11,7 @@ from ..options import changed_options, option, options
 from ..runtime.placement import OneDevice
 
 if TYPE_CHECKING:
+    from ..runtime.corpus import Corpus
     from ..storage.models import ModelLike
     from ..storage.text import Sequences
     from .adapters import Coverage
@@ -166,7 +167,7 @@ def _ignore_coverage(coverage: "Coverage") -> None:
 class RecoverRunOptions(RecoverOptions, ProgressOptions):
     """The options of `recover`: how it trains, on what, and where the result goes."""
 
-    text: "str | Path | Sequences" = option(
+    text: "str | Path | Corpus | Sequences" = option(
         help=TEXT_HELP, check=checks.text_source, in_record=False
     )
     out: str | Path = option(

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..artifacts.card.model_card import recovered_card
 from ..artifacts.header import header
+from ..artifacts.record import write_artifact
 from ..errors import StatetrimError
 from ..options import as_record, takes_options
 from ..progress import OnProgress, progress_reporter
@@ -26,7 +27,7 @@ from ..runtime.placement import default_device
 from ..storage.atomic import atomic_write
 from ..storage.auxiliary_files import copy_all_but_weights, is_newer
 from ..storage.checkpoint import Checkpoint, open_checkpoint, require_prunable
-from ..storage.json_file import read_json, write_json, write_text
+from ..storage.json_file import read_json, write_text
 from ..storage.models import ModelLike, as_checkpoint
 from ..storage.output import (
     ARTIFACTS,
@@ -118,18 +119,7 @@ class _RecoveryRun:
         from . import trainer as training
 
         options, steps = self.options, len(self.data.ids) // self.options.batch_size
-        args = training.training_arguments(
-            self.partial / TRAINING,
-            learning_rate=options.learning_rate,
-            last_learning_rate=options.final_learning_rate,
-            warm_up=options.warm_up,
-            steps=steps,
-            save_every=options.save_every,
-            seed=options.seed,
-            mixed_precision=options.mixed_precision,
-            report_to=list(options.report_to),
-            on_cpu=options.device == "cpu",
-        )
+        args = training.training_arguments(self.partial / TRAINING, options, steps)
         _set_batch_sizes(args, options.batch_size, options.micro_batch)
         is_main = args.process_index == 0
         with ExitStack() as stack:
@@ -141,14 +131,7 @@ class _RecoveryRun:
             _barrier()  # rank 0 must not rename the directory while another process reads it
             if not is_written:
                 model, adapters = self._build_distillation(args.device)
-                trainer = training.build_trainer(
-                    model,
-                    args,
-                    self.data,
-                    sharded=options.shard,
-                    patience=options.patience,
-                    progress=self.progress,
-                )
+                trainer = training.build_trainer(model, args, self.data, options, self.progress)
                 if is_main:
                     self.options.on_coverage(adapters.coverage)
                 saved_states = training.list_checkpoints(self.partial / TRAINING)
@@ -164,29 +147,16 @@ class _RecoveryRun:
     def recover_layerwise(self) -> None:
         """Train one mixer after the other, in one process, and publish the merged checkpoint as
         `out`. Resumes from `OUT.partial`; does nothing if `out` is complete."""
-        from .mixer_repair import LayerwiseRecovery, Recipe
+        from .mixer_repair import LayerwiseRecovery
 
         assert self.teacher is not None
-        options, directory = self.options, self.partial / TRAINING
-        recipe = Recipe(
-            rank=options.rank,
-            alpha=options.alpha,
-            learning_rate=options.learning_rate,
-            last_learning_rate=options.final_learning_rate,
-            warm_up=options.warm_up,
-            mixed_precision=options.mixed_precision,
-            seed=options.seed,
-            layers=tuple(options.layers),
-            whole=options.whole,
-            patience=options.patience,
-        )
+        directory = self.partial / TRAINING
         with self._open_output() as partial_output:
             if partial_output.done:
                 return
             if not self._is_written():
-                place = replace(options.placement, layerwise=True)
-                training = LayerwiseRecovery(self.student, self.teacher, directory, recipe, place)
-                done = training.run(self.data, options.batch_size, self.progress)
+                training = LayerwiseRecovery(self.student, self.teacher, directory, self.options)
+                done = training.run(self.data, self.progress)
                 self.options.on_coverage(done.adapters.coverage)
                 self._write_checkpoint(done.adapters, done.trained, done.curve, done.held_out)
             self._publish(partial_output)
@@ -212,15 +182,8 @@ class _RecoveryRun:
         student.check_ids(self.data.ids)
         sharder = Sharder(student.device) if options.shard else None
         torch.manual_seed(options.seed)  # for LoRA's initial values
-        adapters = attach_adapters(
-            student,
-            rank=options.rank,
-            alpha=options.alpha,
-            also=options.also,
-            layers=options.layers,
-            whole=options.whole,
-            layer_context=None if sharder is None else bound(sharder.shard_layer, student),
-        )
+        layer_context = None if sharder is None else bound(sharder.shard_layer, student)
+        adapters = attach_adapters(student, options, layer_context)
         if options.gradient_checkpointing:
             student.module.gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False}
@@ -289,7 +252,7 @@ class _RecoveryRun:
         result = require_prunable(open_checkpoint(self.partial, self.student.family))
         assert result.geometry == self.student.geometry
         assert [s.tensors for s in result.shards] == [s.tensors for s in self.student.shards]
-        write_json(self.partial / ARTIFACTS / RECORD, finished_record)
+        write_artifact(self.partial / ARTIFACTS / RECORD, "recover", finished_record)
 
     def _publish(self, partial_output: Output) -> None:
         """Delete the training state, keep files that trackers wrote, and rename `OUT.partial`."""

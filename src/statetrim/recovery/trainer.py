@@ -26,52 +26,38 @@ from ..storage.json_file import read_json
 from ..storage.safetensors_file import write_tensors
 from .data import TrainingRows
 from .distillation import Distillation
-from .early_stopping import has_stalled, is_check_due
 from .fsdp import check_sharded, gather_full, shard_like
+from .options import RecoverOptions
+from .schedule import has_stalled, is_check_due, warm_up_steps
 
 STATE_FILE = "trainer_state.json"  # the name that the Trainer expects
 TENSORS_FILE = "training.safetensors"
 SCHEDULE_FILE = "schedule.json"
 
 
-def training_arguments(
-    directory: Path,
-    *,
-    learning_rate: float,
-    last_learning_rate: float,
-    warm_up: float,
-    steps: int,
-    save_every: int,
-    seed: int,
-    mixed_precision: bool,
-    report_to: list[str],
-    on_cpu: bool = False,
-) -> TrainingArguments:
-    """The Trainer's arguments, except batch sizes; `warm_up` is a fraction of `steps`.
-
-    Training runs on the CPU with `on_cpu` or without CUDA. Creating the arguments initializes
-    torch.distributed in a launch.
-    """
-    use_cpu = on_cpu or not torch.cuda.is_available()
+def training_arguments(directory: Path, options: RecoverOptions, steps: int) -> TrainingArguments:
+    """The Trainer's arguments, except batch sizes. Creating them initializes torch.distributed in a
+    launch."""
+    use_cpu = options.device == "cpu" or not torch.cuda.is_available()
     return TrainingArguments(
         output_dir=str(directory),
         optim="adamw_torch",
-        learning_rate=learning_rate,
+        learning_rate=options.learning_rate,
         lr_scheduler_type="cosine_with_min_lr",
-        lr_scheduler_kwargs={"min_lr": last_learning_rate},
-        warmup_steps=math.ceil(warm_up * steps),
+        lr_scheduler_kwargs={"min_lr": options.final_learning_rate},
+        warmup_steps=warm_up_steps(options.warm_up, steps),
         max_steps=steps,
         logging_steps=1,
         logging_nan_inf_filter=False,
-        save_steps=save_every,
-        seed=seed,
+        save_steps=options.save_every,
+        seed=options.seed,
         train_sampling_strategy="sequential",
-        bf16=mixed_precision,
+        bf16=options.mixed_precision,
         use_cpu=use_cpu,
         ddp_backend="gloo" if use_cpu and dist.is_torchelastic_launched() else None,
         ddp_find_unused_parameters=False,
         ddp_timeout=4 * 3600,  # the other processes wait while rank 0 writes the result
-        report_to=report_to,
+        report_to=list(options.report_to),
         disable_tqdm=True,
         remove_unused_columns=False,
         dataloader_pin_memory=not use_cpu,
@@ -86,9 +72,7 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
         model: Distillation,
         args: TrainingArguments,
         data: TrainingRows,
-        *,
-        sharded: bool,
-        patience: int,
+        options: RecoverOptions,
         progress: OnProgress,
     ) -> None:
         tokens_per_step = _global_batch_size(args) * data.ids.shape[1]
@@ -97,19 +81,19 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
             args=args,
             train_dataset=_RowDataset(data),
             data_collator=_collate,
-            callbacks=[_ProgressCallback(progress, tokens_per_step, sharded)],
+            callbacks=[_ProgressCallback(progress, tokens_per_step, options.shard)],
         )
         self.remove_callback(PrinterCallback)
         self.model_accepts_loss_kwargs = False
         self.loss_is_scaled_for_ga = False  # all micro-batches have the same number of tokens
         # No DDP wrapper if sharded: FSDP2 reduces the gradients.
-        self.is_distributed_loading_by_transformers = sharded
+        self.is_distributed_loading_by_transformers = options.shard
         self.tokens_per_step = tokens_per_step
         # Since the last log, for text and recall: rows, cross-entropy, KL.
         self.loss_sums = torch.zeros(2, 3, dtype=torch.float64, device=args.device)
         self.recall = data.recall
         if self.recall is not None:
-            self.add_callback(_HeldOutCallback(self, patience))
+            self.add_callback(_HeldOutCallback(self, options.patience))
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -261,16 +245,12 @@ def build_trainer(
     model: Distillation,
     args: TrainingArguments,
     data: TrainingRows,
-    *,
-    sharded: bool,
-    patience: int,
+    options: RecoverOptions,
     progress: OnProgress,
 ) -> RecoveryTrainer:
     """A trainer. Raises StatetrimError for trackers that are unknown or not installed."""
     try:
-        return RecoveryTrainer(
-            model, args, data, sharded=sharded, patience=patience, progress=progress
-        )
+        return RecoveryTrainer(model, args, data, options, progress)
     except (ImportError, RuntimeError, ValueError) as error:
         if not args.report_to:
             raise

@@ -1,8 +1,14 @@
-"""When to measure held-out recall, and when to stop training by it."""
+"""When the learning rate rises, when held-out recall is measured, and when training stops by it."""
 
 from collections.abc import Sequence
+from math import ceil
 
 CHECKS = 20  # during a run, in addition to the one before it
+
+
+def warm_up_steps(fraction: float, steps: int) -> int:
+    """The steps in which the learning rate rises, rounded up as in transformers."""
+    return ceil(fraction * steps)
 
 
 def is_check_due(step: int, steps: int) -> bool:
