@@ -21,7 +21,7 @@ from statetrim.benchmarking.benchmark import DECODE_CYCLE
 from statetrim.benchmarking.peak_memory import measure_peak_memory
 from statetrim.benchmarking.stopwatch import RoundTimes, time_in_turns
 from statetrim.benchmarking.vllm_benchmark import benchmark_vllm
-from statetrim.benchmarking.vllm_server import ServerLoad
+from statetrim.benchmarking.vllm_server import ServerLoad, _cache_log_lines
 from statetrim.commands import app
 from statetrim.portable.deferred import DeferredState
 
@@ -218,6 +218,12 @@ def test_a_server_is_started_loaded_read_and_ended(pair: tuple[Path, Path], tmp_
         "CPU KV cache size: 9 tokens, Maximum concurrency"
     ]
     assert len(list(pids.iterdir())) == 2 and all_ended(pids)
+
+
+def test_a_line_of_the_log_needs_no_prefix(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("INFO [core.py:1] GPU KV cache size: 9 tokens\nKV cache size: 8 tokens\n")
+    assert _cache_log_lines(log) == ["GPU KV cache size: 9 tokens", "KV cache size: 8 tokens"]
 
 
 def test_python_starts_a_server_by_the_names_of_the_command_line(

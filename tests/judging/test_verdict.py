@@ -19,7 +19,17 @@ from statetrim.judging.losses import (
     recall_change,
     task_losses,
 )
-from statetrim.judging.verdict import LIMITS, Limit, Outcome, Verdict, cut_warnings, judge_cut
+from statetrim.judging.verdict import (
+    LIMITS,
+    Limit,
+    Outcome,
+    Verdict,
+    cut_warnings,
+    judge_cut,
+    worst_setting,
+)
+from statetrim.maths.paired import Interval
+from statetrim.tasks.unit import UNITS
 
 ROWS = 64
 LOADS = (4, 8, 16, 32, 63)
@@ -214,6 +224,24 @@ def test_facts_are_compared_with_the_random_cut() -> None:
     assert first.endswith("; a random cut loses 50.0 points")
     assert second.startswith("text perplexity ") and re.search(r"loss 6\.\d%, 95%: [56]\.", second)
     assert any("recall falls by" in text for text in result.warnings)
+
+
+def test_a_control_without_a_score_is_left_out_of_the_comparison() -> None:
+    half = {key: samples for key, samples in RANDOM.items() if key[0] == "mqar"}
+    result = judged(GOOD, control=half)
+    assert result.outcome is Outcome.SHIP
+    by_task = {fact.split()[0]: "a random cut loses" in fact for fact in result.facts}
+    assert by_task == {"mqar": True, "text": False}
+
+
+def test_the_worst_setting_is_the_furthest_beyond_its_own_limit() -> None:
+    """12 points of a limit of 10 are less than 9 percent of a limit of 3."""
+    loss = metric_loss(scores({"original": ORIGINAL, "cut": GOOD}), "cut", "mqar", "pairs_4")
+    points = replace(loss, loss=Interval(12.0, 12.0, 12.0))
+    unit = UNITS["perplexity"]
+    percent = replace(loss, task="text", unit=unit, loss=Interval(9.0, 9.0, 9.0))
+    assert worst_setting([points, percent]) is percent
+    assert worst_setting([points]) is points
 
 
 GATE = "recall drop > 15 points"

@@ -45,6 +45,7 @@ def test_a_few_of_many_keep_both_ends() -> None:
     assert evenly_spaced([1, 2, 3], 3) == [1, 2, 3]
     assert evenly_spaced(range(100), 4) == [0, 33, 66, 99]
     assert evenly_spaced("abc", 2) == ["a", "c"]
+    assert evenly_spaced("abc", 1) == ["a"]
 
 
 def test_what_counts_as_a_number_in_an_untrusted_file() -> None:

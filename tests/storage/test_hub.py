@@ -5,10 +5,12 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from huggingface_hub import constants
+from huggingface_hub.errors import EntryNotFoundError
 
 import statetrim as st
 from helpers import tiny
@@ -18,6 +20,7 @@ from statetrim.storage import space
 from statetrim.storage.checkpoint import open_checkpoint
 from statetrim.storage.hub import download
 from statetrim.storage.hub.download import HubModel
+from statetrim.storage.hub.hub_errors import explain_hub_errors
 from statetrim.storage.models import short_names
 
 Load = Callable[[str], Path]
@@ -203,6 +206,16 @@ def test_a_gated_model_says_what_to_do(status: int, hub: LoopbackHub) -> None:
 def test_a_missing_model_is_one_sentence(hub: LoopbackHub) -> None:
     with pytest.raises(st.StatetrimError, match="neither a directory here nor a model on the hub"):
         open_checkpoint("someone/else")
+
+
+def test_the_file_that_is_missing_is_named(hub: LoopbackHub) -> None:
+    (hub.root / REPO / "v1" / "config.json").unlink()
+    with pytest.raises(st.StatetrimError, match=f"{REPO} has no config.json, so it cannot"):
+        st.inspect(f"{REPO}@v1")
+    error = EntryNotFoundError("404")
+    error.response = SimpleNamespace(url="https://hub/a/b/x.json?c=1")  # type: ignore[attr-defined]
+    with pytest.raises(st.StatetrimError, match=r"^a/b has no x\.json$"), explain_hub_errors("a/b"):
+        raise error
 
 
 def test_a_hub_that_fails_is_one_sentence(hub: LoopbackHub) -> None:

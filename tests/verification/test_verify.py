@@ -200,7 +200,7 @@ def test_an_answer_that_does_not_fit_is_refused(
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\ncat > $3 <<'END'\n{answer}\nEND\n")
     python.chmod(0o755)
-    with pytest.raises((EngineError, st.StatetrimError), match=r"does not fit|JSON"):
+    with pytest.raises(EngineError, match="does not fit"):
         run_engine("mlx", python, make_request(pair), 20.0)
 
 

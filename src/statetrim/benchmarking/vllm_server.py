@@ -203,7 +203,8 @@ def _cache_log_lines(log: Path) -> list[str]:
     lines = []
     for line in log.read_text(errors="replace").splitlines():
         if _CACHE_SIZES.search(line):
-            lines.append(line[line.index("]") + 2 :])
+            prefix, bracket, text = line.partition("] ")
+            lines.append(text if bracket else prefix)
     return lines
 
 

@@ -20,6 +20,7 @@ from .losses import (
     headline_score,
     informative_losses,
     main_metrics,
+    metric_loss,
     setting_losses,
     task_losses,
 )
@@ -192,7 +193,8 @@ def cut_warnings(scores: Scores, model: str) -> list[str]:
         if control == model:
             continue
         for task in dict.fromkeys(x.task for x in informative):
-            if _advantage_over_control(scores, model, control, task).estimate <= 0:
+            advantage = _advantage_over_control(scores, model, control, task)
+            if advantage and advantage.estimate <= 0:
                 texts.append(
                     f"on {task} the cut is no better than a random one; calibrate on more text, or "
                     f"choose another method"
@@ -244,7 +246,8 @@ def _beats_a_control(
     """Whether the model is significantly better than a random cut on any of the tasks."""
     for control in controls:
         for x in losses:
-            if _advantage_over_control(scores, model, control, x.task).low > 0:
+            advantage = _advantage_over_control(scores, model, control, x.task)
+            if advantage and advantage.low > 0:
                 return True
     return False
 
@@ -277,13 +280,13 @@ def _iter_beyond_limit(
 
 def worst_setting(by_setting: Sequence[Loss]) -> Loss | None:
     """Of the informative settings whose lower bound of the loss is beyond its limit, the one with
-    the largest lower bound; None if there is none."""
-    beyond = []
+    the largest ratio of the two; None if there is none."""
+    worst, worst_ratio = None, 1.0
     for x in informative_losses(by_setting):
         limit = _strictest_limit(x)
-        if limit and x.loss.low > limit.setting:
-            beyond.append(x)
-    return max(beyond, key=lambda x: x.loss.low, default=None)
+        if limit and x.loss.low / limit.setting > worst_ratio:
+            worst, worst_ratio = x, x.loss.low / limit.setting
+    return worst
 
 
 def _strictest_limit(x: Loss) -> Limit | None:
@@ -304,13 +307,18 @@ def severity(x: Loss) -> float:
     return x.loss.estimate / limit.ship if limit else -1.0
 
 
-def _advantage_over_control(scores: Scores, model: str, control: str, task: str) -> Interval:
+def _advantage_over_control(scores: Scores, model: str, control: str, task: str) -> Interval | None:
     """By how much the model is better than the random cut on a task, by KL from the original if
-    it was measured, because it is more sensitive than a score."""
+    it was measured, because it is more sensitive than a score; None if the random cut was not
+    measured on the same samples."""
     metric = "kl" if "kl" in scores.metrics(task) else main_metrics(scores, task)[0]
     cut_score = headline_score(scores, model, task, metric)
-    control_score = headline_score(scores, control, task, metric)
-    change = difference_interval([pair_samples(control_score, cut_score)], level=CONFIDENCE_LEVEL)
+    try:
+        control_score = headline_score(scores, control, task, metric)
+        pairs = pair_samples(control_score, cut_score)
+    except StatetrimError:
+        return None
+    change = difference_interval([pairs], level=CONFIDENCE_LEVEL)
     return change if cut_score.higher_is_better else -change
 
 
@@ -321,8 +329,10 @@ def _fact_text(scores: Scores, x: Loss) -> str:
     control = next(iter(random_controls(scores)), x.model)
     if control == x.model:
         return text
-    control_losses = {(y.task, y.metric): y.loss for y in task_losses(scores, control)}
-    control_loss = control_losses[x.task, x.metric]
+    try:
+        control_loss = metric_loss(scores, control, x.task, x.metric).loss
+    except StatetrimError:  # the random cut was not measured on these samples
+        return text
     return f"{text}; a random cut loses {x.unit.loss_text(control_loss.estimate)}"
 
 

@@ -49,7 +49,8 @@ def duration_text(seconds: float) -> str:
 
 
 def evenly_spaced(items: Sequence[Item], max_items: int) -> list[Item]:
-    """At most `max_items` (2 or more) of the items at even distances, with the first and last."""
+    """At most `max_items` of the items at even distances, with the first and, of two, the last."""
     if len(items) <= max_items:
         return list(items)
-    return [items[round(i * (len(items) - 1) / (max_items - 1))] for i in range(max_items)]
+    distance = (len(items) - 1) / max(1, max_items - 1)
+    return [items[round(i * distance)] for i in range(max_items)]

@@ -53,7 +53,7 @@ def run_engine(engine: str, python: Path, request: Request, seconds: float) -> A
     """Run the engine's driver in a process of `python` and return its answer.
 
     Raises EngineError if the process fails, takes longer than `seconds`, or its answer does not fit
-    the request; StatetrimError if `python` is no program, or the answer is no valid JSON object.
+    the request; StatetrimError if `python` is no program.
     """
     driver = files(__package__) / "drivers" / f"ask_{engine}.py"
     with TemporaryDirectory(prefix="statetrim-") as folder, as_file(driver) as program:
@@ -67,7 +67,7 @@ def run_engine(engine: str, python: Path, request: Request, seconds: float) -> A
                 raise EngineError(f"no answer within {seconds:.0f} seconds") from None
             if process.returncode or not answer_path.exists():
                 raise EngineError(_failure_reason(log))
-        return _parse_answer(read_json(answer_path, MAX_ANSWER_BYTES), request)
+        return _read_answer(answer_path, request)
 
 
 def _failure_reason(log: Path) -> str:
@@ -77,10 +77,10 @@ def _failure_reason(log: Path) -> str:
     return " ".join(match.group(1).split())[:300] if match else last_error(log)
 
 
-def _parse_answer(stored: dict[str, Any], request: Request) -> Answer:
+def _read_answer(path: Path, request: Request) -> Answer:
     """The answer; raises EngineError if it does not cover every sequence, prompt and text."""
     try:
-        answer = parse_record(stored, Answer, "answer.json")
+        answer = parse_record(read_json(path, MAX_ANSWER_BYTES), Answer, path.name)
     except StatetrimError as error:
         raise EngineError(f"an answer that does not fit the request: {error}") from None
     if not _is_complete(answer, request):

@@ -42,8 +42,11 @@ def explain_hub_errors(repo: str, revision: str | None = None) -> Iterator[None]
         raise StatetrimError(f"{repo} has no revision {revision!r}") from None
     except errors.LocalEntryNotFoundError:
         raise HubUnreachable("the hub cannot be reached") from None
-    except errors.EntryNotFoundError:
-        raise StatetrimError(f"{repo} has no {CONFIG}, so it cannot be used as a model") from None
+    except errors.EntryNotFoundError as error:
+        address = str(getattr(getattr(error, "response", None), "url", ""))
+        name = address.partition("?")[0].rpartition("/")[2] or "file of that name"
+        reason = ", so it cannot be used as a model" if name == CONFIG else ""
+        raise StatetrimError(f"{repo} has no {name}{reason}") from None
     except errors.HfHubHTTPError as error:
         status = getattr(error.response, "status_code", "an error")
         raise StatetrimError(f"the hub answers {status} for {repo}; try again later") from None
