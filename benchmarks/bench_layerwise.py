@@ -26,8 +26,9 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import statetrim as st
-from statetrim.runtime.loading import _hide_gpu_kernels, load_live, load_tokenizer
-from statetrim.storage.text import Sequences, read_sequences
+from statetrim.runtime.corpus import Corpus
+from statetrim.runtime.loading import _hide_gpu_kernels, load_live
+from statetrim.storage.text import Sequences
 
 WIDTH = {"hidden_size": 2560, "intermediate_size": 9728}
 HEADS = {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 256}
@@ -98,7 +99,7 @@ def compare_with_bare(
     and the median of the ratios."""
     opened = st.open(model)
     opened.digest  # noqa: B018
-    data: Sequences = read_sequences(text, load_tokenizer(opened), tokens=tokens, length=512)
+    data: Sequences = Corpus(text, opened).read(tokens=tokens, length=512)
     live = load_live(opened)
     bare, layerwise = [], []
     for number in range(rounds + 1):  # the first is not counted

@@ -23,9 +23,9 @@ import statetrim as st
 from arguments import study_parser
 from statetrim.maths.paired import Pairs, difference_interval
 from statetrim.maths.quantization import FORMATS, stored_bytes
-from statetrim.runtime.loading import load_live, load_tokenizer
+from statetrim.runtime.corpus import Corpus
+from statetrim.runtime.loading import load_live
 from statetrim.runtime.states.stored import StoredStateReader
-from statetrim.storage.text import read_sequences
 from statetrim.tasks import recall
 
 SHAPES = {"full": (1.0, 1.0), "1/2": (1.0, 0.5), "1/4": (0.5, 0.5)}  # shares of keys, of values
@@ -66,9 +66,7 @@ class Evaluator:
 
     def __init__(self, model: st.Checkpoint, test: Path, rows: int) -> None:
         tokens = rows * WINDOW
-        self.ids = read_sequences(
-            test, load_tokenizer(model), tokens=tokens, length=WINDOW
-        ).ids.long()
+        self.ids = Corpus(test, model).read(tokens=tokens, length=WINDOW).ids.long()
         self.rows = rows
         self.original = self.samples(model, st.StateStorage())
 

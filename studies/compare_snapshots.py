@@ -29,13 +29,13 @@ from torch.nn import functional
 import statetrim as st
 from arguments import study_parser
 from statetrim.maths.paired import Pairs, difference_interval
+from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.kernel_hooks import L2_EPS, KernelCall, hook_kernels
 from statetrim.runtime.live import LiveModel
-from statetrim.runtime.loading import load_live, load_tokenizer
+from statetrim.runtime.loading import load_live
 from statetrim.snapshots.cache import slots
 from statetrim.snapshots.copies import Code, Copies, recode
 from statetrim.snapshots.metric import Metrics, metric_of
-from statetrim.storage.text import read_sequences
 from statetrim.tasks.recall import associations, recalled_share
 
 PREFIX, REST, BATCH = 256, 128, 16
@@ -102,13 +102,10 @@ class Study:
         self.memory: dict[str, Any] = {}
         self.weights_values = False
         self.ends = time.monotonic() + 60 * options.minutes
-        tokenizer = load_tokenizer(model)
 
         def read(text: Path, rows: int, length: int, skip: int) -> Tensor:
-            tokens = rows * length
-            return read_sequences(
-                text, tokenizer, tokens=tokens, length=length, skip=skip
-            ).ids.long()
+            corpus = Corpus(text, model)
+            return corpus.read(tokens=rows * length, length=length, skip=skip).ids.long()
 
         self.grams = Grams(self.live)
         saved = options.work / f"{self.name}-{self.seed}.safetensors"

@@ -17,8 +17,8 @@ from torch.nn import functional
 import statetrim as st
 from statetrim.reporting import figure_files
 from statetrim.reporting import rank_pictures as figures
-from statetrim.runtime.loading import load, load_tokenizer
-from statetrim.storage.text import read_sequences
+from statetrim.runtime.corpus import Corpus
+from statetrim.runtime.loading import load
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 MODELS = SHARED / "models"
@@ -62,7 +62,7 @@ def analysis(model: st.Checkpoint) -> st.Analysis:
 @torch.inference_mode()
 def loss(model: st.Checkpoint) -> float:
     """Mean next-token loss in nats on the text that is analysed."""
-    ids = read_sequences(TEXT, load_tokenizer(model), tokens=TOKENS, length=LENGTH).ids.long()
+    ids = Corpus(TEXT, model).read(tokens=TOKENS, length=LENGTH).ids.long()
     live, total = load(model), 0.0
     for row in ids:
         logits = live(input_ids=row[None], use_cache=False).logits[0, :-1]

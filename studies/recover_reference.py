@@ -26,8 +26,8 @@ import statetrim as st
 from arguments import study_parser
 from compare_methods import CALIBRATED, Evaluator, collect_statistics, recall_sequences
 from statetrim.progress import Progress
-from statetrim.runtime.loading import load_tokenizer
-from statetrim.storage.text import Sequences, read_sequences
+from statetrim.runtime.corpus import Corpus
+from statetrim.storage.text import Sequences
 
 METHODS = ("rand", "l1", "s_wanda", "grad", "drrqr")
 CALIBRATION_TOKENS = 128 * 512
@@ -73,9 +73,7 @@ def half_recall(model: st.Checkpoint, text: Path, tokens: int) -> Sequences:
     """Alternating sequences of text and of recall, as long as the recall sequences."""
     recall = recall_sequences(model.config["vocab_size"], tokens // 2)
     count, length = recall.ids.shape
-    plain = read_sequences(
-        text,
-        load_tokenizer(model),
+    plain = Corpus(text, model).read(
         tokens=count * length,
         length=length,
         skip=CALIBRATION_TOKENS,

@@ -32,9 +32,9 @@ from torch.nn import functional
 
 import statetrim as st
 from samples import ModelScorer, Row, Rows, parsed, parser, statistics
+from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.live import LiveModel
-from statetrim.runtime.loading import load_live, load_tokenizer
-from statetrim.storage.text import read_sequences
+from statetrim.runtime.loading import load_live
 
 PLACES = ("before", "after")
 WHICH = ("proper", "adversarial")
@@ -83,9 +83,7 @@ def projection_grams(
         for name in ("q_proj", "k_proj"):
             mixer.get_submodule(name).register_forward_hook(functools.partial(add, layer))
     length = options.calibration_length
-    text = read_sequences(
-        options.text,
-        load_tokenizer(model),
+    text = Corpus(options.text, model).read(
         tokens=options.tokens,
         length=length,
         skip=sample * options.tokens,

@@ -18,9 +18,9 @@ from torch import Tensor
 
 import statetrim as st
 from statetrim.maths.paired import Pairs, difference_interval
+from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live, load_tokenizer
-from statetrim.storage.text import read_sequences
 from statetrim.tasks.generated import plain_tokens
 
 Samples = dict[str, Tensor]
@@ -84,7 +84,7 @@ def main() -> None:
             continue
         model = st.open(path)
         tokenizer = load_tokenizer(model)
-        text = read_sequences(options.text, tokenizer, tokens=options.rows * 128, length=128).ids
+        text = Corpus(options.text, model).read(tokens=options.rows * 128, length=128).ids
         measured = samples(load_live(model), plain_tokens(tokenizer), text, options.rows)
         before = before or measured
         for task, after in measured.items():

@@ -22,7 +22,8 @@ from judge import LOADS, Judge, study_parser
 from masking import Cut, Masked
 from refitting import Moments, Replay, error, refit
 from sources import make_source
-from statetrim.runtime.loading import load_live, load_tokenizer
+from statetrim.runtime.corpus import Corpus
+from statetrim.runtime.loading import load_live
 
 SOURCES = ("text", "recall", "random", "echo", "any")
 MIXES = {
@@ -77,11 +78,13 @@ class Experiment:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.checkpoint = st.open(options.model)
-        self.tokenizer = load_tokenizer(self.checkpoint)
+        self.corpus = Corpus(options.text, self.checkpoint)
         live = load_live(self.checkpoint)
         live.module.requires_grad_(False)
         self.model = Masked(live)
-        self.judge = Judge(self.model, options.test, self.tokenizer, options.windows, options.rows)
+        self.judge = Judge(
+            self.model, options.test, self.corpus.tokenizer, options.windows, options.rows
+        )
         self.statistics: dict[str, SourceStatistics] = {}
         self.results: dict[tuple[str, str], Row] = {}
         self.replays: dict[str, Replay] = {}
@@ -93,8 +96,7 @@ class Experiment:
 
     def source(self, name: str, tokens: int) -> Any:
         vocabulary = self.model.live.vocab_size
-        seed, text = self.options.seed, self.options.text
-        return make_source(name, text, self.tokenizer, vocabulary, tokens, seed)
+        return make_source(name, self.corpus, vocabulary, tokens, self.options.seed)
 
     def collect(self, names: Any) -> None:
         for name in names:

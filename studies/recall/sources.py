@@ -6,13 +6,11 @@ Seeds start at 10,000, so that no calibration sequence is one of the tested sequ
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from statetrim.storage.text import read_sequences
+from statetrim.runtime.corpus import Corpus
 from statetrim.tasks.recall import associations
 
 LENGTH = 256
@@ -30,15 +28,13 @@ class Source:
         return list(torch.split(self.ids.long(), size))
 
 
-def make_source(
-    kind: str, text: Path, tokenizer: Any, vocabulary: int, tokens: int, seed: int
-) -> Source:
+def make_source(kind: str, corpus: Corpus, vocabulary: int, tokens: int, seed: int) -> Source:
     """About `tokens` tokens of a kind; another seed gives other text and other sequences."""
     generator = torch.Generator().manual_seed(10_000 + seed)
     if kind == "text":
-        return Source(_text(text, tokenizer, tokens, LENGTH, seed))
+        return Source(corpus.read(tokens=tokens, length=LENGTH, skip=seed * 2**17).ids)
     if kind == "echo":
-        half = _text(text, tokenizer, tokens // 2, LENGTH // 2, seed)
+        half = corpus.read(tokens=tokens // 2, length=LENGTH // 2, skip=seed * 2**17).ids
         return Source(torch.cat([half, half], 1), torch.arange(LENGTH // 2, LENGTH - 1))
     if kind == "random":
         return Source(torch.randint(vocabulary, (tokens // LENGTH, LENGTH), generator=generator))
@@ -53,7 +49,3 @@ def make_source(
         positions = 2 * PAIRS + 2 * torch.arange(PAIRS)
         return Source(torch.cat([pair, again], 1).flatten(1), positions)
     raise ValueError(kind)
-
-
-def _text(text: Path, tokenizer: Any, tokens: int, length: int, seed: int) -> Tensor:
-    return read_sequences(text, tokenizer, tokens=tokens, length=length, skip=seed * 2**17).ids

@@ -23,11 +23,11 @@ from helpers.forker import Forker
 from helpers.rank_measures import rank_utilization
 from statetrim.artifacts.analysis import BINS, Analysis, filter_similarity
 from statetrim.families import families
+from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.kernel_hooks import KernelCall, hook_kernels
 from statetrim.runtime.live import LiveModel
-from statetrim.runtime.loading import load_live, load_tokenizer
+from statetrim.runtime.loading import load_live
 from statetrim.runtime.states.walk import walk_states
-from statetrim.storage.text import read_sequences
 
 KDA = families()["kda"]
 PORTABLE = ("delta_net", "gated_deltanet", "kda")
@@ -97,8 +97,7 @@ def oracle(
 
 
 def token_ids(model: st.Checkpoint, text: Path) -> Tensor:
-    tokenizer = load_tokenizer(model)
-    return read_sequences(text, tokenizer, tokens=2 * LENGTH, length=LENGTH).ids.long()
+    return Corpus(text, model).read(tokens=2 * LENGTH, length=LENGTH).ids.long()
 
 
 @pytest.mark.parametrize("model_type", RUNNABLE)

@@ -17,10 +17,9 @@ from helpers.reads import record_tensor_reads
 from statetrim.analysis.sensitivity import LENGTH, sensitivity
 from statetrim.artifacts.sensitivity import LayerCut, Samples, Sensitivity
 from statetrim.progress import Progress
-from statetrim.runtime.loading import load_tokenizer
+from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.mixers import find_mixers
 from statetrim.runtime.placement import Placement
-from statetrim.storage.text import read_sequences
 from statetrim.tasks.recall import associations
 
 SHARED = Path(__file__).parents[3] / "shared"
@@ -67,7 +66,7 @@ def check_against_disk(
 ) -> None:
     result = sensitivity(model, plans, text, windows=windows, rows=rows)
     tokens = windows * LENGTH
-    ids = read_sequences(text, load_tokenizer(model), tokens=tokens, length=LENGTH).ids
+    ids = Corpus(text, model).read(tokens=tokens, length=LENGTH).ids
     live = st.load(model)
     assert torch.tensor(result.original.nll) == pytest.approx(plain_nll(live, ids), abs=1e-4)
     for number, plan in enumerate(plans):
@@ -104,7 +103,7 @@ def test_errors_are_those_of_the_cut_layer_on_the_same_input(
     plan = st.select(model, "rand", "50%x100%")
     result = sensitivity(model, [plan], text, windows=WINDOWS, rows=ROWS)
     small, live = Small(model, plan, tmp_path / "small"), st.load(model)
-    ids = read_sequences(text, load_tokenizer(model), tokens=WINDOWS * LENGTH, length=LENGTH).ids
+    ids = Corpus(text, model).read(tokens=WINDOWS * LENGTH, length=LENGTH).ids
     calls: dict[int, tuple[Any, Any, Tensor]] = {}
     for layer, mixer in find_mixers(live, model).items():
 

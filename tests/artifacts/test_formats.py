@@ -16,12 +16,19 @@ from safetensors import safe_open
 import statetrim as st
 from helpers.refusal import run
 from statetrim.artifacts.decision import Decision, Prediction
+from statetrim.artifacts.steps import (
+    PruneRecord,
+    RecoverRecord,
+    RefitRecord,
+    TrimRecord,
+)
 from statetrim.pipelines.recipe import read_recipe, recipe_of_result
 from statetrim.snapshots.stream import StateFile
 from statetrim.storage.json_file import read_json
 
 DATA = Path(__file__).parents[1] / "data" / "formats-1"
 SOURCE = Path(st.__file__).parent
+
 
 READERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], Any]] = {
     "plan.json": (st.Plan.load, lambda x: (x.keep, x.keep_values, x.method), (8, 4, "l1")),
@@ -40,6 +47,10 @@ READERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], Any]] = {
     "small/statetrim/plan.json": (st.Plan.load, lambda x: (x.keep, x.keep_values), (7, 6)),
     "snapshots.json": (st.Snapshots.load, lambda x: len(x.codes), 6),
     "prompt.safetensors": (StateFile.load, lambda x: x.header.tolerance, 0.05),
+    "small/statetrim/prune.json": (PruneRecord.load, lambda x: (x.source or "")[:6], "2:fc87"),
+    "small/statetrim/refit.json": (RefitRecord.load, lambda x: [*x.layers], ["0", "1"]),
+    "small/statetrim/recover.json": (RecoverRecord.load, lambda x: x.curve[0]["tokens"], 512),
+    "small/statetrim/trim.json": (TrimRecord.load, lambda x: (x.tokens, x.warnings), (256, [])),
     "recipe.yaml": (read_recipe, lambda x: (x["to"], x["tasks"]), ("8x100%", ["mqar"])),
 }  # fmt: skip
 
@@ -48,6 +59,17 @@ READERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], Any]] = {
 def test_it_is_read_and_says_what_was_written(name: str) -> None:
     load, fact, expected = READERS[name]
     assert fact(load(DATA / name)) == expected
+
+
+@pytest.mark.parametrize("name", [name for name in READERS if name.endswith(".json")])
+def test_a_field_of_a_later_version_is_ignored(name: str, tmp_path: Path) -> None:
+    load, fact, expected = READERS[name]
+    copy = tmp_path / Path(name).name
+    if (DATA / name).with_suffix(".safetensors").exists():
+        shutil.copy((DATA / name).with_suffix(".safetensors"), tmp_path)
+    stored = json.loads((DATA / name).read_text())
+    copy.write_text(json.dumps(stored | {"a later field": {"a": [1]}}))
+    assert fact(load(copy)) == expected
 
 
 def kinds_stored() -> set[str]:

@@ -20,9 +20,10 @@ from helpers.sums import assert_statistics_close
 from statetrim.artifacts.statistics import REFIT_SUM_NAMES, SUM_NAMES, Statistics
 from statetrim.calibration.saved_sums import SavedSums
 from statetrim.methods import method_names
-from statetrim.runtime.loading import load, load_tokenizer
+from statetrim.runtime.corpus import Corpus
+from statetrim.runtime.loading import load
 from statetrim.runtime.mixers import find_mixers
-from statetrim.storage.text import Sequences, read_sequences
+from statetrim.storage.text import Sequences
 
 # Hyper-connections, MoE and vision wrappers share the mixer of the types below.
 PORTABLE = ("delta_net", "gated_deltanet", "kda")
@@ -99,10 +100,8 @@ def test_sums_equal_a_plain_recomputation(model_type: str, checkpoint: Any, text
 
     live = load(model)
     modules = find_mixers(live, model)
-    from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(model.path)
-    data = read_sequences(text, tokenizer, tokens=SETTINGS["tokens"], length=SETTINGS["length"])
+    data = Corpus(text, model).read(tokens=SETTINGS["tokens"], length=SETTINGS["length"])
     loss = torch.zeros((), dtype=torch.float64)
     ids = data.ids.long()
     with recorded(live, modules) as captured:
@@ -256,7 +255,7 @@ def test_a_layer_without_a_kernel_call_is_an_error(
 
 def test_ready_sequences_count_like_the_text_they_were_made_of(checkpoint: Any, text: Path) -> None:
     model = st.open(checkpoint("delta_net"))
-    data = read_sequences(text, load_tokenizer(model), tokens=320, length=20)
+    data = Corpus(text, model).read(tokens=320, length=20)
     ready = st.calibrate(model, data, methods=ALL, batch_size=4)
     assert_statistics_close(st.calibrate(model, text, methods=ALL, **SETTINGS), ready, 0.0)
     assert ready.lineage["data"] == [data.lineage]

@@ -39,7 +39,8 @@ def test_recovery_shows_means_of_both_ends(
     """Losses of single batches are noisy, so means are shown; here the last loss is the worst."""
     losses = [2.0, 4.0, *[2.5] * 16, 1.0, 4.5]
     curve = [{"loss": loss, "tokens": 64 * n} for n, loss in enumerate(losses, 1)]
-    record = {"curve": curve, "coverage": {}, "trained_tensors": ["a"]}
+    record = {"format": "statetrim recover", "version": 1, "curve": curve}
+    record |= {"coverage": {}, "trained_tensors": ["a"]}
     (tmp_path / "statetrim").mkdir()
     (tmp_path / "statetrim" / "recover.json").write_text(json.dumps(record))
     recovered: Any = SimpleNamespace(path=tmp_path)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +18,11 @@ from helpers.forker import Forker
 from helpers.refusal import check_refusal, run
 from statetrim.artifacts.origin import read_seen_texts
 from statetrim.evaluation import harness
+from statetrim.evaluation.samples import SampleSource, prepare_samples
 from statetrim.progress import Progress
+from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.loading import load, load_live, load_tokenizer
 from statetrim.runtime.logits import LogitReader, compare_logits
-from statetrim.storage.text import read_sequences
 from statetrim.tasks import SUITES, TASKS, wikitext_pages
 
 SHARED = Path(__file__).parents[3] / "shared"
@@ -262,7 +264,7 @@ def test_own_text_is_read_by_both_whole_or_streamed(
     options: dict[str, Any] = {"tasks": ["text"], "text": text, "skip": 100, "limit": 3}
     whole = st.evaluate([small], baseline=model, **options)
     streamed = st.evaluate([small], baseline=model, layerwise=True, **options)
-    ids = read_sequences(text, load_tokenizer(model), tokens=3 * 512, skip=100).ids.long()
+    ids = Corpus(text, model).read(tokens=3 * 512, skip=100).ids.long()
     for name, checkpoint_ in zip(whole.models, (model, small), strict=True):
         live = load(checkpoint_)
         with torch.no_grad():
@@ -404,6 +406,15 @@ def test_equals_a_plain_sliding_window(scores: st.Scores) -> None:
     assert value == pytest.approx(math.exp(-total / words), rel=1e-3)
 
 
+def test_only_recall_tasks_need_a_fast_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "hellaswag").mkdir()
+    (tmp_path / "hellaswag" / "hellaswag_val.jsonl").write_text('{"ctx": "a", "endings": ["b"]}\n')
+    source, slow = SampleSource(tmp_path, None, 0, None), SimpleNamespace(is_fast=False)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    assert prepare_samples(TASKS["hellaswag"], source, slow, scratch).directory is not None
+
+
 def test_many_records_of_seen_text_do_not_take_long(
     checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -421,11 +432,12 @@ def test_many_records_of_seen_text_do_not_take_long(
     assert len(read_seen_texts(cut)) == 10_000
     skips: list[int] = []
 
-    def refuse_to_read(text: Path, tokenizer: Any, *, skip: int, **sizes: int) -> Any:
+    def count_reads(corpus: Corpus, *, skip: int, **sizes: int) -> Any:
         skips.append(skip)
-        raise st.StatetrimError("too short")
+        return stock_read(corpus, skip=skip, **sizes)
 
-    monkeypatch.setattr("statetrim.evaluation.seen_text.read_sequences", refuse_to_read)
+    stock_read = Corpus.read
+    monkeypatch.setattr(Corpus, "read", count_reads)
     text = tiny.write_text(tmp_path / "text.jsonl", 2**12)
     st.evaluate([cut], baseline=path, tasks=["text"], text=text, limit=2, progress=False)
     assert 0 < len(skips) < 100

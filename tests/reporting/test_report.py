@@ -89,7 +89,7 @@ def measured(value: Any, low: Any, high: Any, unit: str) -> dict[str, Any]:
     return {"value": value, "low": low, "high": high, "unit": unit, "higher_is_better": True}
 
 
-def write_records(folder: Path, text: str, step: Any = 10) -> list[Path]:
+def write_records(folder: Path, text: str) -> list[Path]:
     """Write records as benchmark, recover, refit and trim do, with `text` in every text field."""
     timing = {"model": text, "metric": text, "batch": 1, "length": None, "value": 2.5, "unit": text}
     timing |= {"spread": None, "ratio": 0.7, "ratio_spread": None}
@@ -99,9 +99,9 @@ def write_records(folder: Path, text: str, step: Any = 10) -> list[Path]:
     curve = [{"step": n, "loss": 2.0 - n, "ce": 1.0, "kl": 1.0} for n in (0, 1)]
     records = {
         "timings": {"models": ["whole", text], "records": timings, "lineage": {"x": text}},
-        "recover": {"options": {text: text}, "curve": [*curve, {"step": step}, []]},
-        "refit": {"layers": {"0": {"before": 0.5, "after": 0.25, text: text}, text: [1]}},
-        "trim": {"warnings": [text, 3], "checks": {"sliced_against_masked": 1e-7, text: text}},
+        "recover": {"options": {text: text}, "curve": [*curve, {"step": 10}]},
+        "refit": {"layers": {"0": {"before": 0.5, "after": 0.25, text: 0.5}, text: {text: 1}}},
+        "trim": {"warnings": [text], "checks": {"sliced_against_masked": 1e-7, text: text}},
     }
     for name, record in records.items():
         content = {"format": f"statetrim {name}", "version": 1, "statetrim": text, **record}
@@ -235,7 +235,7 @@ def write_hostile_artifacts(artifacts: Path, folder: Path) -> list[Path]:
     """Write artifacts with markup and scripts in every text field."""
     plan = json.loads((artifacts / "plan.json").read_text())
     plan |= {"method": HOSTILE_TEXT, "requested": HOSTILE_TEXT, "options": {HOSTILE_TEXT: "x"}}
-    data = {"text": HOSTILE_TEXT, "count": 1, "length": 2, "skip": HOSTILE_TEXT}
+    data = {"text": HOSTILE_TEXT, "count": 1, "length": 2, "skip": 0}
     plan["lineage"] |= {"statetrim": HOSTILE_TEXT, "source": HOSTILE_TEXT}
     plan["lineage"] |= {"statistics": {"data": [data]}}
     (folder / "plan.json").write_text(json.dumps(plan))
@@ -245,7 +245,7 @@ def write_hostile_artifacts(artifacts: Path, folder: Path) -> list[Path]:
     points = [point | {"scores": scores}, point | {"state_bytes": 5, "scores": {}}]
     sweep = {"format": "statetrim sweep", "version": 1, "model": HOSTILE_TEXT, "points": points}
     (folder / "sweep.json").write_text(json.dumps(sweep | {"lineage": {}}))
-    write_records(folder, HOSTILE_TEXT, 10**400)
+    write_records(folder, HOSTILE_TEXT)
     return sorted(folder.glob("*.json"))
 
 
@@ -280,6 +280,26 @@ def test_spoiled_artifacts_end_in_a_sentence(
     with pytest.raises(st.StatetrimError, match=message):
         st.report([tmp_path / "scores.json"], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "place"),
+    [
+        ("recover", {"curve": [[]]}, r"curve\[0\]"),
+        ("recover", {"curve": [{"step": "1"}]}, r"curve\[0\]"),
+        ("recover", {"curve": [{"step": 10**400}]}, r"curve"),
+        ("refit", {"layers": {"0": {"before": "x"}}}, "layers"),
+        ("trim", {"warnings": [3]}, r"warnings\[0\]"),
+        ("prune", {"source": {}}, "source"),
+    ],
+)
+def test_spoiled_records_end_in_a_sentence(
+    kind: str, change: dict[str, Any], place: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"{kind}.json"
+    path.write_text(json.dumps({"format": f"statetrim {kind}", "version": 1} | change))
+    with pytest.raises(st.StatetrimError, match=f"not valid: {place}"):
+        st.report([path], tmp_path / "out")
 
 
 def test_what_does_not_belong_together_is_said(artifacts: Path, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def cut(tmp_path_factory: Any) -> Path:
 
 
 def document_of(cut: Path, recipe: Any = None) -> Document:
-    record = {"format": "statetrim trim", "statetrim": "0", "recipe": recipe}
+    record = {"format": "statetrim trim", "version": 1, "statetrim": "0", "recipe": recipe}
     (cut / "statetrim" / "trim.json").write_text(json.dumps(record))
     return build_document(read_findings([cut]))
 
@@ -57,7 +57,7 @@ def test_the_engine_that_was_asked_for_comes_first(cut: Path, requested: str) ->
     assert lines[0].startswith(f"served by {engine}, ")
 
 
-@pytest.mark.parametrize("recipe", [None, {}, {"for_": None}, {"for_": 7}, {"for_": "<b>"}, "vllm"])
+@pytest.mark.parametrize("recipe", [None, {}, {"for_": None}, {"for_": 7}, {"for_": "<b>"}])
 def test_without_an_engine_it_is_the_first_that_serves(cut: Path, recipe: Any) -> None:
     assert first_command(document_of(cut, recipe))[0] == "# vLLM"
 

@@ -16,9 +16,9 @@ from helpers.refusal import check_refusal, fingerprint, run
 from helpers.sums import assert_statistics_close
 from statetrim.artifacts.statistics import REFIT_SUM_NAMES, LayerStatistics, Statistics
 from statetrim.progress import Progress
-from statetrim.runtime.loading import load, load_tokenizer
+from statetrim.runtime.corpus import Corpus
+from statetrim.runtime.loading import load
 from statetrim.runtime.mixers import find_mixers
-from statetrim.storage.text import read_sequences
 from statetrim.surgery.refit import fit_projection, layer_errors
 
 # One of each way a mixer is called, of biased output projections (bamba), and KDA, keys only.
@@ -86,7 +86,7 @@ def test_the_refit_is_least_squares_on_what_the_layers_read_out(
     assert statistics.sum_names == set(REFIT_SUM_NAMES)
     damping = 1e-8
     refitted = st.refit(small, statistics, out=tmp_path / "refitted", damping=damping)
-    ids = read_sequences(text, load_tokenizer(model), tokens=640, length=20).ids.long()
+    ids = Corpus(text, model).read(tokens=640, length=20).ids.long()
     for layer, (features, target) in captured(model, small, ids).items():
         ridge = (damping * features.square().sum(0).mean()).sqrt() * torch.eye(features.shape[1])
         rows = torch.cat([features, ridge.double()]).numpy()

@@ -11,8 +11,7 @@ import statetrim as st
 from helpers import tiny
 from statetrim.evaluation.runner import LONG_MQAR
 from statetrim.evaluation.samples import MQAR_ROWS
-from statetrim.runtime.loading import load_tokenizer
-from statetrim.storage.text import read_sequences
+from statetrim.runtime.corpus import Corpus
 from statetrim.tasks import recall
 from statetrim.tasks.generated import (
     derive_seed,
@@ -107,12 +106,11 @@ def test_echo_repeats_passages_of_the_text(
     checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
     text = tiny.write_text(tmp_path / "words.jsonl", 2000)
-    tokenizer = load_tokenizer(st.open(checkpoint("delta_net")))
-    echoed = echo_sequences(text, tokenizer, 512, 64, skip=100)
+    passages = Corpus(text, st.open(checkpoint("delta_net"))).read(tokens=256, length=32)
+    echoed = echo_sequences(passages)
     assert echoed.ids.shape == (8, 64) and echoed.answer_positions is not None
     assert echoed.ids[:, :32].equal(echoed.ids[:, 32:])
     assert echoed.answer_positions.tolist() == list(range(32, 63))
-    passages = read_sequences(text, tokenizer, tokens=256, length=32, skip=100)
     assert echoed.ids[:, :32].equal(passages.ids)
 
 

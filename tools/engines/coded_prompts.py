@@ -20,9 +20,8 @@ import prompt_files
 from safetensors.torch import load_file, save_file
 
 import statetrim as st
-from statetrim.runtime.loading import load_tokenizer
+from statetrim.runtime.corpus import Corpus
 from statetrim.snapshots.stream import StateFile
-from statetrim.storage.text import read_sequences
 
 FOLDER = Path(__file__).parent
 TOLERANCES = (0.02, 0.05, 0.1)
@@ -102,8 +101,7 @@ def main() -> None:
     options = parser.parse_args()
     model, work = st.open(options.model), options.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
-    tokenizer = load_tokenizer(model)
-    ids = read_sequences(options.text, tokenizer, tokens=options.prompts * 201, length=201).ids
+    ids = Corpus(options.text, model).read(tokens=options.prompts * 201, length=201).ids
     scripts: dict[str, tuple[str, Path]] = {
         "mlx": ("in_mlx/prompt_cache.py", published_layout(model, work / "published")),
         "llamacpp": ("in_llamacpp/slot.py", gguf(model, options.engines, work / "model.gguf")),

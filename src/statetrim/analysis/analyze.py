@@ -19,15 +19,16 @@ from ..maths.linalg import condition_number
 from ..maths.units import parse_token_count
 from ..options import takes_options
 from ..progress import Advance, counter, progress_reporter
+from ..runtime.corpus import Corpus
 from ..runtime.kernel_hooks import KernelCall, hook_kernels
 from ..runtime.live import LiveModel
-from ..runtime.loading import load_live, load_tokenizer
+from ..runtime.loading import load_live
 from ..runtime.sequential import LayerWalk
 from ..runtime.states.stored import StateStorage, stored_states
 from ..runtime.states.walk import walk_states
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.models import ModelLike, as_checkpoint
-from ..storage.text import Sequences, read_sequences
+from ..storage.text import Sequences
 from ..version import __version__
 from .options import AnalyzeOptions
 
@@ -51,7 +52,12 @@ def analyze(model: ModelLike, options: AnalyzeOptions) -> Analysis:
     if baseline is not None and baseline.geometry.resized(1, 1) != model.geometry.resized(1, 1):
         raise StatetrimError("the baseline has other layers or heads, so nothing would compare")
     models = [model] if baseline is None else [model, baseline]
-    texts = [_read_text(checkpoint, options) for checkpoint in models]
+    extent = {
+        "tokens": parse_token_count(options.tokens),
+        "length": options.length,
+        "skip": parse_token_count(options.skip),
+    }
+    texts = [Corpus(options.text, require_prunable(model)).read(**extent) for model in models]
     if texts[0].lineage["digest"] != texts[-1].lineage["digest"]:
         raise StatetrimError("the baseline has another tokenizer, so the texts would differ")
     with progress_reporter(options.progress, "analysing") as report:
@@ -239,20 +245,6 @@ def _histogram(singular: Tensor) -> Tensor:
     rows = bins.transpose(0, 1).flatten(1)
     empty = torch.zeros(len(rows), BINS, dtype=torch.int64, device=rows.device)
     return empty.scatter_add(1, rows, torch.ones_like(rows))
-
-
-def _read_text(model: Checkpoint, options: AnalyzeOptions) -> Sequences:
-    """Sequences of the text by the model's tokenizer.
-
-    Raises StatetrimError if the model cannot be pruned or the text is too short.
-    """
-    return read_sequences(
-        options.text,
-        load_tokenizer(require_prunable(model)),
-        tokens=parse_token_count(options.tokens),
-        length=options.length,
-        skip=parse_token_count(options.skip),
-    )
 
 
 def _stride(every: str | int) -> int:

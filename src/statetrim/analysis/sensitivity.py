@@ -22,17 +22,18 @@ from ..errors import StatetrimError
 from ..geometry import Axis
 from ..maths.units import MIB
 from ..progress import OnProgress, counter, ignore_progress
+from ..runtime.corpus import Corpus, as_corpus
 from ..runtime.final_hidden import FinalHiddenStates
 from ..runtime.kernel_hooks import hook_kernels
 from ..runtime.live import LiveModel
-from ..runtime.loading import load_live, load_tokenizer
+from ..runtime.loading import load_live
 from ..runtime.logits import compare_logits
 from ..runtime.placement import Placement
 from ..runtime.sequential import mixer_calls
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.json_file import read_json, write_json
 from ..storage.output import run_and_save
-from ..storage.text import Sequences, read_sequences
+from ..storage.text import Sequences
 from ..tasks.recall import associations, recalled_share
 from ..version import __version__
 
@@ -59,7 +60,7 @@ class _Variant:
 def sensitivity(
     model: Checkpoint,
     plans: Sequence[Plan],
-    text: str | Path,
+    text: str | Path | Corpus,
     *,
     windows: int = 64,
     rows: int = 32,
@@ -82,8 +83,7 @@ def sensitivity(
     paths they are published at.
     """
     variants = list(_variants(require_prunable(model), plans))
-    tokenizer = load_tokenizer(model)
-    data = read_sequences(text, tokenizer, tokens=windows * LENGTH, length=LENGTH, skip=skip)
+    data = as_corpus(text, model).read(tokens=windows * LENGTH, length=LENGTH, skip=skip)
     lineage = {
         "statetrim": __version__,
         "source": model.digest,

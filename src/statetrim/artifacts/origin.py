@@ -5,21 +5,17 @@ from typing import Any
 
 from ..errors import StatetrimError
 from ..storage.checkpoint import Checkpoint, path_inside
-from ..storage.json_file import read_json
-from ..storage.output import ARTIFACTS, MAX_RECORD_BYTES
+from ..storage.output import ARTIFACTS
 from .plan import MAX_PLAN_BYTES
+from .record import read_fields
+from .steps import DataSource, RecoverRecord, RefitRecord, TrimRecord, data_sources
 
 
 @dataclass(frozen=True)
 class SeenText:
-    """Text that a cut was calibrated or trained on: `count` sequences of `length` tokens after the
-    first `skip` tokens of `text`, and their digest. All tokens before `end` count as seen."""
+    """Text that a cut was calibrated or trained on. All tokens before `end` count as seen."""
 
-    text: str
-    skip: int
-    length: int
-    count: int
-    digest: str
+    source: DataSource
     end: int
 
 
@@ -32,12 +28,8 @@ def read_origin(model: Checkpoint, original: Checkpoint) -> dict[str, Any] | Non
     """
     if not (model.path / ARTIFACTS / "plan.json").is_file():
         return None
-    try:
-        plan = read_json(path_inside(model.path, f"{ARTIFACTS}/plan.json"), MAX_PLAN_BYTES)
-    except StatetrimError:
-        return {"source": None, "methods": [], "recovered": False}
-    lineage = plan.get("lineage")
-    source = lineage.get("source") if isinstance(lineage, dict) else None
+    plan = _plan_fields(model)
+    source = _plan_lineage(plan).get("source")
     methods = [plan.get("method"), plan.get("value_method"), plan.get("head_method")]
     return {
         "source": original.digest if original.has_digest(source) else source,
@@ -57,57 +49,26 @@ def vocabulary_size(model: Checkpoint) -> int | None:
 
 def read_seen_texts(model: Checkpoint) -> list[SeenText]:
     """The texts that a cut was calibrated and trained on; invalid entries are left out."""
-    plan, refit = _read_record(model, "plan.json"), _read_record(model, "refit.json")
-    recover, trim = _read_record(model, "recover.json"), _read_record(model, "trim.json")
-    calibrated = [
-        *_dict_entries(_nested_field(plan, "lineage", "statistics", "data")),
-        *_dict_entries(_nested_field(refit, "statistics", "data")),
-    ]
-    trained = []
-    for entry in _dict_entries([recover.get("data")]):
-        trained.append({**entry, "text": recover.get("text")})
-    decision_end = trim.get("measured_from")  # up to here the text served to choose a shape
-    if type(decision_end) is not int:
-        decision_end = 0
-    texts = []
-    for entry in [*calibrated, *trained]:
-        text = _parse_seen_text(entry, decision_end if entry in calibrated else 0)
-        if text is not None:
-            texts.append(text)
-    return texts
+    refit, recover = RefitRecord.of_model(model), RecoverRecord.of_model(model)
+    statistics = _plan_lineage(_plan_fields(model)).get("statistics")
+    chosen_until = TrimRecord.of_model(model).measured_from
+    seen = []
+    for source in [*data_sources(statistics), *data_sources(refit.statistics)]:
+        seen.append(SeenText(source, max(chosen_until, source.skip + source.tokens)))
+    for source in data_sources({"data": [{**recover.data, "text": recover.text}]}):
+        seen.append(SeenText(source, source.skip + source.tokens))
+    return [item for item in seen if item.source.text is not None]
 
 
-def _read_record(model: Checkpoint, name: str) -> dict[str, Any]:
-    """A JSON record of the checkpoint; empty if it is missing or cannot be read."""
-    if not (model.path / ARTIFACTS / name).is_file():
-        return {}
+def _plan_fields(model: Checkpoint) -> dict[str, Any]:
+    """The fields of a cut's plan, whose types are not checked; empty if it cannot be read."""
     try:
-        return read_json(path_inside(model.path, f"{ARTIFACTS}/{name}"), MAX_RECORD_BYTES)
+        path = path_inside(model.path, f"{ARTIFACTS}/plan.json")
+        return read_fields(path, "plan", MAX_PLAN_BYTES)
     except StatetrimError:
         return {}
 
 
-def _nested_field(record: Any, *names: str) -> Any:
-    """The value at a path of names; None if a level is missing or not a mapping."""
-    for name in names:
-        record = record.get(name) if isinstance(record, dict) else None
-    return record
-
-
-def _dict_entries(value: Any) -> list[dict[str, Any]]:
-    """The mappings in a list; empty if `value` is not a list."""
-    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
-
-
-def _parse_seen_text(entry: dict[str, Any], end: int) -> SeenText | None:
-    """Text up to its last token, or up to `end` if that is later; None for generated sequences,
-    which have no text, and for invalid entries."""
-    text, digest = entry.get("text"), entry.get("digest")
-    skip, length, count = entry.get("skip"), entry.get("length"), entry.get("count")
-    if not isinstance(text, str) or not isinstance(digest, str):
-        return None
-    if type(skip) is not int or type(length) is not int or type(count) is not int:
-        return None
-    if skip < 0 or length < 2 or count < 1:
-        return None
-    return SeenText(text, skip, length, count, digest, max(end, skip + count * length))
+def _plan_lineage(plan: dict[str, Any]) -> dict[str, Any]:
+    lineage = plan.get("lineage")
+    return lineage if isinstance(lineage, dict) else {}

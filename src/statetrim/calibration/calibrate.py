@@ -18,6 +18,7 @@ from ..maths.units import parse_token_count
 from ..methods import find_method
 from ..options import takes_options
 from ..progress import OnProgress, Progress, progress_reporter
+from ..runtime.corpus import as_corpus
 from ..runtime.distributed import DistributedContext
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live, load_tokenizer
@@ -26,7 +27,7 @@ from ..runtime.placement import Placement
 from ..storage.checkpoint import Checkpoint, check_values_prunable, require_prunable
 from ..storage.models import ModelLike, as_checkpoint
 from ..storage.space import check_writable
-from ..storage.text import Sequences, read_sequences
+from ..storage.text import Sequences
 from ..tasks.generated import Kind, echo_sequences, random_sequences, recall_sequences
 from ..version import __version__
 from .hooks import calibration_hooks
@@ -175,14 +176,14 @@ def _load_sources(model: Checkpoint, options: CalibrateOptions) -> dict[str, Seq
     counts = {kind: int(share * tokens) for kind, share in shares.items() if share}
     if not counts and isinstance(text, Sequences):
         return {TEXT: text}
-    tokenizer = load_tokenizer(require_prunable(model))
+    require_prunable(model)
     text_tokens = tokens - sum(counts.values())
     if isinstance(text, Sequences):
-        sources = {TEXT: text}
+        tokenizer, sources = load_tokenizer(model), {TEXT: text}
     else:
-        sources = {
-            TEXT: read_sequences(text, tokenizer, tokens=text_tokens, length=length, skip=skip)
-        }
+        corpus = as_corpus(text, model)
+        tokenizer = corpus.tokenizer
+        sources = {TEXT: corpus.read(tokens=text_tokens, length=length, skip=skip)}
     for kind, count in counts.items():
         if kind == "recall":
             sources[kind] = recall_sequences(tokenizer, count, seed)
@@ -191,7 +192,8 @@ def _load_sources(model: Checkpoint, options: CalibrateOptions) -> dict[str, Seq
         elif isinstance(text, Sequences):
             raise StatetrimError("echo repeats passages of a text; give a text, not token ids")
         else:
-            sources[kind] = echo_sequences(text, tokenizer, count, length, skip + text_tokens)
+            passages = corpus.read(tokens=count // 2, length=length // 2, skip=skip + text_tokens)
+            sources[kind] = echo_sequences(passages)
     return sources
 
 

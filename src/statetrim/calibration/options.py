@@ -12,6 +12,7 @@ from ..options import option, options
 from ..runtime.placement import Placement
 
 if TYPE_CHECKING:
+    from ..runtime.corpus import Corpus
     from ..storage.models import ModelLike
     from ..storage.text import Sequences
 
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 class CalibrateOptions(Placement, ProgressOptions):
     """The options of `calibrate`."""
 
-    text: "str | Path | Sequences" = option(help=TEXT_HELP, check=checks.text_source, kw_only=False)
+    text: "str | Path | Corpus | Sequences" = option(
+        help=TEXT_HELP, check=checks.text_source, kw_only=False
+    )
     out: str | Path | None = option(
         default=None,
         help="File to write the statistics to.",

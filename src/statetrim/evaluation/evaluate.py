@@ -16,6 +16,7 @@ from ..errors import StatetrimError
 from ..maths.units import parse_token_count
 from ..options import takes_options
 from ..progress import OnProgress, Progress, progress_reporter
+from ..runtime.corpus import as_corpus
 from ..runtime.distributed import DistributedContext
 from ..runtime.loading import load_tokenizer
 from ..runtime.states.stored import StateStorage
@@ -63,11 +64,11 @@ def evaluate(models: ModelLike | Sequence[ModelLike], options: EvaluateOptions) 
         tokenizers = _load_tokenizers(checkpoints)
         source = SampleSource(
             None if options.data is None else Path(options.data),
-            options.text,
+            None if options.text is None else as_corpus(options.text, checkpoints[0]),
             parse_token_count(options.skip),
             options.limit,
         )
-        warn_of_seen_text(dict(zip(names, checkpoints, strict=True)), source, tokenizers[0])
+        warn_of_seen_text(dict(zip(names, checkpoints, strict=True)), source)
         samples = [prepare_samples(task, source, tokenizers[0], scratch) for task in chosen_tasks]
         lineage = _lineage(names, checkpoints, options, samples)
         ranks, partial_output = DistributedContext.current(), None

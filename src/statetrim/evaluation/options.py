@@ -11,6 +11,7 @@ from ..options import option, options
 from ..runtime.placement import Placement
 
 if TYPE_CHECKING:
+    from ..runtime.corpus import Corpus
     from ..runtime.states.stored import StateStorage
     from ..storage.models import ModelLike
     from .runner import OriginalResults
@@ -38,7 +39,7 @@ class EvaluateOptions(Placement, ProgressOptions):
         help="Directory with the tasks' data files; by default they come from the hub.",
         parse=Path,
     )
-    text: str | Path | None = option(
+    text: "str | Path | Corpus | None" = option(
         default=None, help="Your own text, for the task 'text'.", check=checks.text_source
     )
     skip: int | str = option(

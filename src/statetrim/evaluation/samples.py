@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import StatetrimError
-from ..storage.text import read_sequences
+from ..runtime.corpus import Corpus
 from ..tasks import Row, Task, prepare_rows, recall, wikitext_pages, write_definition
 from . import harness
 
@@ -32,7 +32,7 @@ class SampleSource:
     """Where samples come from, and how many are taken; `skip` is in tokens of `text`."""
 
     data: Path | None
-    text: str | Path | None
+    text: Corpus | None
     skip: int
     limit: int | None
 
@@ -56,12 +56,8 @@ def prepare_samples(task: Task, source: SampleSource, tokenizer: Any, scratch: P
     if task.kind in ("agreement", "text"):
         if task.kind == "text":
             assert source.text is not None
-            ids = read_sequences(
-                source.text,
-                tokenizer,
-                tokens=source.text_tokens,
-                length=AGREEMENT_LENGTH,
-                skip=source.skip,
+            ids = source.text.read(
+                tokens=source.text_tokens, length=AGREEMENT_LENGTH, skip=source.skip
             ).ids
         else:
             ids = _agreement_ids(task, data, tokenizer, limit)
@@ -101,12 +97,12 @@ def _agreement_ids(task: Task, data: Path | None, tokenizer: Any, limit: int | N
 
 
 def _token_spans(tokenizer: Any) -> recall.Spans:
-    """A function from a text to the [start, end) characters of each of its tokens. Raises
+    """A function from a text to the [start, end) characters of each of its tokens. It raises
     StatetrimError if the tokenizer is not a fast one."""
-    if not tokenizer.is_fast:
-        raise StatetrimError("recall tasks need a tokenizer.json, to locate its tokens")
 
     def spans(text: str) -> list[tuple[int, int]]:
+        if not tokenizer.is_fast:
+            raise StatetrimError("recall tasks need a tokenizer.json, to locate its tokens")
         encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         return [(int(start), int(end)) for start, end in encoding["offset_mapping"]]
 

@@ -13,6 +13,7 @@ from ..geometry import Geometry
 from ..maths.units import MIB, parse_token_count
 from ..methods import find_method
 from ..options import as_record
+from ..runtime.corpus import Corpus
 from ..serving.engine_names import engine_name
 from ..serving.shapes import CandidateShape
 from ..serving.target import Target, candidate_targets, resolve_target
@@ -32,16 +33,27 @@ logger = logging.getLogger("statetrim")
 
 
 @dataclass(frozen=True)
+class TextSlices:
+    """The parts of a text that the steps of a run read, one after the other."""
+
+    calibration: Corpus
+    choice: Corpus  # of a shape
+    evaluation: Corpus
+    recovery: Corpus
+
+
+@dataclass(frozen=True)
 class Job:
     """One run of `trim`, with what follows from its options.
 
     If several shapes are to be compared, `candidates` are their targets, and `target` is the first
-    of them until one is chosen; the comparison reads `shape_tokens` of the text. `requested_share`
-    is the fraction of the state's bytes to keep, before an engine limits it.
+    of them until one is chosen; the comparison reads `shape_tokens` of the `corpus`.
+    `requested_share` is the fraction of the state's bytes to keep, before an engine limits it.
     """
 
     model: Checkpoint
     options: TrimOptions
+    corpus: Corpus
     target: Target
     candidates: Mapping[CandidateShape, Target] = field(default_factory=dict)
     shape_tokens: int = 0
@@ -54,7 +66,7 @@ class Job:
         A share of the state, or a list of shapes, becomes `candidates` if several fit; an engine
         alone asks for half of the bytes.
         """
-        request = options.request
+        request, corpus = options.request, Corpus(options.text, model)
         if not request.names_several:
             requested = resolve_target(model, request).after
             target, targets = resolve_target(model, request, options.for_), {}
@@ -64,9 +76,9 @@ class Job:
             target = next(iter(targets.values()))
             share = float(request.share or max(candidate.share for candidate in targets))
         if len(targets) < 2:
-            return Job(model, options, target, requested_share=share)
+            return Job(model, options, corpus, target, requested_share=share)
         shape_tokens = options.limit * EVAL_LENGTH
-        return Job(model, options, target, targets, shape_tokens, share)
+        return Job(model, options, corpus, target, targets, shape_tokens, share)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -147,11 +159,25 @@ class Job:
         return parse_token_count(self.options.recover)
 
     @property
-    def total_text_tokens(self) -> int:
-        """Tokens of the text that calibration, evaluation and recovery read in all."""
+    def slices(self) -> TextSlices:
+        """What each step reads of the text."""
+        calibrates = bool(self.calibrated_methods) or self.runs_refit or self.shape_tokens > 0
+        return TextSlices(
+            *self.corpus.divide(
+                self.tokens if calibrates else 0,
+                self.shape_tokens,
+                self.options.limit * EVAL_LENGTH,
+                self.recovery_tokens,
+            )
+        )
+
+    @property
+    def text_end(self) -> int:
+        """Tokens of the text that are needed in all."""
+        slices = self.slices
         if self.recovery_tokens:
-            return self.recovery_offset + self.recovery_tokens
-        return self.recovery_offset if "text" in self.options.tasks else self.eval_offset
+            return slices.recovery.stop
+        return (slices.evaluation if "text" in self.options.tasks else slices.choice).stop
 
     @property
     def methods(self) -> list[str]:
@@ -186,17 +212,6 @@ class Job:
         """Whether a random cut is measured for comparison; not if this cut is random itself."""
         is_random = self.options.method == CONTROL_METHOD and not self.removes_heads
         return self.options.control and not is_random
-
-    @property
-    def eval_offset(self) -> int:
-        """Tokens of the text read by calibration and shape choice; evaluation starts after them."""
-        calibrates = bool(self.calibrated_methods) or self.runs_refit
-        return (self.tokens if calibrates else 0) + self.shape_tokens
-
-    @property
-    def recovery_offset(self) -> int:
-        """Tokens of the text read before recovery, which starts after them."""
-        return self.eval_offset + self.options.limit * EVAL_LENGTH
 
     @property
     def streams_weights(self) -> bool:

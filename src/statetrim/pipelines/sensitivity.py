@@ -16,6 +16,7 @@ from ..methods import find_method
 from ..options import derive, takes_options
 from ..progress import progress_reporter
 from ..request import side_text
+from ..runtime.corpus import Corpus
 from ..selection.select import select
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.models import ModelLike, as_checkpoint
@@ -38,6 +39,7 @@ def sensitivity(model: ModelLike, options: SensitivityOptions) -> Sensitivity:
     if options.out is not None:
         _check_outputs(Path(options.out), *figure_paths.values())
     checkpoint, skip = require_prunable(as_checkpoint(model)), parse_token_count(options.skip)
+    corpus = Corpus(options.text, checkpoint)
     methods = [options.method, options.value_method]
     calibrated_methods = [name for name in methods if find_method(name).needs]
     statistics = None
@@ -45,6 +47,7 @@ def sensitivity(model: ModelLike, options: SensitivityOptions) -> Sensitivity:
         calibration = derive(
             CalibrateOptions,
             options,
+            text=corpus,
             tokens=options.calibration_tokens,
             methods=calibrated_methods,
             out=None,
@@ -56,7 +59,7 @@ def sensitivity(model: ModelLike, options: SensitivityOptions) -> Sensitivity:
         return analysis.sensitivity(
             checkpoint,
             plans,
-            options.text,
+            corpus,
             windows=options.windows,
             rows=options.rows,
             skip=skip + options.calibration_tokens,

@@ -15,16 +15,14 @@ from ..artifacts.decision import Decision, MeasuredShape, Prediction
 from ..artifacts.plan import Plan
 from ..evaluation.runner import OriginalResults
 from ..judging.recommendation import recommend
-from ..runtime.loading import load_tokenizer
-from ..storage.checkpoint import Checkpoint
-from ..storage.text import Sequences, read_sequences
+from ..runtime.corpus import Corpus
+from ..storage.text import Sequences
 from ..tasks.recall import associations
 from ..version import __version__
 from .estimate import free_memory
-from .job import EVAL_LENGTH, Job
+from .job import Job
 from .measuring import adopt_cut, delete_cut, measure_cut, measured_shape, plan_name
 from .observer import Observer
-from .options import TrimOptions
 from .stages import DECISION, StageRunner
 
 MEASURED = 3  # shapes
@@ -77,9 +75,15 @@ def _candidate_runners(job: Job, directory: Path, observer: Observer) -> dict[st
     methods = job.calibrated_methods
     runners = {}
     for target in job.candidates.values():
-        shape_job = replace(job, options=options, target=target, candidates={}, shape_tokens=0)
+        shape_job = replace(job, options=options, target=target, candidates={})
         runners[str(target)] = StageRunner(
-            shape_job, directory, observer, methods, shape=str(target), original=original
+            shape_job,
+            directory,
+            observer,
+            methods,
+            shape=str(target),
+            evaluated=job.slices.choice,
+            original=original,
         )
     return runners
 
@@ -108,9 +112,9 @@ def _predict(
         return Prediction.load(path)
     observer.on_start("predict")
     options = job.options
-    fitting_data = _sources(options, job.model, prediction_tokens(job), skip=0, seed=1)
-    eval_tokens = options.limit * EVAL_LENGTH
-    measuring_data = _sources(options, job.model, eval_tokens, skip=job.tokens, seed=2)
+    slices, length = job.slices, options.length
+    fitting_data = _sources(slices.calibration, prediction_tokens(job), length, seed=1)
+    measuring_data = _sources(slices.choice, job.shape_tokens, length, seed=2)
     with observer.progress("predicting") as progress:
         prediction = predict(
             job.model,
@@ -126,14 +130,10 @@ def _predict(
     return prediction
 
 
-def _sources(
-    options: TrimOptions, model: Checkpoint, tokens: int, *, skip: int, seed: int
-) -> dict[str, Sequences]:
-    """`tokens` of the text after `skip`, and as many of recall sequences drawn with `seed`."""
-    tokenizer = load_tokenizer(model)
-    length = options.length
-    text = read_sequences(options.text, tokenizer, tokens=tokens, length=length, skip=skip)
-    return {"text": text, "recall": _recall_sequences(len(tokenizer), tokens, seed)}
+def _sources(corpus: Corpus, tokens: int, length: int, *, seed: int) -> dict[str, Sequences]:
+    """`tokens` of a text, and as many of recall sequences drawn with `seed`."""
+    text = corpus.read(tokens=tokens, length=length)
+    return {"text": text, "recall": _recall_sequences(len(corpus.tokenizer), tokens, seed)}
 
 
 def _recall_sequences(vocabulary: int, tokens: int, seed: int) -> Sequences:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..artifacts.plan import Plan
+from ..artifacts.record import write_artifact
 from ..artifacts.scores import Scores
 from ..artifacts.statistics import Statistics
 from ..benchmarking.benchmark import benchmark
@@ -22,6 +23,7 @@ from ..maths.units import MIB
 from ..options import derive
 from ..recovery.options import RecoverRunOptions
 from ..recovery.recover import recover
+from ..runtime.corpus import Corpus
 from ..selection.select import select_for_target
 from ..serving.deployment import ship_verdict
 from ..storage.checkpoint import Checkpoint, open_checkpoint
@@ -47,8 +49,9 @@ class StageRunner:
 
     `methods` are the methods to calibrate for (None: those of the job), if several jobs share the
     statistics. For a job that is one of several, `step` is the step of the estimate to which its
-    stages belong, except calibration, `shape` is added to the names of its stages, and `original`
-    are the original's results, which all of them compare with.
+    stages belong, except calibration, `shape` is added to the names of its stages, `evaluated`
+    is the text to evaluate on (None: the job's slice for evaluation), and `original` are the
+    original's results, which all of them compare with.
     """
 
     def __init__(
@@ -59,12 +62,14 @@ class StageRunner:
         methods: Sequence[str] | None = None,
         step: str | None = None,
         shape: str = "",
+        evaluated: Corpus | None = None,
         original: OriginalResults | None = None,
     ) -> None:
         self.job, self.options = job, job.options
         self.directory, self.observer = directory, observer
         self.methods = job.calibrated_methods if methods is None else methods
         self.step, self.shape, self.original = step, shape, original
+        self.evaluated = evaluated or job.slices.evaluation
 
     def run_all(self, record: dict[str, Any]) -> Path:
         """Run all stages and return the directory of the resulting checkpoint.
@@ -94,9 +99,8 @@ class StageRunner:
         verdict = ship_verdict(scores, scores.models[1], final)
         write_text(card, with_measurements(card.read_text(encoding="utf-8"), scores, verdict))
         findings = {"checks": checks, "warnings": list(verdict.warnings)}
-        write_json(
-            artifacts_dir / RECORD, record | findings | {"measured_from": self.job.eval_offset}
-        )
+        measured = {"measured_from": self.evaluated.start}
+        write_artifact(artifacts_dir / RECORD, "trim", record | findings | measured)
         return final.path
 
     def ensure_refitted(self, pruned: Checkpoint, name: str = REFITTED) -> Checkpoint:
@@ -132,9 +136,8 @@ class StageRunner:
             with self.observer.progress("recovering") as progress:
                 recovery = RecoverRunOptions(
                     teacher=job.model,
-                    text=options.text,
+                    text=job.slices.recovery,
                     tokens=job.recovery_tokens,
-                    skip=job.recovery_offset,
                     length=options.length,
                     batch_size=RECOVERY_BATCH_SIZE,
                     layerwise=options.layerwise or options.device_map is not None,
@@ -196,6 +199,7 @@ class StageRunner:
             calibration = derive(
                 CalibrateOptions,
                 self.options,
+                text=self.job.slices.calibration,
                 original=original,
                 tokens=self.job.tokens,
                 methods=methods,
@@ -276,8 +280,7 @@ class StageRunner:
                     EvaluateOptions,
                     options,
                     baseline=job.model,
-                    text=options.text if "text" in options.tasks else None,
-                    skip=job.eval_offset,
+                    text=self.evaluated if "text" in options.tasks else None,
                     layerwise=bool(options.layerwise),
                     state_dtype=options.state_dtype or "float32",
                     original=self.original,

@@ -13,7 +13,6 @@ from ..artifacts.origin import read_seen_texts
 from ..errors import StatetrimError
 from ..options import takes_options
 from ..reporting.report import report
-from ..runtime.loading import load_tokenizer
 from ..storage.checkpoint import Checkpoint, open_checkpoint
 from ..storage.json_file import read_json
 from ..storage.models import ModelLike, as_checkpoint
@@ -27,7 +26,6 @@ from ..storage.output import (
     remove_empty_partial,
 )
 from ..storage.space import check_writable
-from ..storage.text import read_sequences
 from .job import CONTROL_METHOD, EVAL_LENGTH, Job, is_comparable, recipe_record
 from .observer import Observer, ProgressObserver
 from .options import TrimRunOptions
@@ -91,9 +89,9 @@ def run(job: Job, out: str | Path, observer: Observer) -> Checkpoint:
 def _check_text(job: Job) -> None:
     """Raise StatetrimError if a local text is too short, before calibration starts; not checked for
     more than 2^23 tokens, which take too long to count."""
-    text, tokens = job.options.text, job.total_text_tokens
-    if Path(text).exists() and EVAL_LENGTH <= tokens <= _MAX_COUNTED_TOKENS:
-        read_sequences(text, load_tokenizer(job.model), tokens=tokens, length=EVAL_LENGTH)
+    is_countable = EVAL_LENGTH <= job.text_end <= _MAX_COUNTED_TOKENS
+    if Path(job.options.text).exists() and is_countable:
+        job.corpus.read(tokens=job.text_end, length=EVAL_LENGTH)
 
 
 def _report(model: Checkpoint, out: Path, observer: Observer) -> None:

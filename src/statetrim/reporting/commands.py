@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..artifacts.card.markdown import one_line
+from ..artifacts.steps import data_sources
 from ..maths.units import is_number
 from ..serving.deployment import serve_commands
 from ..serving.engine_names import requested_engine
 from .findings import Findings
-from .records import as_dicts, as_mapping
 
 MIN_RECOVERY_TOKENS = 16 * 512  # one step of training
 
@@ -46,17 +46,15 @@ def _calibration_texts(findings: Findings) -> Iterator[tuple[str, int]]:
     """Shell-quoted calibration texts and their numbers of tokens, from the lineage of plan, trim
     and decision; what has no valid number is left out."""
     if findings.plan is not None:
-        for data in as_dicts(as_mapping(findings.plan.lineage.get("statistics")).get("data")):
-            count, length = data.get("count"), data.get("length")
-            if type(count) is int and type(length) is int and 0 < count * length < 2**63:
-                yield shell_quoted(data.get("text")), count * length
-    for record in (
-        findings.trim,
-        as_mapping(findings.decision.lineage) if findings.decision else None,
-    ):
-        text, tokens = as_mapping(record).get("text"), as_mapping(record).get("tokens")
-        if isinstance(text, str) and is_number(tokens) and tokens:
-            yield shell_quoted(text), int(tokens)
+        for source in data_sources(findings.plan.lineage.get("statistics")):
+            if source.text is not None:
+                yield shell_quoted(source.text), source.tokens
+    if findings.trim is not None and findings.trim.text and findings.trim.tokens > 0:
+        yield shell_quoted(findings.trim.text), findings.trim.tokens
+    decision = findings.decision.lineage if findings.decision else {}
+    text, tokens = decision.get("text"), decision.get("tokens")
+    if isinstance(text, str) and is_number(tokens) and tokens:
+        yield shell_quoted(text), int(tokens)
 
 
 def trim_command(findings: Findings, to: str, out: str = "OUT") -> str:

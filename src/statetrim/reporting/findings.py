@@ -1,7 +1,7 @@
 """The artifacts that a report is made from; untrusted, each recognised by its header."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,11 @@ from ..artifacts.plan import Plan
 from ..artifacts.scores import MAX_BYTES, Scores
 from ..artifacts.sensitivity import Sensitivity
 from ..artifacts.snapshots import Snapshots
+from ..artifacts.steps import PruneRecord, RecoverRecord, RefitRecord, TrimRecord
 from ..artifacts.timings import Timings
 from ..artifacts.verification import Verification
 from ..errors import StatetrimError
 from ..geometry import Geometry
-from ..maths.units import MIB
 from ..storage.checkpoint import Checkpoint, open_checkpoint, path_inside
 from ..storage.hub.download import HubModel
 from ..storage.json_file import read_json
@@ -26,7 +26,6 @@ from ..storage.json_file import read_json
 SWEEP_FILE = "sweep.json"
 RECORDS_DIR = "statetrim"  # in a checkpoint: the files that say how it was made
 PLAN_FILE = f"{RECORDS_DIR}/plan.json"
-MAX_RECORD_BYTES = 24 * MIB
 CARRIED_KINDS = ("prune", "refit", "recover", "trim", "scores", "analysis", "timings", "decision")
 """Kinds of files, next to the plan, in a cut's RECORDS_DIR; files that the user gives win."""
 PLURALS = {
@@ -58,10 +57,10 @@ class Findings:
     decision: Decision | None = None
     compared_plans: dict[str, str] = field(default_factory=dict)  # shape -> file of its plan
     verifications: list[Verification] = field(default_factory=list)  # one per engine
-    recovery: dict[str, Any] | None = None
-    prune: dict[str, Any] | None = None
-    refit: dict[str, Any] | None = None
-    trim: dict[str, Any] | None = None
+    recovery: RecoverRecord | None = None
+    prune: PruneRecord | None = None
+    refit: RefitRecord | None = None
+    trim: TrimRecord | None = None
     sources: dict[str, str] = field(default_factory=dict)  # field -> file it was read from
 
     @property
@@ -140,7 +139,7 @@ class Findings:
     def mismatches(self) -> Iterator[str]:
         """A sentence for each artifact that does not belong to the others."""
         source = None if self.plan is None else self.plan.lineage.get("source")
-        if source and self.prune and self.prune.get("source") != source:
+        if source and self.prune and self.prune.source != source:
             yield "the plan was made for another model than the one the checkpoint was cut from"
         original = self.original
         if source and original is not None and original.shards and not original.has_digest(source):
@@ -250,8 +249,7 @@ def _read_cut_records(findings: Findings, path: Path) -> None:
         # Measured before the weights were refitted or trained, as trim's checks and warnings were.
         findings.scores = None
         if findings.trim is not None:
-            findings.trim.pop("checks", None)
-            findings.trim.pop("warnings", None)
+            findings.trim = replace(findings.trim, checks={}, warnings=())
 
 
 def _read_artifact(findings: Findings, path: Path) -> None:
@@ -274,10 +272,6 @@ def _read_artifact(findings: Findings, path: Path) -> None:
         )
 
 
-def _read_record(path: Path) -> dict[str, Any]:
-    return read_json(path, MAX_RECORD_BYTES)
-
-
 _LOADERS: dict[str, Callable[[Path], Any]] = {
     "plan": Plan.load,
     "analysis": Analysis.load,
@@ -287,10 +281,10 @@ _LOADERS: dict[str, Callable[[Path], Any]] = {
     "sensitivity": Sensitivity.load,
     "sweep": Decision.load,  # of an earlier version
     "decision": Decision.load,
-    "prune": _read_record,
-    "refit": _read_record,
-    "recover": _read_record,
-    "trim": _read_record,
+    "prune": PruneRecord.load,
+    "refit": RefitRecord.load,
+    "recover": RecoverRecord.load,
+    "trim": TrimRecord.load,
 }
 """Kind of file -> function that reads it."""
 

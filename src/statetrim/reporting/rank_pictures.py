@@ -127,10 +127,7 @@ def filter_picture(analysis: Analysis) -> Sheet:
         raise StatetrimError("this model has no short convolution, so there are no filters to show")
     layers = evenly_spaced(list(analysis.layers), MAX_FILTER_LAYERS)
     return Sheet(
-        [
-            _filter_drawing("query", analysis, layers),
-            _filter_drawing("key", analysis, layers),
-        ],
+        [_filter_drawing("query", analysis, layers), _filter_drawing("key", analysis, layers)],
         "How to read it: every column is the filter of one channel, oldest token at the top, red "
         "above zero and blue below, the darker the stronger; lines part the heads. Stripes that "
         "run through a head are filters its channels share. Above each head, the mean |cosine| "

@@ -14,7 +14,6 @@ from ..serving.engines import compatibility_of_geometry
 from .commands import command_arguments, recover_command, serving_commands, trim_command
 from .document import Fact, Summary
 from .findings import Findings
-from .records import as_mapping, as_strings
 
 TONES = {
     Outcome.SHIP: "good",
@@ -72,7 +71,7 @@ def _cut_summary(findings: Findings, verdict: Verdict) -> Summary:
     if verdict.outcome is Outcome.RECOVER:
         line = "recover it, then evaluate the result as this one was"
         facts.append(Fact("Next", [line], [recover_command(findings)]))
-    recorded_warnings = as_strings(as_mapping(findings.trim).get("warnings"))
+    recorded_warnings = findings.trim.warnings if findings.trim else ()
     notes = [f"These artifacts do not belong together: {text}" for text in findings.mismatches]
     notes += [f"Warning: {text}" for text in dict.fromkeys((*verdict.warnings, *recorded_warnings))]
     return Summary(

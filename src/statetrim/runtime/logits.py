@@ -31,9 +31,7 @@ class LogitReader:
     """
 
     def __init__(
-        self,
-        live: LiveModel,
-        context: Callable[[], AbstractContextManager[object]] = nullcontext,
+        self, live: LiveModel, context: Callable[[], AbstractContextManager[object]] = nullcontext
     ) -> None:
         self.live, self.lm_head = live, live.lm_head
         self.vocab_size = int(self.lm_head.weight.shape[0])

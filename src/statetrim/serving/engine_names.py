@@ -1,7 +1,9 @@
 """Names of engines: as `--for` takes them, and as the compatibility matrix has them."""
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the names must not import torch
+    from ..artifacts.steps import TrimRecord
 
 from ..errors import StatetrimError
 
@@ -43,10 +45,9 @@ def engine_name(name: str) -> str:
     return matrix_name
 
 
-def requested_engine(record: Mapping[str, Any] | None) -> str | None:
+def requested_engine(record: "TrimRecord | None") -> str | None:
     """The engine of `trim --for` in the untrusted record of a run; None if there is none."""
-    recipe = (record or {}).get("recipe")
-    option = recipe.get("for_") if isinstance(recipe, dict) else None
+    option = (record.recipe or {}).get("for_") if record else None
     try:
         return engine_name(option) if isinstance(option, str) else None
     except StatetrimError:

@@ -112,10 +112,7 @@ def nearest_served_shape(
 
 
 def _served_shapes(
-    model_type: str,
-    shapes: Iterable[Shape],
-    max_numel: float,
-    engines: Collection[str] | None,
+    model_type: str, shapes: Iterable[Shape], max_numel: float, engines: Collection[str] | None
 ) -> dict[Shape, int]:
     """The `shapes` of at most `max_numel` elements that all `engines` serve -> rank of the worst
     support; with `engines=None` no engine needs to serve them."""

@@ -14,11 +14,11 @@ from ..maths.paired import Pairs, difference_interval
 from ..maths.units import parse_token_count
 from ..options import as_record, takes_options
 from ..progress import Advance, counter, progress_reporter
+from ..runtime.corpus import Corpus
 from ..runtime.live import LiveModel
-from ..runtime.loading import load_live, load_tokenizer
+from ..runtime.loading import load_live
 from ..storage.models import ModelLike, as_checkpoint, load_if_path
 from ..storage.output import run_and_save
-from ..storage.text import read_sequences
 from ..version import __version__
 from .copies import PLAIN_CODES, Code, Copies, recode
 from .metric import Metrics, metric_digest, state_metrics
@@ -41,9 +41,7 @@ def snapshot(model: ModelLike, options: SnapshotOptions) -> Snapshots:
     }
 
     def make(_: Any) -> Snapshots:
-        data = read_sequences(
-            options.text,
-            load_tokenizer(checkpoint),
+        data = Corpus(options.text, checkpoint).read(
             tokens=2 * options.length * options.sequences,
             length=2 * options.length,
             skip=parse_token_count(options.skip),

@@ -1,6 +1,5 @@
-"""Text source -> token sequences of one length, in a fixed order, with a digest."""
+"""Text sources: their documents in a fixed order, and sequences of token ids made from them."""
 
-import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,43 +35,6 @@ class Sequences:
         if size < 1:
             raise StatetrimError(f"a batch of {size} sequences is not possible; take 1 or more")
         return [self.ids[i : i + size].long() for i in range(0, len(self.ids), size)]
-
-
-def read_sequences(
-    text: str | Path, tokenizer: Any, *, tokens: int, length: int = 512, skip: int = 0
-) -> Sequences:
-    """The first `tokens` of a text source after `skip` tokens, packed into sequences of `length`.
-
-    A remainder shorter than `length` is left out. `text` is a .txt, .jsonl (field `text`) or
-    .parquet file, a directory of them, or the name of a hub dataset, which is streamed. Documents
-    are joined by the end-of-text token. Raises StatetrimError if the source has too few tokens, or
-    if `tokens` is below `length`.
-    """
-    import torch
-
-    if length < 2 or tokens < length:
-        raise StatetrimError(f"{tokens} tokens do not fill one sequence of {length}")
-    count = tokens // length
-    needed, available = skip + count * length, 0
-    token_ids: list[Tensor] = []
-    separator = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
-    for document in documents(text):
-        ids = tokenizer(document, add_special_tokens=False)["input_ids"] + separator
-        if max(ids, default=0) >= 2**31:
-            raise StatetrimError(f"the tokenizer gives token {max(ids)}, which no model has")
-        token_ids.append(torch.tensor(ids, dtype=torch.int32))
-        available += len(ids)
-        if available >= needed:
-            break
-    if available < needed:
-        raise StatetrimError(
-            f"{text} gives {available} tokens, fewer than the {needed} asked for; "
-            f"ask for fewer tokens"
-        )
-    packed = torch.cat(token_ids)[skip:needed].reshape(count, length)
-    digest = hashlib.sha256(packed.numpy().tobytes()).hexdigest()
-    lineage = {"text": str(text), "skip": skip, "length": length, "count": count, "digest": digest}
-    return Sequences(packed, lineage)
 
 
 def check_text_source(text: str | Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import StatetrimError
-from ..storage.text import Sequences, read_sequences
+from ..storage.text import Sequences
 from .recall import associations
 
 Kind = Literal["recall", "random", "echo"]
@@ -83,16 +83,13 @@ def random_sequences(tokenizer: Any, tokens: int, length: int, seed: int = 0) ->
     return _make_sequences(plain[drawn], None, {"generated": "random", "seed": seed})
 
 
-def echo_sequences(text: Any, tokenizer: Any, tokens: int, length: int, skip: int = 0) -> Sequences:
-    """Passages of a text after `skip` tokens, each twice in a row; at most `tokens` in all. A row
-    has `length` tokens (one less if odd), and the second copy's tokens after its first are the
-    answers. Refuses fewer tokens than one row."""
-    half = length // 2
-    _row_count("echo", tokens, 2 * half)
-    passages = read_sequences(text, tokenizer, tokens=tokens // 2, length=half, skip=skip)
+def echo_sequences(passages: Sequences) -> Sequences:
+    """Each passage of a text twice in a row; the second copy's tokens after its first are the
+    answers."""
+    length = passages.ids.shape[1]
     lineage = {"generated": "echo", "of": passages.lineage}
     ids = torch.cat([passages.ids, passages.ids], 1)
-    return _make_sequences(ids, torch.arange(half, 2 * half - 1), lineage)
+    return _make_sequences(ids, torch.arange(length, 2 * length - 1), lineage)
 
 
 def plain_tokens(tokenizer: Any) -> Tensor:

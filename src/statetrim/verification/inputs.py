@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
+from ..runtime.corpus import Corpus
 from ..runtime.loading import load_tokenizer
 from ..storage.checkpoint import Checkpoint
-from ..storage.text import documents, read_sequences
+from ..storage.text import documents
 
 MAX_CHARACTERS = 2000  # of a document, to compare tokenizers on
 
@@ -24,9 +25,7 @@ class VerificationInputs:
     def __init__(
         self, original: Checkpoint, text: str | Path, count: int, length: int, skip: int
     ) -> None:
-        packed = read_sequences(
-            text, load_tokenizer(original), tokens=count * length, length=length, skip=skip
-        )
+        packed = Corpus(text, original).read(tokens=count * length, length=length, skip=skip)
         self.texts = [document[:MAX_CHARACTERS] for document in islice(documents(text), count)]
         self.sequences: list[list[int]] = packed.ids.tolist()
         self.prompts = [row[: length // 2] for row in self.sequences]

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from ..artifacts.plan import Plan
+from ..artifacts.steps import RecoverRecord
 from ..families.contract import resized_config
 from ..geometry import ChannelRows, Role
 from ..storage.channel_rows import LayerRows
 from ..storage.checkpoint import Checkpoint, path_inside
-from ..storage.json_file import read_json
-from ..storage.output import ARTIFACTS, MAX_RECORD_BYTES
+from ..storage.output import ARTIFACTS
 
 PLAN_FILE = f"{ARTIFACTS}/plan.json"
 _MIN_NEAREST = 0.5  # share of a trained tensor's rows that must be nearest to their origin
@@ -142,9 +142,9 @@ def _trained_tensors(cut: Checkpoint) -> set[str]:
         kind = path.name.replace("source_", "")
         if kind not in ("recover.json", "refit.json"):
             continue
-        record = read_json(path_inside(cut.path, f"{ARTIFACTS}/{path.name}"), MAX_RECORD_BYTES)
         if kind == "recover.json":
-            names.update(map(str, record.get("trained_tensors") or []))
+            record = path_inside(cut.path, f"{ARTIFACTS}/{path.name}")
+            names.update(RecoverRecord.load(record).trained_tensors)
         else:
             names.update(_tensors_of_role(cut, "o_proj"))
     return names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -65,13 +65,13 @@ def show_recovery(recovered: Checkpoint, output: str, *, as_json: bool) -> None:
     recover.json of the checkpoint."""
     from statistics import mean
 
-    from ...storage.json_file import read_json
-    from ...storage.output import ARTIFACTS, MAX_RECORD_BYTES
+    from ...artifacts.steps import RecoverRecord
+    from ...storage.output import ARTIFACTS
 
-    record = read_json(recovered.path / ARTIFACTS / "recover.json", MAX_RECORD_BYTES)
-    curve = record["curve"]
+    record = RecoverRecord.load(recovered.path / ARTIFACTS / "recover.json")
+    curve: Any = record.curve
     if as_json:
-        terminal.print_json({"output": output, "coverage": record["coverage"], "curve": curve})
+        terminal.print_json({"output": output, "coverage": record.coverage, "curve": curve})
         return
     steps = max(1, len(curve) // 10)
     columns = ("training loss", f"first {steps} steps", f"last {steps} steps")
@@ -81,12 +81,12 @@ def show_recovery(recovered: Checkpoint, output: str, *, as_json: bool) -> None:
             first = mean(step[name] for step in curve[:steps])
             last = mean(step[name] for step in curve[-steps:])
             table.add_row(name, f"{first:.4f}", f"{last:.4f}")
-    checks = record.get("held_out", [])
+    checks = record.held_out
     if checks and "recall" in checks[0]:
         first, last = checks[0]["recall"], checks[-1]["recall"]
         table.add_row("held-out recall", f"{first:.4f}", f"{last:.4f}")
     terminal.print_table(table)
-    trained = len(record["trained_tensors"])
+    trained = len(record.trained_tensors)
     terminal.print_text(
         f"{curve[-1]['tokens']:,} tokens in {len(curve)} steps; {trained} tensors changed, the "
         f"others are as they were; written to {output}",

@@ -34,10 +34,10 @@ def refit(
 def show_refit(model: Checkpoint, output: str, *, as_json: bool) -> None:
     """Print the relative residual sum of squares of every layer's output before and after, from the
     refit.json of the checkpoint."""
-    from ...storage.json_file import read_json
-    from ...storage.output import ARTIFACTS, MAX_RECORD_BYTES
+    from ...artifacts.steps import RefitRecord
+    from ...storage.output import ARTIFACTS
 
-    layers = read_json(model.path / ARTIFACTS / "refit.json", MAX_RECORD_BYTES)["layers"]
+    layers = RefitRecord.load(model.path / ARTIFACTS / "refit.json").layers
     if as_json:
         terminal.print_json({"output": output, "layers": layers})
         return

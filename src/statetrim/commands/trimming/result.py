@@ -1,7 +1,9 @@
 """What a person sees when `trim` has finished: scores, checks, sizes, commands and verdict."""
 
 from ...artifacts.decision import Decision
+from ...artifacts.record import read_fields
 from ...artifacts.scores import Scores
+from ...artifacts.steps import TrimRecord
 from ...maths.units import MIB
 from ...pipelines.job import CONTROL_METHOD, Job
 from ...pipelines.stages import DECISION, RECORD
@@ -9,7 +11,6 @@ from ...serving.deployment import serve_commands, ship_verdict
 from ...serving.engine_names import ENGINE_NAMES, command_with_comment, requested_engine
 from ...serving.engines import compatibility_of_geometry
 from ...storage.checkpoint import Checkpoint
-from ...storage.json_file import read_json
 from ...storage.output import ARTIFACTS
 from .. import terminal
 from ..measures.evaluate import show_scores, show_verdict
@@ -24,18 +25,20 @@ def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_js
     if not observer.started:
         terminal.note(f"{cut.path} is already complete; nothing was run")
     artifacts = cut.path / ARTIFACTS
-    record, scores = read_json(artifacts / RECORD, MIB), Scores.load(artifacts / "scores.json")
+    path, scores = artifacts / RECORD, Scores.load(artifacts / "scores.json")
     verdict = ship_verdict(scores, scores.models[1], cut)
     if as_json:
         results = {"scores": scores.as_json(samples=False), "ship": verdict.as_json()}
         results["state_share"] = state_share(job, cut.geometry)
-        terminal.print_json({"output": str(cut.path), **results, **record})
+        fields = read_fields(path, TrimRecord.KIND, MIB)
+        terminal.print_json({"output": str(cut.path), **results, **fields})
         return
     if (artifacts / DECISION).exists():
         show_decision(Decision.load(artifacts / DECISION))
     terminal.print_text(columns_text(scores))
     show_scores(scores, [], str(artifacts / "scores.json"), as_json=False)
-    checks, state_storage = record["checks"], scores.lineage.get("state")
+    record, state_storage = TrimRecord.load(path), scores.lineage.get("state")
+    checks = record.checks
     if state_storage:
         terminal.print_text(f"the cut was measured with states in {state_storage['dtype']}")
     for sentence in (

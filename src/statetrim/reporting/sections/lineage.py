@@ -1,11 +1,12 @@
 """The file, version and model digest of every artifact."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
+from ...artifacts.steps import RecoverRecord, StepRecord
 from ..document import Block, Table
 from ..findings import Findings
-from ..records import as_mapping, truncated_text
+from ..records import truncated_text
 
 TITLE = "Lineage"
 
@@ -22,23 +23,24 @@ def blocks(findings: Findings) -> Iterator[Block]:
         "timings": findings.timings,
         "decision": findings.decision,
     }
-    records: dict[str, Mapping[str, Any]] = {}
+    steps: dict[str, StepRecord | None] = {
+        "prune": findings.prune,
+        "refit": findings.refit,
+        "trim": findings.trim,
+        "recovery": findings.recovery,
+    }
+    rows = []
     for name, artifact in artifacts.items():
         if artifact is not None:
-            records[name] = as_mapping(artifact.lineage)
-    for name, record in (
-        ("prune", findings.prune),
-        ("refit", findings.refit),
-        ("trim", findings.trim),
-        ("recovery", findings.recovery),
-    ):
-        if record:
-            records[name] = record
-    rows = []
-    for name, lineage in records.items():
-        digest = lineage.get("source") or lineage.get("student") or lineage.get("baseline")
-        version = truncated_text(lineage.get("statetrim"))
-        rows.append((name, findings.sources.get(name, ""), version, truncated_text(digest)))
+            lineage = artifact.lineage
+            digest = truncated_text(lineage.get("source") or lineage.get("baseline"))
+            version = truncated_text(lineage.get("statetrim"))
+            rows.append((name, findings.sources.get(name, ""), version, digest))
+    for name, record in steps.items():
+        if record is not None:
+            source = record.student if isinstance(record, RecoverRecord) else record.source
+            digest, version = truncated_text(source), truncated_text(record.statetrim)
+            rows.append((name, findings.sources.get(name, ""), version, digest))
     for label, name, checkpoint in (
         ("checkpoint before", "original", findings.original),
         ("checkpoint after", "cut", findings.cut),

@@ -47,7 +47,7 @@ def blocks(findings: Findings) -> Iterator[Block]:
     else:
         yield from _score_blocks(scores, findings.scored_name)
     if findings.trim is not None:
-        yield from _check_blocks(findings.trim)
+        yield from _check_blocks(findings.trim.checks)
 
 
 def _score_blocks(scores: Scores, own_name: str | None) -> Iterator[Block]:
@@ -126,9 +126,8 @@ def _other_metrics(scores: Scores, all_losses: list[Loss]) -> Iterator[Block]:
         yield Table(header, rows, caption="Settings and other metrics", folded=True)
 
 
-def _check_blocks(record: Mapping[str, Any]) -> Iterator[Block]:
+def _check_blocks(checks: Mapping[str, Any]) -> Iterator[Block]:
     """Largest differences of the self-checks in a record of `trim`."""
-    checks = as_mapping(record.get("checks"))
     rows = []
     for name, check_text in CHECK_TEXTS.items():
         if is_number(checks.get(name)):

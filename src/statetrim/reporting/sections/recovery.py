@@ -1,18 +1,19 @@
 """Refit and recovery: errors by layer, and losses by training step."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
+from ...artifacts.steps import RefitRecord
 from ...maths.formatting import evenly_spaced
-from ...maths.units import is_number
 from ..charts import Point, Series, line_chart
 from ..commands import recover_command
 from ..document import Block, Missing, Picture, Table, Text
 from ..findings import Findings
-from ..records import as_dicts, as_mapping
 
 TITLE = "Recovery"
 MAX_CURVE_POINTS = 300
+
+Line = Mapping[str, float | None]
+"""The figures of a training step or of a check, by name."""
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
@@ -23,9 +24,9 @@ def blocks(findings: Findings) -> Iterator[Block]:
     if record is None:
         yield Missing("No training followed the cut.", [recover_command(findings)])
         return
-    options = as_mapping(record.get("options"))
-    yield Table(("", "recovery"), [(str(name), str(value)) for name, value in options.items()])
-    curve = [line for line in as_dicts(record.get("curve")) if _has_number(line, "step")]
+    options = record.options
+    yield Table(("", "recovery"), [(name, str(value)) for name, value in options.items()])
+    curve = [line for line in record.curve if line.get("step") is not None]
     series = []
     for name in ("loss", "ce", "kl"):
         points = _points(curve, "step", name)
@@ -41,10 +42,10 @@ def blocks(findings: Findings) -> Iterator[Block]:
             first.append(f"{line.points[0].y:.4f}")
             last.append(f"{line.points[-1].y:.4f}")
         yield Table(header, [first, last])
-    yield from _held_out_blocks(as_dicts(record.get("held_out")))
+    yield from _held_out_blocks(record.held_out)
 
 
-def _held_out_blocks(checks: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
+def _held_out_blocks(checks: Sequence[Line]) -> Iterator[Block]:
     """Recall, and errors of layers, on held-out recall sequences by training tokens."""
     recall_points = _points(checks, "tokens", "recall")
     chart = line_chart(
@@ -55,9 +56,9 @@ def _held_out_blocks(checks: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
     )
     if recall_points and chart:
         yield Picture(chart, "Part of the answers of held-out recall sequences, while training.")
-    checks_by_layer: dict[str, list[Mapping[str, Any]]] = {}
+    checks_by_layer: dict[str, list[Line]] = {}
     for check in checks:
-        if _has_number(check, "layer"):
+        if check.get("layer") is not None:
             checks_by_layer.setdefault(f"layer {check['layer']}", []).append(check)
     series = []
     for name, layer_checks in checks_by_layer.items():
@@ -70,39 +71,26 @@ def _held_out_blocks(checks: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
         )
 
 
-def _points(lines: Sequence[Mapping[str, Any]], x: str, y: str) -> list[Point]:
-    """A point for each line of an untrusted record that holds both numbers."""
+def _points(lines: Sequence[Line], x: str, y: str) -> list[Point]:
+    """A point for each line that has both numbers."""
     points = []
     for line in lines:
-        if _has_number(line, x) and _has_number(line, y):
-            points.append(Point(float(line[x]), float(line[y])))
+        across, up = line.get(x), line.get(y)
+        if across is not None and up is not None:
+            points.append(Point(across, up))
     return points
 
 
-def _has_number(line: Mapping[str, Any], name: str) -> bool:
-    return is_number(line.get(name))
-
-
-def _refit_blocks(record: Mapping[str, Any]) -> Iterator[Block]:
+def _refit_blocks(record: RefitRecord) -> Iterator[Block]:
     """A sentence that there was a refit, then a table of its errors by layer, a column for each
-    name in the record.
-
-    Entries that are no numbers are left out, and without any there is no table.
-    """
-    layers = as_mapping(record.get("layers"))
-    names: dict[str, None] = {}  # an ordered set
-    for errors in layers.values():
-        for name, error in as_mapping(errors).items():
-            if is_number(error):
-                names[name] = None
+    name in the record; without any there is no table."""
     yield Text("The output projections were refitted to the original's layer outputs.")
+    names: dict[str, None] = {}  # an ordered set
+    for errors in record.layers.values():
+        names.update(dict.fromkeys(errors))
     if names:
         header = ["layer", *(name.replace("_", " ") for name in names)]
         rows = []
-        for layer, errors in layers.items():
-            cells = [layer]
-            for name in names:
-                error = as_mapping(errors).get(name)
-                cells.append(f"{error:.4g}" if is_number(error) else "")
-            rows.append(cells)
+        for layer, errors in record.layers.items():
+            rows.append([layer, *(f"{errors[n]:.4g}" if n in errors else "" for n in names)])
         yield Table(header, rows, caption="Errors of the refit by layer", folded=True)

@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ...artifacts.steps import DataSource, data_sources
 from ..commands import command_arguments, shell_quoted
 from ..document import Block, Command, Missing, Text
 from ..findings import Findings
-from ..records import as_dicts, as_mapping, truncated_text
+from ..records import as_mapping, truncated_text
 
 TITLE = "How to reproduce it"
 STATISTICS = "statistics.safetensors"
@@ -43,24 +44,22 @@ def blocks(findings: Findings) -> Iterator[Block]:
 def _calibrate_commands(model: str, calibration: Mapping[str, Any], methods: str) -> list[str]:
     """A command per text, and one that merges several; generated sequences belong to the text that
     they follow. Sources without valid sizes are left out."""
-    runs: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
-    for data in as_dicts(calibration.get("data")):
-        if not _token_count(data):
-            continue
-        if "generated" not in data:
-            runs.append((data, []))
+    runs: list[tuple[DataSource, list[DataSource]]] = []
+    for source in data_sources(calibration):
+        if source.generated is None:
+            runs.append((source, []))
         elif runs:
-            runs[-1][1].append(data)
+            runs[-1][1].append(source)
     commands, files = [], []
     for number, (text, generated) in enumerate(runs, start=1):
-        total = _token_count(text) + sum(map(_token_count, generated))
+        total = text.tokens + sum(source.tokens for source in generated)
         shares = {"recall": "0"}
         for source in generated:
             # Half a token more, so that calibrate, which rounds down, generates as many sequences.
-            shares[source["generated"]] = f"{(_token_count(source) + 0.5) / total:.9f}"
+            shares[str(source.generated)] = f"{(source.tokens + 0.5) / total:.9f}"
         command = (
-            f"statetrim calibrate {model} --text {shell_quoted(text.get('text'))} --tokens {total} "
-            f"--length {text['length']} --skip {shell_quoted(text.get('skip'))} "
+            f"statetrim calibrate {model} --text {shell_quoted(text.text)} --tokens {total} "
+            f"--length {text.length} --skip {text.skip} "
         )
         for kind, share in shares.items():
             command += f"--{shell_quoted(kind)} {share} "
@@ -71,14 +70,6 @@ def _calibrate_commands(model: str, calibration: Mapping[str, Any], methods: str
     if len(runs) > 1:
         commands.append(f"statetrim merge {' '.join(files)} -o {STATISTICS}")
     return commands
-
-
-def _token_count(data: Mapping[str, Any]) -> int:
-    """Tokens of a source of calibration data; 0 if the untrusted lineage holds no valid sizes."""
-    count, length = data.get("count"), data.get("length")
-    if type(count) is not int or type(length) is not int:
-        return 0
-    return count * length if min(count, length) > 0 and max(count, length) < 2**31 else 0
 
 
 def _option_flags(flag: str, options: Mapping[str, Any]) -> str:
