@@ -5,9 +5,8 @@ An `Update` maps trained parameters to names in the checkpoint, where they are w
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from ..errors import StatetrimError
 from ..runtime.live import LiveModel
 from ..storage.checkpoint import Checkpoint
 from ..storage.safetensors_file import DTYPES
+from .coverage import Coverage
 from .options import RecoverOptions
 
 LayerContext = Callable[[nn.Module], AbstractContextManager[None]]
@@ -59,23 +59,6 @@ class Update:
 
 def _reshape_like(value: Tensor, reference: Tensor) -> Tensor:
     return value.reshape(reference.shape)
-
-
-@dataclass
-class Coverage:
-    """How much of the live model is trained."""
-
-    layers: int = 0
-    projections: int = 0
-    convolutions: int = 0
-    softmax: tuple[int, int] = (0, 0)  # linear modules: adapted, all
-    mlp: tuple[int, int] = (0, 0)
-    trained_parameters: int = 0
-    all_parameters: int = 0
-
-    def as_json(self) -> dict[str, Any]:
-        """A dictionary for JSON records."""
-        return asdict(self) | {"softmax": list(self.softmax), "mlp": list(self.mlp)}
 
 
 @dataclass
