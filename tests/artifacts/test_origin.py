@@ -9,15 +9,12 @@ import statetrim as st
 from statetrim.artifacts.origin import read_origin
 
 
-@pytest.mark.parametrize(
-    ("target", "method"),
-    [({"keep": 6}, "method"), ({"keep_heads": 2}, "head_method")],
-)
+@pytest.mark.parametrize(("to", "method"), [("6x100%", "method"), ("2heads", "head_method")])
 def test_a_random_cut_is_known_by_its_method(
-    target: dict[str, int], method: str, checkpoint: Callable[[str], Path], tmp_path: Path
+    to: str, method: str, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
     model = st.open(checkpoint("qwen3_5_text"))
-    plan = st.select(model, **target, **({method: "rand"}))  # type: ignore[arg-type]
+    plan = st.select(model, to=to, **({method: "rand"}))  # type: ignore[arg-type]
     cut = st.prune(model, plan, tmp_path / "cut")
     origin = read_origin(cut, model)
     assert origin is not None

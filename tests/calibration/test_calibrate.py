@@ -179,9 +179,9 @@ def test_two_halves_add_up_to_the_whole(checkpoint: Any, text: Path, tmp_path: P
     merged = st.merge(parts)
     assert_statistics_close(whole, merged, 1e-12)
     for method in method_names("key"):
-        choice: dict[str, Any] = {"keep_values": 4, "value_method": "readout_greedy"}
         first, second = (
-            st.select(model, method, "6x100%", statistics=s, **choice) for s in (whole, merged)
+            st.select(model, method, "6x4", value_method="readout_greedy", statistics=s)
+            for s in (whole, merged)
         )
         assert all(torch.equal(first.kept[i], second.kept[i]) for i in first.kept)
         assert first.kept_values and second.kept_values

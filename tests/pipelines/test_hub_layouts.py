@@ -44,7 +44,7 @@ def own_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Load the tiny tokenizer as it is: for some types transformers takes another class."""
     from transformers import PreTrainedTokenizerFast
 
-    for stage in ("calibration.calibrate", "evaluation.evaluate", "pipelines.trim"):
+    for stage in ("runtime.corpus", "evaluation.evaluate"):
         monkeypatch.setattr(
             f"statetrim.{stage}.load_tokenizer",
             lambda model: PreTrainedTokenizerFast.from_pretrained(model.path),

@@ -61,7 +61,7 @@ def test_every_family_ends_in_a_checkpoint_that_stock_code_loads(
     from transformers import PreTrainedTokenizerFast
 
     # For some types transformers takes another tokenizer class than the tiny tokenizer's.
-    for stage in ("calibration.calibrate", "evaluation.evaluate", "pipelines.trim"):
+    for stage in ("runtime.corpus", "evaluation.evaluate"):
         monkeypatch.setattr(
             f"statetrim.{stage}.load_tokenizer",
             lambda model: PreTrainedTokenizerFast.from_pretrained(model.path),
@@ -86,7 +86,7 @@ def test_what_is_measured_is_at_the_precision_of_the_state(
     checkpoint: Load, text: Path, tmp_path: Path
 ) -> None:
     path = checkpoint("qwen3_5_text")
-    quick = OPTIONS | {"tasks": ("mqar",), "control": False, "text": text, "keep": 0.5}
+    quick = OPTIONS | {"tasks": ("mqar",), "control": False, "text": text, "to": "50%x100%"}
     plain = st.trim(path, out=tmp_path / "plain", **quick)
     small = st.trim(path, out=tmp_path / "small", state_dtype="int8", **quick)
     scores = st.Scores.load(small.path / "statetrim" / "scores.json")
@@ -298,7 +298,7 @@ def test_other_weights_under_the_same_name_are_another_job(
 
 
 def test_a_kill_while_tidying_up_is_mended(checkpoint: Load, text: Path, tmp_path: Path) -> None:
-    quick = OPTIONS | {"tasks": ("text",), "control": False, "text": text, "keep": 6}
+    quick = OPTIONS | {"tasks": ("text",), "control": False, "text": text, "to": "6x100%"}
     out, partial = tmp_path / "out", tmp_path / "out.partial"
     st.trim(checkpoint("qwen3_5_text"), out=out, **quick)
     record = json.loads((out / "statetrim" / "trim.json").read_text())

@@ -155,7 +155,7 @@ def own_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     """For some types transformers picks a tokenizer class that does not know the test's words."""
     from transformers import PreTrainedTokenizerFast
 
-    for stage in ("analysis.analyze", "evaluation.evaluate"):
+    for stage in ("runtime.corpus", "evaluation.evaluate"):
         monkeypatch.setattr(
             f"statetrim.{stage}.load_tokenizer",
             lambda model: PreTrainedTokenizerFast.from_pretrained(model.path),
