@@ -19,6 +19,7 @@ from helpers.sums import assert_statistics_close
 from statetrim.artifacts.mixture import mix_statistics
 from statetrim.artifacts.statistics import Statistics
 from statetrim.progress import Progress
+from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.loading import load_tokenizer
 from statetrim.surgery.refit import fit_projection
 from statetrim.tasks.generated import echo_sequences, random_sequences, recall_sequences
@@ -45,10 +46,10 @@ def single(statistics: Statistics, source: str) -> Statistics:
 def test_each_source_is_what_it_alone_would_show(
     model: st.Checkpoint, text: Path, whole: Statistics
 ) -> None:
-    tokenizer = load_tokenizer(model)
+    passages = Corpus(text, model).read(tokens=80, length=10, skip=480)
     single_sources = {
-        "random": random_sequences(tokenizer, 320, 20),
-        "echo": echo_sequences(text, tokenizer, 160, 20, skip=480),
+        "random": random_sequences(load_tokenizer(model), 320, 20),
+        "echo": echo_sequences(passages),
     }
     assert whole.lineage["data"][0]["count"] * 20 == 480  # the tokens that are not generated
     for name, sequences in single_sources.items():
