@@ -51,6 +51,7 @@ MISTAKES = {
     "benchmark M --baseline B -o O --lengths 8,x": "not a number of tokens",
     "report none.json -o O": "none.json is missing",
     "recipe none": "is not a result of trim",
+    "snapshot M --text typo.txt -o O": "there is no file typo.txt",
     "doctor --engine-python none": "none cannot be started",
     "demo -o HERE": "exists already",
     "push M R --private": "No such option",
