@@ -79,7 +79,7 @@ def test_memory_is_compared_with_what_is_free(folder: Path) -> None:
 def test_sections_without_an_artifact_are_one_line(folder: Path) -> None:
     document = document_of(folder, "my model", "OUT")
     absent = [section.title for section in document.absent]
-    assert absent == ["Why this shape", "Speed", "Which layer carries what",
+    assert absent == ["Why this shape", "Speed", "Stored copies", "Which layer carries what",
                       "Effective rank of the state", "Recovery"]  # fmt: skip
     page = (folder / "OUT" / "statetrim" / "report" / "report.html").read_text()
     (line,) = re.findall(r"<summary>Not in this report: (.*?)</summary>", page)

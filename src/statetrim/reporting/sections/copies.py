@@ -13,9 +13,10 @@ def blocks(findings: Findings) -> Iterator[Block]:
     """A row per code; without a measurement, a `Missing` with the command for it."""
     snapshots = findings.snapshots
     if snapshots is None:
+        arguments = command_arguments(findings)
         yield Missing(
             "Stored copies of states (prefix caches, saved prompts) were not measured.",
-            [f"statetrim snapshot {command_arguments(findings).model} -o snapshots.json"],
+            [f"statetrim snapshot {arguments.model} --text {arguments.text} -o snapshots.json"],
         )
         return
     lengths = [f"{100 * share:.1f} % after {n} tokens" for n, share in snapshots.lengths.items()]
