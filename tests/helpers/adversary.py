@@ -24,6 +24,8 @@ KILLS_PER_COMMAND = {
 """Number of kills per command, fewer where a run takes long."""
 SECOND_COMMANDS = ("prune", "select")
 """Commands that are started with an output that another command is writing."""
+TIMED = ("benchmark", "snapshot")
+"""Commands whose output has timings, so that it differs from run to run."""
 TrialResult = tuple[str, str, str | None]
 """Kind of trial, its name, and the problem or None."""
 
@@ -55,7 +57,7 @@ def try_pairs(undisturbed_runs: Mapping[str, UndisturbedRun], root: Path) -> Ite
         ended, files_left = first.wait(), faults.file_hashes(root)
         clean(root)
         same = files_left == undisturbed_runs[name].files_left
-        fine = ended.code == 0 and (same or name == "benchmark")  # whose output has timings
+        fine = ended.code == 0 and (same or name in TIMED)
         yield "winner", name, None if fine else f"{ended.code}: {ended.err[-300:]}"
 
 
@@ -87,7 +89,7 @@ def try_full_disks(
                 problem = f"{ended.code}: {ended.err[-400:]}"
             yield "full disk", f"{name} at {event}", problem
         again = faults.run(command, root)
-        same = faults.file_hashes(root) == undisturbed_runs[name].files_left or name == "benchmark"
+        same = faults.file_hashes(root) == undisturbed_runs[name].files_left or name in TIMED
         fine = again.code == 0 and same
         yield "room again", name, None if fine else f"{again.code}: {again.err[-300:]}"
         clean(root)

@@ -50,7 +50,7 @@ COMMANDS: dict[str, list[str]] = {
         *_TEXT, "--count", "2", "--length", "24", "--generate", "2", "-o", OUT,
     ],
 }  # fmt: skip
-KILLED = {name: COMMANDS[name] for name in (*tuple(COMMANDS)[:9], "snapshot")} | {
+KILLED = {name: COMMANDS[name] for name in tuple(COMMANDS)[:9]} | {
     "layerwise": [*COMMANDS["calibrate"], "--layerwise"],
     "uneven": ["prune", "model", "uneven.json", "--uneven", "-o", OUT],
     "quantised": ["prune", "quantized", "plan.json", "-o", OUT],
