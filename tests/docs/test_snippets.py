@@ -108,9 +108,9 @@ def choose(page_world: World, method: Any, axis: str) -> None:
     """Select half of the channels with the method of the page."""
     page_world.make("statistics.safetensors", 0)
     arguments: dict[str, Any] = (
-        {"keep": 64, "method": method}
+        {"to": "64x100%", "method": method}
         if axis == "key"
-        else {"keep_values": 64, "value_method": method}
+        else {"to": "100%x64", "value_method": method}
     )
     plan = st.select("MODEL", statistics="statistics.safetensors", **arguments)
     chosen = plan.kept if axis == "key" else plan.kept_values
