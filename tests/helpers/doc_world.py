@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from helpers import tiny
 from helpers.doc_pages import Block, blocks
+from helpers.quantized import FORMATS, quantize_checkpoint
 from statetrim.commands import app
 from statetrim.maths.units import parse_token_count
 
@@ -39,10 +40,11 @@ VALUE_REPLACEMENTS = {
 
 SMALL_OPTIONS: dict[str, dict[str, str]] = {
     "analyze": {"--tokens": "256", "--length": "64", "--burn-in": "8"},
-    "analyze --sensitivity": {"--tokens": "512", "--length": "64"},
+    "analyze --sensitivity": {"--tokens": "512", "--length": "64", "--burn-in": "8"},
     "benchmark": {"--batch-sizes": "1", "--lengths": "8", "--rounds": "1"},
     "calibrate": {"--tokens": "256", "--length": "64"},
     "evaluate": {"--limit": "2", "--batch-size": "8"},
+    "snapshot": {"--sequences": "2", "--length": "64"},
     "recover": {"--tokens": "512", "--length": "64", "--batch-size": "4"},
     "trim": {"--tokens": "512", "--length": "64", "--limit": "2", "--batch-size": "8"},
     "verify": {"--count": "2", "--length": "24", "--generate": "2"},
@@ -185,6 +187,8 @@ class World:
             tiny.write_text(path, 2**15, seed=_TEXTS.index(name))
         elif name == "MODEL":
             path.symlink_to(self.build("qwen3_5_text"))
+        elif name == "MODEL-FP8":
+            quantize_checkpoint(self.build("qwen3_5_text"), path, FORMATS["fine-grained fp8"])
         elif name == "strange-7b":
             shutil.copytree(self.build("qwen3_5_text"), path)
             config = json.loads((path / "config.json").read_text())
