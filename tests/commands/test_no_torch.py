@@ -45,7 +45,6 @@ MISTAKES = {
     "analyze M --text t -o O.json --tokens many": "not a number of tokens",
     "recover M --text typo.txt -o O": "there is no file typo.txt",
     "recover M --text t -o O --skip x": "not a number of tokens",
-    "snapshot M --text typo.txt -o O": "there is no file",
     "verify M --baseline B --engine mlx --engine-python P --text typo.txt -o O": "there is no file",
     "benchmark M --baseline B -o O --dtype int8": "--dtype is float32, float16 or bfloat16",
     "benchmark M --baseline B -o O --engine sglang": "--engine is vllm, not 'sglang'",

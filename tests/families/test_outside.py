@@ -73,7 +73,7 @@ def test_it_is_inspected_with_what_fits_in_a_memory(run: Any) -> None:
         assert strange_report[field] == known_report[field], field
     capacity = strange_report["deployment"]["capacity"]
     assert capacity and capacity == known_report["deployment"]["capacity"]
-    assert capacity[0]["key_value_bytes"] > 0, "its softmax layers count"
+    assert capacity[0]["fit"]["token_bytes"] > 0, "its softmax layers count"
     assert strange_report["deployment"]["engines"] == [], "no engine was tested with it"
 
 
