@@ -38,7 +38,8 @@ def plans(directory: Path, text: Path) -> list[Kept]:
     model = st.open(directory)
     statistics = st.calibrate(model, text, methods=CALIBRATED, tokens=640, length=32)
     key_plans = [
-        st.select(model, m, f"{KEEP}x100%", seed=SEED, statistics=statistics, **o) for m, o in CASES
+        st.select(model, m, f"{KEEP}x100%", seed=SEED, statistics=statistics, method_options=o)
+        for m, o in CASES
     ]
     value_plans = [
         st.select(model, to=f"100%x{KEEP}", value_method=m, seed=SEED, statistics=statistics)

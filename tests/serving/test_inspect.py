@@ -114,7 +114,7 @@ def test_what_fits_is_counted_in_the_dtype_that_engines_serve(tmp_path: Path) ->
 
 def test_flags_to_try_first_show_what_a_cut_adds_on_top(tmp_path: Path) -> None:
     path = write_config(tmp_path, "Qwen3.5-27B")
-    serving = {"memory_gib": 40, "square": 64, "engine": "sglang", "speculative": 3}
+    serving = {"memory_gib": 40, "to": "64x64", "engine": "sglang", "speculative": 3}
     deployment = st.inspect(st.open(path), **serving).deployment
     default = next(row for row in deployment.capacity if row.is_default)
     flags = {gain.flag.partition(" ")[0]: gain for gain in deployment.try_first}
