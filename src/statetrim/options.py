@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import update_wrapper
 from inspect import Parameter, Signature, signature
+from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar, dataclass_transform
 
 from .errors import check_option_names
@@ -62,7 +63,24 @@ def option(
     return field(default=default, kw_only=kw_only, metadata={"option": info})
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option,))
+def output_option(
+    *, default: Any = MISSING, help: str, required: bool = False, kw_only: bool = True
+) -> Any:
+    """The field of an options class that says where the result goes: `-o` on the command line."""
+    return option(
+        default=default,
+        help=help,
+        flags=("-o", "--output"),
+        parse=Path,
+        in_record=False,
+        required=required,
+        kw_only=kw_only,
+    )
+
+
+@dataclass_transform(
+    kw_only_default=True, frozen_default=True, field_specifiers=(option, output_option)
+)
 def options(cls: type[Options]) -> type[Options]:
     """Make a frozen dataclass whose fields are checked when an object is made; then its method
     `check`, if it has one, checks them against each other."""

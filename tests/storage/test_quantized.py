@@ -203,6 +203,35 @@ def test_a_block_size_that_is_none_is_refused(block: Any, tmp_path: Path) -> Non
         find_quantized_tensors(infos, {"quantization_config": {"weight_block_size": block}})
 
 
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_global_scale_that_is_none_is_refused(value: float, tmp_path: Path) -> None:
+    form = FORMATS["nvfp4"]
+    stored = Stored(form.quantize(weight()) | {"weight_global_scale": torch.tensor([value])})
+    with pytest.raises(st.StatetrimError, match=r"a\.weight_global_scale"):
+        dequantize(find(stored, form, tmp_path), stored)
+
+
+def test_scales_that_are_not_finite_are_refused(
+    case: tuple[Format, Stored, QuantizedTensor],
+) -> None:
+    _, stored, tensor = case
+    scales = stored.tensors[tensor.scales.name]
+    spoiled = torch.full_like(scales.float(), float("nan")).to(scales.dtype)
+    broken = Stored(stored_leaves(stored) | leaves({tensor.scales.name: spoiled}))
+    with pytest.raises(st.StatetrimError, match="NaN or infinity"):
+        dequantize(tensor, broken)
+
+
+def test_a_block_is_no_larger_than_its_weight(tmp_path: Path) -> None:
+    """A config may name blocks of 4096 x 4096: memory for them is not allocated."""
+    config = {"quant_method": "fp8", "weight_block_size": [4096, 4096]}
+    stored = Stored(
+        {"weight": weight().to(torch.float8_e4m3fn), "weight_scale_inv": torch.ones(1, 1)}
+    )
+    form = Format(lambda value: {}, config, exact=True)
+    assert find(stored, form, tmp_path).block == (ROWS, COLUMNS)
+
+
 def test_a_width_that_does_not_fill_a_group_is_refused(tmp_path: Path) -> None:
     form = FORMATS["w4a16"]
     stored = Stored(form.quantize(weight()))

@@ -8,7 +8,7 @@ from .. import option_checks as checks
 from ..common_options import ProgressOptions, parse_names
 from ..errors import StatetrimError
 from ..maths.units import parse_token_count
-from ..options import option, options
+from ..options import option, options, output_option
 from ..runtime.placement import Devices
 
 if TYPE_CHECKING:
@@ -24,14 +24,7 @@ class BenchmarkOptions(Devices, ProgressOptions):
     """The options of `benchmark`."""
 
     baseline: "ModelLike" = option(help="The model before the cut.", in_record=False)
-    out: str | Path | None = option(
-        default=None,
-        help="JSON file to write.",
-        flags=("-o", "--output"),
-        parse=Path,
-        in_record=False,
-        required=True,
-    )
+    out: str | Path | None = output_option(default=None, help="JSON file to write.", required=True)
     batches: Sequence[int] | None = option(
         default=None,
         help="Batch sizes, such as 1,16,64; on a GPU 32 by default, as in the paper.",

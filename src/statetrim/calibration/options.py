@@ -8,7 +8,7 @@ from .. import option_checks as checks
 from ..common_options import SKIP_HELP, TEXT_HELP, ProgressOptions, parse_names
 from ..defaults import RECALL_SHARE
 from ..errors import StatetrimError
-from ..options import option, options
+from ..options import option, options, output_option
 from ..runtime.placement import Placement
 
 if TYPE_CHECKING:
@@ -24,12 +24,8 @@ class CalibrateOptions(Placement, ProgressOptions):
     text: "str | Path | Corpus | Sequences" = option(
         help=TEXT_HELP, check=checks.text_source, kw_only=False
     )
-    out: str | Path | None = option(
-        default=None,
-        help="File to write the statistics to.",
-        flags=("-o", "--output"),
-        parse=Path,
-        required=True,
+    out: str | Path | None = output_option(
+        default=None, help="File to write the statistics to.", required=True
     )
     methods: Sequence[str] | None = option(
         default=None,

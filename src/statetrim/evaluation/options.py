@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from .. import option_checks as checks
 from ..common_options import ProgressOptions, parse_named_values
 from ..errors import StatetrimError
-from ..options import option, options
+from ..options import option, options, output_option
 from ..runtime.placement import Placement
 
 if TYPE_CHECKING:
@@ -22,12 +22,8 @@ class EvaluateOptions(Placement, ProgressOptions):
     """The options of `evaluate`."""
 
     baseline: "ModelLike" = option(help="The original checkpoint.")
-    out: str | Path | None = option(
-        default=None,
-        help="File to write the scores to.",
-        flags=("-o", "--output"),
-        parse=Path,
-        required=True,
+    out: str | Path | None = output_option(
+        default=None, help="File to write the scores to.", required=True
     )
     tasks: Sequence[str] = option(
         default=("offline",),

@@ -8,7 +8,7 @@ from .. import option_checks as checks
 from ..common_options import SKIP_HELP, TEXT_HELP, ProgressOptions
 from ..defaults import KEY_METHOD, RECALL_SHARE, VALUE_METHOD
 from ..errors import StatetrimError
-from ..options import option, options
+from ..options import option, options, output_option
 from ..request import REQUEST_HELP, Request, To, check_request, parse_request
 from ..runtime.placement import Devices, Placement
 from ..serving.engine_names import ENGINE_NAMES
@@ -119,9 +119,7 @@ class TrimOptions(Devices):
 class TrimRunOptions(TrimOptions, ProgressOptions):
     """The options of `trim`, and where its result goes."""
 
-    out: str | Path = option(
-        help="Output directory.", flags=("-o", "--output"), parse=Path, in_record=False
-    )
+    out: str | Path = output_option(help="Output directory.")
     watch: "Observer | None" = option(
         default=None, help="Notified of each stage; replaces `progress`.", flags=(), in_record=False
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from .. import option_checks as checks
 from ..common_options import SKIP_HELP, TEXT_HELP, ProgressOptions, parse_names
 from ..errors import StatetrimError
-from ..options import changed_options, option, options
+from ..options import changed_options, option, options, output_option
 from ..runtime.placement import OneDevice
 
 if TYPE_CHECKING:
@@ -170,9 +170,7 @@ class RecoverRunOptions(RecoverOptions, ProgressOptions):
     text: "str | Path | Corpus | Sequences" = option(
         help=TEXT_HELP, check=checks.text_source, in_record=False
     )
-    out: str | Path = option(
-        help="Output directory.", flags=("-o", "--output"), parse=Path, in_record=False
-    )
+    out: str | Path = output_option(help="Output directory.")
     teacher: "ModelLike | None" = option(
         default=None,
         help="The original checkpoint; without it, training uses cross-entropy only.",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from .. import option_checks as checks
 from ..common_options import SKIP_HELP, TEXT_HELP, ProgressOptions
 from ..errors import StatetrimError
-from ..options import option, options
+from ..options import option, options, output_option
 from ..runtime.placement import OneDevice
 
 if TYPE_CHECKING:
@@ -46,13 +46,7 @@ class SnapshotOptions(OneDevice, ProgressOptions):
         default=8, help="Sequences per forward pass.", check=checks.at_least_one, in_record=False
     )
     skip: int | str = option(default=0, default_text="0", help=SKIP_HELP, check=checks.token_count)
-    out: str | Path | None = option(
-        default=None,
-        help="JSON file to write.",
-        flags=("-o", "--output"),
-        parse=Path,
-        in_record=False,
-    )
+    out: str | Path | None = output_option(default=None, help="JSON file to write.")
 
     def check(self) -> None:
         """Raise StatetrimError for values that are out of range."""

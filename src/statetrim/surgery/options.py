@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from .. import option_checks as checks
 from ..common_options import ProgressOptions, parse_shares
 from ..errors import StatetrimError
-from ..options import option, options
+from ..options import option, options, output_option
 
 if TYPE_CHECKING:
     from ..artifacts.plan import Plan
@@ -25,9 +25,7 @@ class PruneOptions(ProgressOptions):
         argument=True,
         kw_only=False,
     )
-    out: str | Path = option(
-        help="Output directory.", flags=("-o", "--output"), parse=Path, kw_only=False
-    )
+    out: str | Path = output_option(help="Output directory.", kw_only=False)
     uneven: bool = option(
         default=False, help="Allow layers of different widths, which stock libraries cannot load."
     )
@@ -44,7 +42,7 @@ class RefitOptions(ProgressOptions):
         parse=Path,
         kw_only=False,
     )
-    out: str | Path = option(help="Output directory.", flags=("-o", "--output"), parse=Path)
+    out: str | Path = output_option(help="Output directory.")
     damping: float = option(
         default=1e-8, help="Ridge penalty, relative to the mean square of the channels."
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from .. import option_checks as checks
 from ..common_options import SKIP_HELP, TEXT_HELP, ProgressOptions, parse_named_values
 from ..errors import StatetrimError
-from ..options import option, options
+from ..options import option, options, output_option
 
 if TYPE_CHECKING:
     from ..storage.models import ModelLike
@@ -26,14 +26,7 @@ class VerifyOptions(ProgressOptions):
         help="Python executable of the engine's environment.", parse=Path, in_record=False
     )
     text: str | Path = option(help=TEXT_HELP, check=checks.text_source)
-    out: str | Path | None = option(
-        default=None,
-        help="JSON file to write.",
-        flags=("-o", "--output"),
-        parse=Path,
-        in_record=False,
-        required=True,
-    )
+    out: str | Path | None = output_option(default=None, help="JSON file to write.", required=True)
     count: int = option(
         default=24, help="Number of sequences to compare.", check=checks.at_least_one
     )

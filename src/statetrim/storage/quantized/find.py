@@ -177,7 +177,8 @@ def _block(
         return 1, columns
     if block_size is not None:
         if shape == (ceil(rows / block_size[0]), ceil(columns / block_size[1])):
-            return block_size
+            # No larger than the weight: memory is allocated by whole blocks.
+            return min(rows, block_size[0]), min(columns, block_size[1])
     elif len(shape) == 2 and shape[0] == rows and shape[1] and columns % shape[1] == 0:
         return 1, columns // shape[1]
     raise StatetrimError(

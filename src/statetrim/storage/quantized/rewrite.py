@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ...errors import StatetrimError
 from ..safetensors_file import BLOCK_BYTES, STORED_DTYPES, ComputedTensor, TensorEdit
 from .find import QuantizedTensor
 
@@ -36,7 +37,10 @@ class QuantizedSource:
     @cached_property
     def stored_scales(self) -> Tensor:
         """Scales [blocks of rows, blocks of columns], in the stored dtype."""
-        return self.stored.read_stored(self.tensor.scales.name).reshape(self.tensor.blocks)
+        scales = self.stored.read_stored(self.tensor.scales.name)
+        if not bool(scales.float().isfinite().all()):
+            raise StatetrimError(f"{self.tensor.scales.name[:200]!r} has NaN or infinity")
+        return scales.reshape(self.tensor.blocks)
 
     @cached_property
     def global_factor(self) -> float:
@@ -257,6 +261,8 @@ def _global_factor(tensor: QuantizedTensor, stored: StoredTensors) -> float:
     if tensor.global_scale is None:
         return 1.0
     value = float(stored.read_stored(tensor.global_scale).float())
+    if not 0 < value < float("inf"):
+        raise StatetrimError(f"{tensor.global_scale[:200]!r} is {value}, which is no scale")
     return 1 / value if tensor.global_divides else value
 
 
