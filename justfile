@@ -12,10 +12,10 @@ types:
 
 # The tests of what changed since origin/main, and those that guard the whole.
 changed:
-    pytest -n 2 --dist loadfile $(python tools/changed_tests.py)
+    pytest -n 2 --dist loadgroup $(python tools/changed_tests.py)
 
 test:
-    pytest -n 2 --dist loadfile --no-loadscope-reorder
+    pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 # Calibrate and check every type with stand-ins for GPU kernels, and with the real `kernels` package.
 gpu-kernels ENGINES OUT:
@@ -27,7 +27,7 @@ gpu-kernels ENGINES OUT:
 reference-losses:
     pytest -m "slow or not slow" tests/portable/test_portable.py
 
-# Every hub layout through calibrate and trim; the suite takes a sample.
+# Every hub layout through calibrate and trim; CI inspects, selects, prunes and runs them.
 layouts:
     pytest -m slow tests/pipelines/test_hub_layouts.py
 
@@ -35,9 +35,9 @@ layouts:
 untrusted-configs:
     pytest -m "slow or not slow" tests/families/test_untrusted_config.py
 
-# The notebook with the model a reader gets; CI runs it with one that is hardly trained.
+# The notebook, as a reader runs it.
 notebook:
-    pytest -m "slow or not slow" tests/test_notebook.py
+    pytest tests/test_notebook.py
 
 # The quickstart as written, on the demo model; CI runs its commands on a smaller one.
 quickstart:
@@ -49,7 +49,7 @@ docs-commands:
 
 # Which lines the suite runs; fails below the floor in pyproject.toml.
 coverage:
-    pytest -n 2 --dist loadfile --no-loadscope-reorder --cov
+    pytest -n 2 --dist loadgroup --no-loadscope-reorder --cov
 
 # Record the public interface and its reference pages, after an intended change (tests/test_interface.py).
 interface:
@@ -57,9 +57,9 @@ interface:
     cd tests && python -m helpers.interface command-line > data/interface/command-line.txt
     python tools/write_reference.py docs
 
-# Every command on pretended GPUs, for all model types; CI takes a sample of them.
-devices:
-    pytest -m "slow or not slow" tests/runtime/test_devices.py tests/runtime/test_gradients_elsewhere.py tests/runtime/test_placement.py
+# Every model type through trim, recovery, uneven cuts and pretended GPUs; CI takes a sample of them.
+model-types:
+    pytest -m "slow or not slow" tests/runtime tests/recovery tests/pipelines/test_trim.py tests/surgery/test_uneven.py
 
 # The documentation site, in site/; `mkdocs serve` shows it while you write.
 docs:
@@ -74,15 +74,15 @@ pictures:
 screenshots REPORT OUT:
     python tools/screenshots.py {{REPORT}} {{OUT}}
 
-# Calibrate, select, prune, evaluate and plot: one table for a model (docs/reference-evaluation.md).
+# Calibrate, select, prune, evaluate and plot: one table for a model (results/reference-evaluation.md).
 evaluate-reference MODEL DATA OUT:
     python studies/evaluate_reference.py {{MODEL}} {{DATA}} {{OUT}}
 
-# Time and memory of a prune beside cp, on a synthetic 20 GB checkpoint below DIRECTORY (docs/scale.md).
+# Time and memory of a prune beside cp, on a synthetic 20 GB checkpoint below DIRECTORY (results/scale.md).
 bench-prune DIRECTORY:
     python benchmarks/bench_prune.py {{DIRECTORY}}
 
-# Peak memory of layerwise calibration on a synthetic 6 GB checkpoint below DIRECTORY (docs/scale.md).
+# Peak memory of layerwise calibration on a synthetic 6 GB checkpoint below DIRECTORY (results/scale.md).
 bench-layerwise DIRECTORY TOKENIZER TEXT:
     python benchmarks/bench_layerwise.py {{DIRECTORY}} {{TOKENIZER}} {{TEXT}}
 
@@ -90,35 +90,35 @@ bench-layerwise DIRECTORY TOKENIZER TEXT:
 train-tiny kind out *options:
     python studies/train_tiny.py {{kind}} {{out}} {{options}}
 
-# What an analysis costs beside a bare forward pass (docs/rank-analysis.md).
+# What an analysis costs beside a bare forward pass (results/rank-analysis.md).
 bench-analyze:
     python benchmarks/bench_analyze.py
 
-# The pictures and the table of docs/rank-analysis.md, from the reference model in ../shared.
+# The pictures and the table of results/rank-analysis.md, from the reference model in ../shared.
 figures:
     python studies/figures_reference.py
 
-# Cost of calibration beside the bare model, its memory, and the time of selection (docs/calibration-cost.md).
+# Cost of calibration beside the bare model, its memory, and the time of selection (results/calibration-cost.md).
 bench-calibrate:
     OMP_NUM_THREADS=1 python benchmarks/bench_calibrate.py
 
-# What recovery brings back, tables and picture; resumes if interrupted (docs/recovery.md).
+# What recovery brings back, tables and picture; resumes if interrupted (results/recovery.md).
 recover-reference MODELS TEXT TEST WORK *OPTIONS:
     python studies/recover_reference.py {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
     python studies/recover_reference.py {{MODELS}}/tiny-gated_deltanet --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
     python studies/recover_reference.py {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} --data half --methods grad --keep 0.5 {{OPTIONS}}
     python studies/recover_reference.py {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} --data layerwise --methods l1 grad drrqr --keep 0.5 {{OPTIONS}}
     python studies/recover_reference.py {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} --tokens 98304 --methods grad drrqr --keep 0.5 {{OPTIONS}}
-    python studies/plot_recovery.py results/recovery.jsonl docs/recovery.md
+    python studies/plot_recovery.py results/recovery.jsonl results/recovery.md
 
-# A step of recovery beside bare forward and backward passes (docs/recovery.md).
+# A step of recovery beside bare forward and backward passes (results/recovery.md).
 bench-recover MODEL TEXT:
     OMP_NUM_THREADS=1 python benchmarks/bench_recover.py {{MODEL}} --text {{TEXT}}
 
-# Every method on MODEL: NLL, KL and recall after the cut; resumes if interrupted (docs/methods.md).
+# Every method on MODEL: NLL, KL and recall after the cut; resumes if interrupted (results/methods.md).
 compare-methods MODEL TEXT TEST *OPTIONS:
     python studies/compare_methods.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --results results/methods.jsonl {{OPTIONS}}
-    python studies/plot_methods.py results/methods.jsonl docs/methods.md
+    python studies/plot_methods.py results/methods.jsonl results/methods.md
 
 # Environments of real engines, each below DIRECTORY: MLX-LM, llama.cpp, vLLM for CPUs, and kernels to compile.
 engines DIRECTORY:
@@ -138,11 +138,11 @@ capacity-grid ENGINES:
     PYTHONPATH=tools/engines {{ENGINES}}/kernels/bin/python tools/engines/sglang_capacity.py docs/calculator/configs.json tests/data/sglang-capacity.json
     {{ENGINES}}/llamacpp/bin/python tools/engines/llamacpp_memory.py tests/data/llamacpp-memory.json
 
-# Small models in hub layout and their cuts, from one that train-tiny made (docs/engine-checks.md).
+# Small models in hub layout and their cuts, from one that train-tiny made (results/engine-checks.md).
 engine-models TRAINED OUT TEXT *OPTIONS:
     python tools/engines/make_models.py {{TRAINED}} {{OUT}} --text {{TEXT}} {{OPTIONS}}
 
-# MLX-LM, llama.cpp and vLLM beside transformers on those models (docs/engine-checks.md).
+# MLX-LM, llama.cpp and vLLM beside transformers on those models (results/engine-checks.md).
 check-engines ENGINES MODELS TEXT:
     python tools/engines/check_engines.py {{ENGINES}} {{MODELS}} mlx --text {{TEXT}}
     python tools/engines/check_engines.py {{ENGINES}} {{MODELS}} llamacpp --text {{TEXT}}
@@ -172,23 +172,28 @@ compare-precision MODEL TEXT TEST WORK:
 vllm-startup ENGINES:
     {{ENGINES}}/vllm/bin/python tools/engines/record_vllm_startup.py tests/data/vllm-startup.json
 
-# How many sequences a vLLM server holds before and after a cut (docs/benchmark.md).
+# How many sequences a vLLM server holds before and after a cut (results/benchmark.md).
 vllm-load ENGINES MODELS OUT:
     statetrim benchmark {{MODELS}}/wide-64x64 --baseline {{MODELS}}/wide-128 --engine vllm --engine-python {{ENGINES}}/vllm/bin/python --requests 48 --memory-gib 0.1 --lengths 1024 -o {{OUT}}
 
-# Throughput of cuts beside the original and the ideal on this machine (docs/benchmark.md).
+# Throughput of cuts beside the original and the ideal on this machine (results/benchmark.md).
 bench-serving DIRECTORY:
     MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184 OMP_NUM_THREADS=1 python benchmarks/bench_serving.py {{DIRECTORY}}
 
-# Keys, values or both at equal bytes: measure MODEL, then tables and picture of docs/two-axes.md.
+# Keys, values or both at equal bytes: measure MODEL, then tables and picture of results/two-axes.md.
 compare-axes MODEL TEXT TEST *OPTIONS:
     python studies/compare_axes.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --results results/two-axes.jsonl {{OPTIONS}}
-    python studies/plot_axes.py results/two-axes.jsonl docs/two-axes.md
+    python studies/plot_axes.py results/two-axes.jsonl results/two-axes.md
 
-# Does trim choose a shape well? Every shape of the same bytes beside its choice (docs/choosing-a-shape.md).
+# Every step on checkpoints of every quantised format, and the tables of results/quantised.md.
+quantised-matrix WORK:
+    python studies/quantised_matrix.py --work {{WORK}} --results results/quantised.json
+    python studies/table_quantised.py results/quantised.json results/quantised.md
+
+# Does trim choose a shape well? Every shape of the same bytes beside its choice (results/shapes.md).
 compare-shapes MODEL TEXT TEST WORK *OPTIONS:
     python studies/compare_shapes.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
-    python studies/plot_shapes.py results/shapes.jsonl docs/choosing-a-shape.md README.md
+    python studies/plot_shapes.py results/shapes.jsonl results/shapes.md README.md
 
 # Kill ten commands at every filesystem event they make, run each again, compare (SECURITY.md).
 kill-every-event *COMMANDS:
@@ -219,12 +224,12 @@ bench-snapshots:
 record-trim MODEL TEXT OUT:
     tools/record_trim.sh {{MODEL}} {{TEXT}} {{OUT}}
 
-# One width for all layers, or width where the memory lives: measure MODEL, then docs/uneven.md.
+# One width for all layers, or width where the memory lives: measure MODEL, then results/uneven.md.
 compare-uneven MODEL TEXT TEST WORK *OPTIONS:
     python studies/compare_uneven.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
-    python studies/plot_uneven.py results/uneven.jsonl results/uneven-capacity.json docs/uneven.md
+    python studies/plot_uneven.py results/uneven.jsonl results/uneven-capacity.json results/uneven.md
 
-# Sequences in vLLM's cache with layers of different widths, by its own functions (docs/uneven.md).
+# Sequences in vLLM's cache with layers of different widths, by its own functions (results/uneven.md).
 uneven-capacity ENGINES *CONFIGS:
     PYTHONPATH=plugins/vllm {{ENGINES}}/kernels/bin/python tools/engines/in_vllm/uneven_capacity.py {{CONFIGS}} -o results/uneven-capacity.json
 
@@ -232,26 +237,34 @@ uneven-capacity ENGINES *CONFIGS:
 check-parts ENGINES MODEL OUT *OPTIONS:
     PYTHONPATH=plugins/vllm:src {{ENGINES}}/kernels/bin/python tools/kernels/serve_parts.py {{MODEL}} -o {{OUT}} {{OPTIONS}}
 
-# Layers of different widths in real MLX-LM and vLLM, with the plugins (docs/uneven.md).
+# Layers of different widths in real MLX-LM and vLLM, with the plugins (results/uneven.md).
 check-uneven ENGINES MODELS TEXT WORK:
     {{ENGINES}}/vllm/bin/python -m pip install --no-deps ./plugins/vllm
     python tools/engines/check_uneven.py {{ENGINES}} {{MODELS}} --text {{TEXT}} --work {{WORK}}
 
-# The paper's tables and figures on MODEL: quality, PCA, rotations, calibration; then docs/paper.md.
+# The paper's tables and figures on MODEL: quality, PCA, rotations, calibration; then results/paper.md.
 paper MODEL TEXT TEST WORK:
     python studies/paper/quality.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}}
     python studies/paper/quality.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} --stages cut --keep 0.5 --scores q k
     python studies/paper/pca.py {{MODEL}} --text {{TEXT}} --test {{TEST}}
     python studies/paper/rotation.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --tokens 8192
     python studies/paper/calibration.py {{MODEL}} --text {{TEXT}} --test {{TEST}}
-    python studies/paper/ledger.py docs/paper.md --pictures results/paper
+    python studies/paper/ledger.py results/paper.md --pictures results/paper
 
-# The scripts of studies/paper to the end, on tiny checkpoints; CI takes one of them.
-paper-scripts:
-    pytest -m "slow or not slow" tests/studies/test_paper.py
+# The scripts of studies/ to the end: training until recall, and the paper's; CI takes one of them.
+study-scripts:
+    pytest -m "slow or not slow" tests/studies
 
-# Triton kernels of vLLM, SGLang and fla on a CPU, every value compared; CUTS from MODEL as in docs/gpu.md.
-interpret-kernels ENGINES *CUTS:
+# The paper's scale on a GPU: one model, one results file (studies/gpu/run.py says more).
+gpu-kit MODEL BUDGET WORK *OPTIONS:
+    python studies/gpu/run.py --model {{MODEL}} --budget {{BUDGET}} --work {{WORK}} {{OPTIONS}}
+
+# The kit on a tiny model, every step.
+gpu-kit-tiny:
+    pytest -m slow tests/studies/test_gpu_kit.py
+
+# Triton kernels of vLLM, SGLang and fla on a CPU, every value compared; MODEL is Qwen3.5, CUTS are cut from it (results/kernels.md).
+interpret-kernels ENGINES MODEL *CUTS:
     rm -f results/interpreted.jsonl results/interpreted-fla.jsonl results/interpreted-model.jsonl
     {{ENGINES}}/kernels/bin/python tools/kernels/interpret.py vllm results/interpreted.jsonl
     {{ENGINES}}/kernels/bin/python tools/kernels/interpret.py sglang results/interpreted.jsonl
@@ -259,7 +272,9 @@ interpret-kernels ENGINES *CUTS:
     {{ENGINES}}/kernels/bin/python tools/kernels/interpret.py mamba2 results/interpreted.jsonl
     {{ENGINES}}/kernels/bin/python tools/kernels/interpret.py vllm results/interpreted.jsonl 32x32 --faults keys slot gate
     {{ENGINES}}/kernels/bin/python tools/kernels/interpret.py sglang results/interpreted.jsonl 32x32 --faults keys slot gate
+    {{ENGINES}}/kernels/bin/python tools/kernels/interpret_model.py vllm results/interpreted-model.jsonl {{MODEL}} --faults keys slot gate
     {{ENGINES}}/kernels/bin/python tools/kernels/interpret_model.py vllm results/interpreted-model.jsonl {{CUTS}}
+    {{ENGINES}}/kernels/bin/python tools/kernels/interpret_model.py sglang results/interpreted-model.jsonl {{MODEL}} --faults keys slot gate
     {{ENGINES}}/kernels/bin/python tools/kernels/interpret_model.py sglang results/interpreted-model.jsonl {{CUTS}}
     python tools/kernels/interpret_fla.py results/interpreted-fla.jsonl
     python tools/kernels/record.py

@@ -2,10 +2,12 @@
 
 `<!-- messages: checkpoint shard -->` becomes the error messages of those modules, and
 `<!-- calculator -->` the form and scripts of the calculator. The committed
-list between `<!-- api -->` and `<!-- end -->` becomes complete signatures and docstrings.
+list between `<!-- api -->` and `<!-- end -->` becomes complete signatures and docstrings. The pages
+of results/ and examples/ are added, and links to them follow.
 """
 
 import ast
+import posixpath
 import re
 import sys
 from collections.abc import Iterator
@@ -19,33 +21,44 @@ MIN_WORDS = 4
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the files of results/, which is outside docs/, and the script of the calculator."""
+    """Add reports and examples, which are outside docs/, and the script of the calculator."""
     from mkdocs.structure.files import File
 
     sys.path.append(str(ROOT / "tools"))
     from write_calculator import script
 
     files.append(File.generated(config, "calculator/calculator.js", content=script()))
-
-    for path in sorted((ROOT / "results").rglob("*")):
-        if path.is_file() and path.name != "README.md":
-            name = path.relative_to(ROOT).as_posix()
-            files.append(File.generated(config, name, abs_src_path=str(path)))
+    for folder in ("results", "examples"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.is_file():
+                name = path.relative_to(ROOT).as_posix()
+                files.append(File.generated(config, name, abs_src_path=str(path)))
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Hook of mkdocs: fill in the generated parts of a page."""
-    markdown = markdown.replace("](../results/", "](results/")
+    site_path = page.file.src_uri
     markdown = re.sub(
-        r"\[([^]]*)\]\(results/README\.md\)", r"\1", markdown
-    )  # which the site does not have
+        r"\]\((\.\./[^)]+)\)", lambda match: f"]({_on_the_site(site_path, match[1])})", markdown
+    )
+    if site_path.startswith("results/"):
+        page.meta["search"] = {"exclude": True}  # the guides answer first
     # Wide pictures are small on a phone: link each to its file, as code hosts do.
-    markdown = re.sub(r"^!\[[^]]*\]\((results/[^)]+)\)$", r"[\g<0>](\1)", markdown, flags=re.M)
+    markdown = re.sub(r"^!\[[^]]*\]\(([^)]+\.png)\)$", r"[\g<0>](\1)", markdown, flags=re.M)
     form = (ROOT / "docs" / "calculator" / "form.html").read_text(encoding="utf-8")
     markdown = markdown.replace("<!-- calculator -->", form)
     markdown = re.sub(r"<!-- api -->.*?<!-- end -->", lambda _: _api(), markdown, flags=re.DOTALL)
     return re.sub(r"<!-- messages: (.*?) -->", lambda match: _messages(match[1].split()), markdown)
+
+
+def _on_the_site(site_path: str, link: str) -> str:
+    """A link between docs/, results/ and examples/ of the repository, where the site has docs/ at
+    its root."""
+    is_guide = (ROOT / "docs" / site_path).exists()
+    folder = posixpath.dirname(f"docs/{site_path}" if is_guide else site_path)
+    target = posixpath.normpath(posixpath.join(folder, link)).removeprefix("docs/")
+    return posixpath.relpath(target, posixpath.dirname(site_path) or ".")
 
 
 def _api() -> str:

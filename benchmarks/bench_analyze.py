@@ -25,7 +25,7 @@ from statetrim.analysis.analyze import CHUNK, _Tally
 from statetrim.runtime.kernel_hooks import hook_kernels
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
-from statetrim.runtime.states.stored import StateStorage
+from statetrim.runtime.states import StateStorage
 
 LENGTH = 2048
 SHAPES: dict[str, dict[str, Any]] = {

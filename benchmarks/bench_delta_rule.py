@@ -21,8 +21,8 @@ import torch  # noqa: E402
 from transformers.models.qwen3_next import modeling_qwen3_next as stock  # noqa: E402
 
 from helpers.step_by_step import step_by_step  # noqa: E402
-from statetrim.portable import delta_rule as rules  # noqa: E402
-from statetrim.portable.deferred import DeferredState  # noqa: E402
+from statetrim.portable import kernels as rules  # noqa: E402
+from statetrim.portable.kernels import DeferredState  # noqa: E402
 
 
 def best_times(competitors: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:

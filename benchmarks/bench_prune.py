@@ -1,9 +1,10 @@
 """Time and memory of `statetrim prune` relative to `cp` + `sync` of the same files, in one run.
 
-    python benchmarks/bench_prune.py DIRECTORY [--gigabytes 20] [--rounds 2]
+    python benchmarks/bench_prune.py DIRECTORY [--gigabytes 20] [--rounds 2] [--formats bf16 fp8]
 
 Writes a synthetic checkpoint in the layout and width of Qwen3.5-27B (one layer per shard) below
 DIRECTORY, which needs three times its size free, and removes it at the end. Prints Markdown.
+Quantised formats have the projections in FP8 (blocks of 128x128) or NVFP4, as releases do.
 """
 
 import argparse
@@ -12,6 +13,8 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import product
+from math import prod
 from pathlib import Path
 from statistics import median
 
@@ -52,28 +55,68 @@ def tensors_of_layer(layer: int) -> dict[str, tuple[int, ...]]:
     return named | {f"{prefix}.mlp.{name}": shape for name, shape in MLP.items()}
 
 
-def write_checkpoint(directory: Path, gigabytes: float) -> int:
-    """A bf16 checkpoint of random numbers; returns its size."""
+ELEMENT_BYTES = {"BF16": 2, "F32": 4, "F8_E4M3": 1, "U8": 1}
+QUANTIZATION_CONFIGS = {
+    "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"},
+    "nvfp4": {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
+}
+Stored = dict[str, tuple[str, tuple[int, ...]]]
+"""Name -> dtype and shape of a tensor as it is stored."""
+
+
+def stored_tensors(layer: int, form: str) -> Stored:
+    """What takes the place of a layer's weights in this format."""
+    stored: Stored = {}
+    for name, shape in tensors_of_layer(layer).items():
+        if form == "bf16" or len(shape) != 2 or min(shape) < 128:
+            stored[name] = ("BF16", shape)
+            continue
+        rows, columns = shape
+        if form == "fp8":
+            stored[name] = ("F8_E4M3", shape)
+            stored[f"{name}_scale_inv"] = ("F32", (-(-rows // 128), -(-columns // 128)))
+        else:
+            stored[f"{name}_packed"] = ("U8", (rows, columns // 2))
+            stored[f"{name}_scale"] = ("F8_E4M3", (rows, columns // 16))
+            stored[f"{name}_global_scale"] = ("F32", (1,))
+    return stored
+
+
+def noise_for(dtype: str) -> bytes:
+    """Bytes to repeat for a tensor: random numbers without infinity or NaN; scales are ones."""
+    if dtype == "F32":
+        return torch.ones(1 << 20).view(torch.uint8).numpy().tobytes()
+    values = torch.randn(8 << 20)
+    if dtype == "U8":
+        return torch.randint(256, (8 << 20,), dtype=torch.uint8).numpy().tobytes()
+    kind = torch.bfloat16 if dtype == "BF16" else torch.float8_e4m3fn
+    return values.to(kind).view(torch.uint8).numpy().tobytes()
+
+
+def write_checkpoint(directory: Path, gigabytes: float, form: str) -> int:
+    """A checkpoint of random numbers in this format; returns its size."""
     directory.mkdir(parents=True)
-    noise = torch.randn(8 << 20).bfloat16().view(torch.uint8).numpy().tobytes()
+    noise = {dtype: noise_for(dtype) for dtype in ELEMENT_BYTES}
     weight_map: dict[str, str] = {}
     total = layer = 0
     while total < gigabytes * 1e9:
         header: dict[str, object] = {"__metadata__": {"format": "pt"}}
         start, file = 0, f"model-{layer:05d}.safetensors"
-        for name, shape in tensors_of_layer(layer).items():
-            nbytes = 2
-            for size in shape:
-                nbytes *= size
+        sizes: list[tuple[str, int]] = []
+        for name, (dtype, shape) in stored_tensors(layer, form).items():
+            nbytes = ELEMENT_BYTES[dtype] * prod(shape)
             offsets = [start, start + nbytes]
-            header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": offsets}
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": offsets}
             weight_map[name] = file
+            sizes.append((dtype, nbytes))
             start += nbytes
         text = json.dumps(header).encode()
         with (directory / file).open("wb") as out:
             out.write(len(text).to_bytes(8, "little") + text)
-            for written in range(0, start, len(noise)):
-                out.write(noise[: min(len(noise), start - written)])
+            for dtype, nbytes in sizes:
+                block = noise[dtype]
+                for written in range(0, nbytes, len(block)):
+                    out.write(block[: min(len(block), nbytes - written)])
         total, layer = total + start, layer + 1
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -89,10 +132,16 @@ def write_checkpoint(directory: Path, gigabytes: float) -> int:
             "full_attention" if i % 4 == 3 else "linear_attention" for i in range(layer)
         ],
     }
+    if form in QUANTIZATION_CONFIGS:
+        config["quantization_config"] = QUANTIZATION_CONFIGS[form]
     (directory / "config.json").write_text(json.dumps(config))
     os.sync()
     return total
 
+
+SHAPES = {"bf16": "50%x100%", "fp8": "50%x50%", "nvfp4": "50%x50%"}
+VALUES = {"bf16": (), "fp8": ("--value-method", "rand"), "nvfp4": ("--value-method", "rand")}
+"""Of quantised formats values are cut too, so that weights are quantised again."""
 
 # The peak memory of a process includes that of its parent at fork, so the parent must be small.
 LAUNCH = """
@@ -114,12 +163,14 @@ def timed(*command: str | Path) -> tuple[float, float]:
     return float(seconds), float(peak)
 
 
-def compare(root: Path, gigabytes: float, rounds: int) -> dict[str, float]:
+def compare(root: Path, gigabytes: float, rounds: int, form: str) -> dict[str, float]:
     """Copy and prune in turn, each into a new directory; medians, and the median of the ratios."""
     source, copy, pruned, plan = (root / name for name in ("source", "copy", "pruned", "plan.json"))
-    size = write_checkpoint(source, gigabytes)
+    size = write_checkpoint(source, gigabytes, form)
     tool = (sys.executable, "-m", "statetrim")
-    timed(*tool, "select", source, "--method", "rand", "--to", "50%x100%", "-o", plan)
+    timed(
+        *tool, "select", source, "--method", "rand", "--to", SHAPES[form], *VALUES[form], "-o", plan
+    )
     copies, prunes, peaks = [], [], []
     for _ in range(rounds):
         copies.append(timed("cp", "-r", source, copy)[0])
@@ -147,14 +198,16 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--gigabytes", type=float, default=20)
     parser.add_argument("--rounds", type=int, default=3)
+    formats = ("bf16", *QUANTIZATION_CONFIGS)
+    parser.add_argument("--formats", nargs="+", choices=formats, default=["bf16"])
     options = parser.parse_args()
     root = options.directory / "bench-prune"
-    print("| checkpoint | shards | cp + sync | prune + sync | ratio | peak memory |")
-    print("|---:|---:|---:|---:|---:|---:|")
-    for gigabytes in (2.0, options.gigabytes):
-        row = compare(root, gigabytes, options.rounds)
+    print("| format | checkpoint | shards | cp + sync | prune + sync | ratio | peak memory |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    for form, gigabytes in product(options.formats, (2.0, options.gigabytes)):
+        row = compare(root, gigabytes, options.rounds, form)
         print(
-            f"| {row['gigabytes']:.1f} GB | {row['shards']:.0f} | {row['cp']:.1f} s "
+            f"| {form} | {row['gigabytes']:.1f} GB | {row['shards']:.0f} | {row['cp']:.1f} s "
             f"| {row['prune']:.1f} s | {row['ratio']:.2f} | {row['peak']:.0f} MB |",
             flush=True,
         )

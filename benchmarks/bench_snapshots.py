@@ -67,10 +67,6 @@ def main() -> None:
         "ours, encode in a metric",
         lambda: [encode(x, 0.05, w) for x, w in zip(layers, metrics, strict=True)],
     )
-    best(
-        "ours, encode from the previous code",
-        lambda: [encode(x, 0.05, None, y) for x, y in zip(layers, coded, strict=True)],
-    )
     bounded_decode = best("ours, decode", lambda: [decode(x) for x in coded])
     print(
         f"encode {bounded / plain:.1f}x and decode {bounded_decode / plain_decode:.1f}x of int8's"

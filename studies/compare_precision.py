@@ -25,7 +25,7 @@ from statetrim.maths.paired import Pairs, difference_interval
 from statetrim.maths.quantization import FORMATS, stored_bytes
 from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.loading import load_live
-from statetrim.runtime.states.stored import StoredStateReader
+from statetrim.runtime.states import StoredStateReader
 from statetrim.tasks import recall
 
 SHAPES = {"full": (1.0, 1.0), "1/2": (1.0, 0.5), "1/4": (0.5, 0.5)}  # shares of keys, of values

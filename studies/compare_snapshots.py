@@ -33,9 +33,9 @@ from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.kernel_hooks import L2_EPS, KernelCall, hook_kernels
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
-from statetrim.snapshots.cache import slots
-from statetrim.snapshots.copies import Code, Copies, recode
 from statetrim.snapshots.metric import Metrics, metric_of
+from statetrim.snapshots.prompt import slots
+from statetrim.snapshots.snapshot import Code, Copies, recode
 from statetrim.tasks.recall import associations, recalled_share
 
 PREFIX, REST, BATCH = 256, 128, 16
@@ -205,7 +205,9 @@ class Study:
             "share": sum(x.state_bytes for x in copies) / float32,
             "convolution": sum(x.convolution_bytes for x in copies) / float32,
             "rank": _mean_rank(copies),
-            "worst": max((x.stored.header.worst_error for x in copies if x.stored), default=None),
+            "worst": max(
+                (x.worst_error for x in copies if x.worst_error is not None), default=None
+            ),
             "exact nll": float(without.mean()),
             "nll": _change(without, nll),
         }
@@ -228,7 +230,7 @@ class Study:
 
     def turn_nll(self, code: Code | None, metrics: Metrics | None) -> Tensor:
         """NLL [sequences, turns], with states coded after every turn."""
-        cache, turns, stored = None, list[Tensor](), None
+        cache, turns = None, list[Tensor]()
         for turn in self.long.tensor_split(TURNS, dim=1):
             logits, cache = self.live.forward_with_cache(turn, cache, keep=TURN_TOKENS)
             losses = functional.cross_entropy(
@@ -236,7 +238,7 @@ class Study:
             )
             turns.append(losses.mean(1).double())
             if code is not None:
-                stored = recode(cache, self.live.checkpoint, code, metrics, stored).stored
+                recode(cache, self.live.checkpoint, code, metrics)
         return torch.stack(turns, 1)
 
     def lengths(self, code: Code, metric: str) -> Row:

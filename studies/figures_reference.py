@@ -1,4 +1,4 @@
-"""The pictures of docs/rank-analysis.md: a small trained DeltaNet before and after every method.
+"""The pictures of results/rank-analysis.md: a small trained DeltaNet before and after every method.
 
     python studies/figures_reference.py [--model tiny-delta_net] [--out results/rank-analysis]
 

@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 
 
-def batch(vocab: int, pairs: int, rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """`ids` [rows, 4 * pairs], `k v k v ...` then all pairs in another order, and the positions
-    [pairs] of the keys of the second half, whose next token the model must predict."""
+def batch(
+    vocab: int, pairs: int, rows: int, generator: torch.Generator, filler: int = 0
+) -> tuple[Tensor, Tensor]:
+    """`ids` [rows, 4 * pairs + filler], `k v k v ...`, then `filler` tokens of the last quarter,
+    then all pairs in another order; and the positions [pairs] of the later keys, whose next token
+    the model must predict."""
     quarter = vocab // 4
 
     def distinct() -> Tensor:
@@ -24,7 +27,11 @@ def batch(vocab: int, pairs: int, rows: int, generator: torch.Generator) -> tupl
     pair = torch.stack([quarter + distinct(), 2 * quarter + distinct()], -1)
     order = torch.rand(rows, pairs, generator=generator).argsort(-1)
     again = pair.gather(1, order.unsqueeze(-1).expand(-1, -1, 2))
-    return torch.cat([pair, again], 1).flatten(1), 2 * pairs + 2 * torch.arange(pairs)
+    positions = 2 * pairs + filler + 2 * torch.arange(pairs)
+    if filler == 0:
+        return torch.cat([pair, again], 1).flatten(1), positions
+    between = 3 * quarter + torch.randint(quarter, (rows, filler), generator=generator)
+    return torch.cat([pair.flatten(1), between, again.flatten(1)], 1), positions
 
 
 def query_logits(model: Any, ids: Tensor, query_positions: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""The tables and the picture of docs/two-axes.md, from the results of compare_axes.py.
+"""The tables and the picture of results/two-axes.md, from the results of compare_axes.py.
 
-    python studies/plot_axes.py results/two-axes.jsonl docs/two-axes.md
+    python studies/plot_axes.py results/two-axes.jsonl results/two-axes.md
 
 Fills the places `<!-- axes MODEL -->` ... `<!-- end -->` and draws `two-axes.png` next to the
 results.

@@ -1,6 +1,6 @@
 """Tables and a figure from the results of compare_methods.py.
 
-    python studies/plot_methods.py results/methods.jsonl docs/methods.md
+    python studies/plot_methods.py results/methods.jsonl results/methods.md
 
 Fills the places `<!-- KIND MODEL -->` ... `<!-- end -->` of the Markdown file with tables (KIND is
 methods, scores or calibration) and draws `methods.png` next to the results.

@@ -1,6 +1,6 @@
-"""The table and the picture of docs/precision.md, from the results of compare_precision.py.
+"""The table and the picture of results/precision.md, from the results of compare_precision.py.
 
-    python studies/plot_precision.py results/precision.jsonl docs/precision.md
+    python studies/plot_precision.py results/precision.jsonl results/precision.md
 
 Fills the place between `<!-- precision -->` and `<!-- end -->` and draws `precision.png` next to
 the results.

@@ -1,6 +1,6 @@
 """Table and figure from the results of recover_reference.py.
 
-    python studies/plot_recovery.py results/recovery.jsonl docs/recovery.md
+    python studies/plot_recovery.py results/recovery.jsonl results/recovery.md
 
 Fills the places `<!-- recovery MODEL DATA TOKENS -->` ... `<!-- end -->` of the Markdown file and
 draws `recovery.png` next to the results: recovery on text, by as many tokens as the first line has.

@@ -1,6 +1,6 @@
 """Tables and figure from the results of compare_shapes.py.
 
-    python studies/plot_shapes.py results/shapes.jsonl docs/choosing-a-shape.md README.md
+    python studies/plot_shapes.py results/shapes.jsonl results/shapes.md README.md
 
 Fills the places `<!-- agreement -->` and `<!-- lost -->` (each up to its `<!-- end -->`) of the
 Markdown files and draws `shapes.png` next to the results.

@@ -1,6 +1,7 @@
 """Tables and figure from the results of compare_uneven.py, and vLLM's capacity.
 
-    python studies/plot_uneven.py results/uneven.jsonl results/uneven-capacity.json docs/uneven.md
+    python studies/plot_uneven.py results/uneven.jsonl results/uneven-capacity.json \
+        results/uneven.md
 
 Fills the places `<!-- uneven -->`, `<!-- allocation -->` and `<!-- capacity -->` (each up to its
 `<!-- end -->`) of the Markdown file and draws `uneven.png` next to the results.

@@ -5,6 +5,7 @@
     python studies/train_tiny.py qwen3_5 OUT --text train.jsonl --tokenizer FOLDER
     python studies/train_tiny.py qwen3_next OUT --text train.jsonl --tokenizer FOLDER
     python studies/train_tiny.py delta_net OUT --preset fixture
+    python studies/train_tiny.py qwen3_5 OUT --preset demo --text train.jsonl --tokenizer FOLDER
 
 Recall (MQAR) starts with two pairs per sequence and adds more when the model recalls them. OUT is
 an ordinary checkpoint; OUT.training holds what a later run needs to resume, until OUT exists.
@@ -32,6 +33,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 import mqar
 from statetrim import portable
+from statetrim.portable.kernels import chunk_gated_delta_rule
 
 KINDS = ("delta_net", "gated_deltanet", "qwen3_5", "qwen3_next")
 
@@ -52,12 +54,15 @@ class Recipe:
     recall_tokens: int = 2048
     first_pairs: int = 2
     most_pairs: int = 24
+    most_filler: int = 0  # random tokens between the pairs and their keys, at the most pairs
     text_rows: int = 4
     text_length: int = 256
     learning_rate: float = 3e-3
     warmup: int = 50
     weight_decay: float = 0.01
     longest_decay_step: float = 0.1
+    softmax_every: int = 4  # layers, of the Qwen kinds
+    softmax_from_step: int = 0  # until then softmax layers are silent, and linear ones must recall
     use_gate: bool = True
     gate_opening: float = 0.4
     shared_filters: str = ""  # convolution filters tied within each "head", or in "all" of a layer
@@ -78,6 +83,22 @@ PRESETS = {
         "most_pairs": 16,
         "text_rows": 0,
         "learning_rate": 5e-3,
+    },
+    # The model in the wheel, with the tokenizer of demo_tokenizer.py.
+    "demo": {
+        "vocab_size": 130,
+        "value_heads_per_key": 2,
+        "num_layers": 3,
+        "softmax_every": 3,
+        "softmax_from_step": 400,
+        "intermediate_size": 192,
+        "steps": 1000,
+        "recall_tokens": 768,
+        "most_pairs": 32,
+        "most_filler": 384,
+        "text_rows": 2,
+        "text_length": 192,
+        "longest_decay_step": 0.005,
     },
 }
 
@@ -182,6 +203,7 @@ def qwen(recipe: Recipe, common: dict[str, object]) -> PreTrainedModel:
         linear_num_value_heads=recipe.num_heads * recipe.value_heads_per_key,
         linear_key_head_dim=recipe.head_dim,
         linear_value_head_dim=recipe.head_dim,
+        full_attention_interval=recipe.softmax_every,
         max_position_embeddings=2048,
         **({} if new else {"num_experts": 0}),  # routing changes would hide the compared effects
         **common,
@@ -190,7 +212,29 @@ def qwen(recipe: Recipe, common: dict[str, object]) -> PreTrainedModel:
     remember_longer(model, recipe.longest_decay_step)
     if new:  # in Qwen3-Next the gates are in one tensor with q, k and v
         open_gates(model, "in_proj_z.weight", recipe.gate_opening)
+        take_fast_kernel()
+    if recipe.softmax_from_step:
+        with torch.no_grad():
+            for projection in softmax_outputs(model):
+                projection.zero_()
     return model
+
+
+def softmax_outputs(model: nn.Module) -> list[nn.Parameter]:
+    """The output projections of the softmax layers."""
+    return [p for name, p in model.named_parameters() if name.endswith("self_attn.o_proj.weight")]
+
+
+def take_fast_kernel() -> None:
+    """Let Qwen3.5 train by our chunked kernel, which is faster on a CPU than transformers' own."""
+    from transformers.models.qwen3_5 import modeling_qwen3_5
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+        names = ("g", "beta", "initial_state", "output_final_state", "use_qk_l2norm_in_kernel")
+        known = {name: options[name] for name in names}
+        return chunk_gated_delta_rule(query, key, value, **known)
+
+    modeling_qwen3_5.torch_chunk_gated_delta_rule = kernel
 
 
 class Text:
@@ -255,6 +299,9 @@ class Run:
         shown = {"recall_loss": self._recall_backward()}
         if self.text is not None:
             shown["text_loss"] = self._text_backward()
+        if self.step < self.recipe.softmax_from_step:
+            for projection in softmax_outputs(self.model):
+                projection.grad = None
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -268,8 +315,11 @@ class Run:
             torch.randint(self.recipe.first_pairs, self.pairs + 1, (), generator=self.generator)
         )
         pairs = self.pairs if frontier else easier_pairs
-        rows = self.recipe.recall_tokens // (4 * pairs)
-        ids, query_positions = mqar.batch(self.recipe.vocab_size, pairs, rows, self.generator)
+        filler = self._draw_filler()
+        rows = max(1, self.recipe.recall_tokens // (4 * pairs + filler))
+        ids, query_positions = mqar.batch(
+            self.recipe.vocab_size, pairs, rows, self.generator, filler
+        )
         logits, target = (
             mqar.query_logits(self.model, ids, query_positions),
             ids[:, query_positions + 1],
@@ -283,6 +333,13 @@ class Run:
                 self.pairs, self.recent_accuracy = self.pairs + max(1, self.pairs // 4), 0.5
                 self.pairs = min(self.pairs, self.recipe.most_pairs)
         return float(loss.detach())
+
+    def _draw_filler(self) -> int:
+        """None for half of the batches; the others have more when there are more pairs."""
+        longest = self.recipe.most_filler * self.pairs // self.recipe.most_pairs
+        if longest == 0 or torch.rand((), generator=self.generator) < 0.5:
+            return 0
+        return int(torch.randint(longest, (), generator=self.generator))
 
     def _text_backward(self) -> float:
         assert self.text is not None

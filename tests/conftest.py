@@ -3,7 +3,9 @@
 import gc
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Set before numpy and torch are imported: matrices in tests are small, and threads that wait for
@@ -33,8 +35,32 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A .jsonl of 8,192 random words; only to be read."""
-    return tiny.write_text(tmp_path_factory.mktemp("text") / "text.jsonl", 2**13)
+    """A .jsonl of 16,384 random words; only to be read."""
+    return tiny.write_text(tmp_path_factory.mktemp("text") / "text.jsonl", 2**14)
+
+
+@pytest.fixture
+def own_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loads the tiny tokenizer as it is: for some types transformers takes another class."""
+    from transformers import PreTrainedTokenizerFast
+
+    for stage in ("runtime.corpus", "evaluation.evaluate"):
+        monkeypatch.setattr(
+            f"statetrim.{stage}.load_tokenizer",
+            lambda model: PreTrainedTokenizerFast.from_pretrained(model.path),
+        )
+
+
+@pytest.fixture
+def quick_sensitivity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`analyze --sensitivity` measures on few samples; the command line cannot say how many."""
+    from statetrim.pipelines.sensitivity import sensitivity
+
+    run = sensitivity.run
+    few: dict[str, Any] = {"calibration_tokens": 1024, "windows": 2, "rows": 2}
+    monkeypatch.setattr(
+        sensitivity, "run", lambda model, options: run(model, replace(options, **few))
+    )
 
 
 @pytest.fixture(scope="session")
@@ -53,16 +79,29 @@ def warm_forker() -> Iterator[Forker]:
     forker.close()
 
 
+@pytest.fixture(scope="session")
+def fla_forker() -> Iterator[Forker]:
+    """Runs scripts in child processes that have imported fla, after which transformers would pass
+    CPU tensors to fla's GPU kernels."""
+    forker = Forker("fla.models")
+    yield forker
+    forker.close()
+
+
 LONGEST = (
-    "test_readme.py", "test_adversary.py", "test_trim.py", "test_first_screen.py",
-    "test_train_tiny.py", "test_mutants.py", "test_verify.py", "test_notebook.py",
-    "test_options.py", "test_python.py",
+    "test_readme.py", "test_adversary.py", "test_commands.py", "test_recover.py", "test_trim.py",
+    "test_devices.py", "test_first_screen.py", "test_mutants.py", "test_shape_choice.py",
+    "test_python.py", "test_verify.py", "test_notebook.py",
 )  # fmt: skip
-"""Files that take minutes; they run first, or the other worker would be idle at the end."""
+"""Files that take longest; they run first, or the other worker would be idle at the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    """One worker runs all tests of a file, which share fixtures, and one all that import fla."""
+    items.sort(key=lambda item: (*LONGEST, item.path.name).index(item.path.name))
+    for item in items:
+        uses_fla = "fla_forker" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("fla" if uses_fla else str(item.path)))
 
 
 def pytest_collection_finish() -> None:

@@ -27,7 +27,7 @@ def test_the_tests_in_the_place_of_a_change(tool: Any) -> None:
         (["tests/storage/test_that_was_removed.py"], []),
     ):
         assert tool.select(changed) == sorted({*tests, *tool.GUARDS})
-    assert tool.select(["docs/recall.md", "pyproject.toml"]) == ["tests"]
+    assert tool.select(["results/recall.md", "pyproject.toml"]) == ["tests"]
 
 
 def test_every_place_exists(tool: Any) -> None:

@@ -56,7 +56,8 @@ def test_links_between_pages_lead_somewhere() -> None:
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
         *(ROOT / "docs").glob("*.md"),
-        *(ROOT / "results").glob("*.md"),
+        *(ROOT / "results").rglob("*.md"),
+        *(ROOT / "examples").glob("*.md"),
     ):
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text(encoding="utf-8")):
             assert (path.parent / target).exists(), f"{path.name} links to {target}"
@@ -73,7 +74,7 @@ def test_every_result_has_its_command_date_and_commit() -> None:
     existing = {
         path.relative_to(ROOT / "results").as_posix()
         for path in (ROOT / "results").rglob("*")
-        if path.is_file() and path.name != "README.md"
+        if path.is_file() and path.suffix != ".md" and path.parent.name != "upstream"
     }
     assert sorted(listed) == sorted(existing)
     assert all((ROOT / name).is_file() for name, _ in rows if name.startswith("tests/data/"))
@@ -82,6 +83,19 @@ def test_every_result_has_its_command_date_and_commit() -> None:
         program, *words = command.split()
         is_runnable = {"just": lambda w: w in recipes, "python": lambda w: (ROOT / w).is_file()}
         assert program == "statetrim" or is_runnable[program](words[0]), command
+
+
+GENERATED = ("commands.md", "api.md")
+
+
+def test_the_guides_stay_short() -> None:
+    """A reader finds an answer in them; reports are in results/, scripts in examples/."""
+    pages = [path for path in (ROOT / "docs").glob("*.md") if path.name not in GENERATED]
+    words = sum(len(path.read_text(encoding="utf-8").split()) for path in pages)
+    assert len(pages) <= 26 and words <= 26_000
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    before_the_links = readme.partition("## Documentation")[0].split()
+    assert len([word for word in before_the_links if re.search(r"\w", word)]) <= 700
 
 
 def test_every_guarantee_names_tests_that_exist() -> None:

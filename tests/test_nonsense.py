@@ -87,29 +87,29 @@ def spoil(model: Path, change: Callable[[torch.Tensor], Any]) -> str:
     return name
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 @pytest.mark.parametrize(
-    ("name", "more"),
+    ("name", "more", "value"),
     [
-        ("recover", ""),
-        ("recover", "--layerwise --teacher COPY"),
-        ("evaluate", ""),
-        ("evaluate", "--layerwise"),
-        ("analyze", ""),
-        ("analyze", "--layerwise"),
-        ("calibrate", "--layerwise"),
+        ("recover", "", "nan"),
+        ("recover", "--layerwise --teacher COPY", "-inf"),
+        ("evaluate", "", "-inf"),
+        ("evaluate", "--layerwise", "nan"),
+        ("analyze", "", "nan"),
+        ("analyze", "--layerwise", "-inf"),
+        ("calibrate", "--layerwise", "nan"),
     ],
 )
 def test_weights_that_are_no_numbers_are_named(
-    name: str, more: str, value: float, folder: Path
+    name: str, more: str, value: str, folder: Path
 ) -> None:
     shutil.copytree(folder / "model", folder / "copy")
-    spoilt = spoil(folder / "model", lambda tensor: tensor.view(-1)[-1].fill_(value))
+    spoilt = spoil(folder / "model", lambda tensor: tensor.view(-1)[-1].fill_(float(value)))
     check_message(command(name, folder, more), f"NaN or infinity in '{spoilt}'")
 
 
-@pytest.mark.parametrize("token", [9999, 2**31])
-@pytest.mark.parametrize("name", ["calibrate", "analyze", "recover"])
+@pytest.mark.parametrize(
+    ("name", "token"), [("calibrate", 9999), ("analyze", 2**31), ("recover", 9999)]
+)
 def test_a_tokenizer_with_more_tokens_than_the_model(name: str, token: int, folder: Path) -> None:
     path = folder / "model" / "tokenizer.json"
     words = json.loads(path.read_text())
@@ -195,23 +195,6 @@ def test_a_field_that_fails_only_when_it_is_used(
     path = folder / "model" / file
     path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
     check_message(command("calibrate", folder), message)
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("seed: x", "seed"),
-        ("limit: 1.5", "limit"),
-        ("state: .nan", "state"),
-        ("length: [1, 2]", "length"),
-        (f"model: {'x' * 300}", "File name too long"),
-    ],
-)
-def test_a_recipe_with_a_value_of_another_kind(line: str, message: str, folder: Path) -> None:
-    model = "" if line.startswith("model") else "model: model\n"
-    (folder / "recipe.yaml").write_text(f"{model}{line}\n")
-    words = ["trim", "--recipe", str(folder / "recipe.yaml"), "-o", str(folder / "o")]
-    assert_refused(words, message)
 
 
 def test_memory_that_ran_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,11 @@ from statetrim.commands import app
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "GOVERNANCE.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *(
+        path
+        for folder in ("docs", "results", "examples")
+        for path in sorted((ROOT / folder).glob("*.md"))
+    ),
 ]
 PYTHON_FILES = [
     path
@@ -85,7 +89,7 @@ def test_help_follows_the_rules() -> None:
 
 
 def commands() -> Iterator[tuple[str, str]]:
-    for path in [*PAGES, ROOT / "results" / "README.md"]:
+    for path in PAGES:
         for language, block in FENCE.findall(path.read_text(encoding="utf-8")):
             if language in ("", "console", "bash", "sh"):
                 for line in block.replace("\\\n", " ").splitlines():

@@ -18,8 +18,6 @@ from typing import Any, get_args, get_type_hints
 from xml.etree import ElementTree
 
 import pytest
-import torch
-from huggingface_hub import constants
 from rich.console import Console
 
 import statetrim as st
@@ -139,39 +137,6 @@ def test_a_cut_by_names_alone_equals_one_by_objects(
     assert next(iter(merged.layers.values())).tokens == 2048
 
 
-def test_models_are_run_by_their_paths(checkpoint: Load, text: Path, tmp_path: Path) -> None:
-    model = checkpoint("delta_net")
-    small = st.prune(model, st.select(model, "l1", "50%x100%"), tmp_path / "small").path
-    assert st.inspect(str(small)).before.head_k_dim == st.open(small).geometry.head_k_dim
-    assert sum(p.numel() for p in st.load(str(small)).parameters()) == st.open(small).parameters
-    analysis = st.analyze(small, text, tokens=128, length=64, burn_in=8, baseline=str(model))
-    assert analysis.baseline and analysis.baseline.geometry == st.open(model).geometry
-    scores = st.evaluate(str(small), baseline=str(model), tasks=["mqar"], limit=2)
-    assert scores.models == ["delta_net", "small"]
-    assert (
-        scores.scores
-        == st.evaluate([st.open(small)], baseline=model, tasks=["mqar"], limit=2).scores
-    )
-    timings = st.benchmark(small, baseline=str(model), batches=[1], lengths=[16], rounds=1)
-    assert timings.models == scores.models
-    sizes = {"tokens": 128, "length": 32, "batch_size": 2, "out": tmp_path / "recovered"}
-    recovered = st.recover(str(small), teacher=str(model), text=text, **sizes)
-    assert recovered.geometry == st.open(small).geometry
-
-
-def test_a_hub_id_is_a_model_too(
-    checkpoint: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache_folder, revision = tmp_path / "models--someone--tiny", "0" * 40
-    shutil.copytree(checkpoint("delta_net"), cache_folder / "snapshots" / revision)
-    (cache_folder / "refs").mkdir()
-    (cache_folder / "refs" / "main").write_text(revision)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    plan = st.select("someone/tiny", "l1", "50%x100%")
-    expected = st.select(checkpoint("delta_net"), "l1", "50%x100%")
-    assert all(torch.equal(plan.kept[layer], expected.kept[layer]) for layer in expected.kept)
-
-
 def test_tokens_are_counted_as_on_the_command_line(checkpoint: Load, text: Path) -> None:
     model = checkpoint("delta_net")
     by_text, by_number = (
@@ -286,9 +251,6 @@ def test_a_notebook_shows_no_markup_of_others_and_no_end(shown: dict[str, Any]) 
         assert any("<img src=x onerror=" in (cell.text or "") for cell in cells)
 
 
-LONG = ["analyze", "benchmark", "calibrate", "evaluate", "prune", "recover", "refit", "select"]
-
-
 def watched(model: Path, text: Path, out: Path, terminal: bool, **environment: str) -> list[str]:
     """Standard error of Python code: with the default progress, and with progress=False."""
     reader, writer = pty.openpty() if terminal else os.pipe()
@@ -382,14 +344,6 @@ def test_a_notebook_shows_a_bar(checkpoint: Load, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(st.StatetrimError, match="does not choose key channels"):
         st.select(checkpoint("delta_net"), "readout_l1", "50%x100%")
     assert shown[-1] == {"text/plain": ""}, "a bar must not outlive its run"
-
-
-@pytest.mark.parametrize("name", [*LONG, "sensitivity", "trim"])
-def test_whatever_takes_long_shows_how_far_it_is(name: str) -> None:
-    function = getattr(st, name)
-    progress = inspect.signature(function).parameters["progress"]
-    assert progress.default is True
-    assert bool in get_args(progress.annotation)
 
 
 def test_a_function_is_told_of_every_stage(checkpoint: Load, text: Path, tmp_path: Path) -> None:

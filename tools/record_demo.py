@@ -1,8 +1,9 @@
-"""Run `statetrim demo` and save its terminal output as SVG.
+"""Run `statetrim demo` and save what it prints as SVG, at 80 and 120 columns, light and dark.
 
     python tools/record_demo.py docs/figures/demo.svg
 
-Only the table of scores is saved; the other tables are left out so that it fits a page.
+Writes demo.svg, which is 80 columns on a dark screen, and next to it demo-80-light.svg,
+demo-120-dark.svg and demo-120-light.svg, to be looked at.
 """
 
 from __future__ import annotations
@@ -12,19 +13,22 @@ import logging
 import os
 import re
 import tempfile
+import time
 from pathlib import Path
 
 os.environ["TQDM_DISABLE"] = "1"
 
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
+from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME
 
-from statetrim.commands import app, terminal
-from statetrim.commands import demo as console
-from statetrim.commands.progress import show_progress
-from statetrim.pipelines import demo
+from statetrim.commands import terminal
+from statetrim.commands.demo import run_story, show_beginning
+from statetrim.commands.demo_result import show_result
 
-QUIET = ("inspect", "calibrate", "select", "prune", "analyze")
+THEMES = {"dark": SVG_EXPORT_THEME, "light": DEFAULT_TERMINAL_THEME}
+# Without Rich's web font, which would be fetched from another server.
+PAGE = re.sub(r"@font-face \{\{.*?\}\}\n", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 
 
 def main() -> None:
@@ -32,20 +36,25 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     out = parser.parse_args().out.resolve()
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    screen = Console(record=True, width=92, markup=False, force_terminal=True)
-    terminal.out = lambda: screen
-
-    def command(words: list[str], quiet: bool) -> None:
-        with console.muted(words[0] in QUIET):
-            app(words, standalone_mode=False)
-
+    steps: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        screen.print("$ statetrim demo", style="bold")
-        demo.run(Path("statetrim-demo"), command, console.show_line, show_progress("training"))
-    # Without Rich's web font, which would be fetched from another server.
-    page = re.sub(r"@font-face \{\{.*?\}\}\n", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
-    out.write_text(screen.export_svg(title="statetrim demo", code_format=page), encoding="utf-8")
+        began = time.monotonic()
+        result = run_story(Path("statetrim-demo"), on_step=steps.append)
+        seconds = time.monotonic() - began
+    for columns in (80, 120):
+        for name, theme in THEMES.items():
+            screen = Console(record=True, width=columns, markup=False, force_terminal=True)
+            terminal.out = lambda screen=screen: screen
+            screen.print("$ statetrim demo", style="bold")
+            show_beginning()
+            for step in steps:
+                terminal.print_text(step)
+            show_result(result, Path("statetrim-demo"), seconds)
+            is_main = (columns, name) == (80, "dark")
+            path = out if is_main else out.with_name(f"{out.stem}-{columns}-{name}.svg")
+            svg = screen.export_svg(title="statetrim demo", theme=theme, code_format=PAGE)
+            path.write_text(svg, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -35,10 +35,10 @@ from .progress import Progress as Progress
 from .recovery.options import RecoverOptions as RecoverOptions
 from .recovery.recover import recover as recover
 from .reporting.report import report as report
-from .runtime.environment.doctor import Environment as Environment
-from .runtime.environment.doctor import doctor as doctor
+from .runtime.doctor import Environment as Environment
+from .runtime.doctor import doctor as doctor
 from .runtime.loading import load as load
-from .runtime.states.stored import StateStorage as StateStorage
+from .runtime.states import StateStorage as StateStorage
 from .selection.select import select as select
 from .serving.inspect import StateReport as StateReport
 from .serving.inspect import inspect as inspect

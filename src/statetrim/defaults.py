@@ -1,11 +1,11 @@
-"""Defaults of commands, chosen by measurement (docs/recall.md)."""
+"""Defaults of commands, chosen by measurement (results/recall.md)."""
 
 KEY_METHOD = "product"
 """Selection method for key channels."""
 VALUE_METHOD = "readout_greedy"
 """Selection method for value channels."""
 HEAD_METHOD = "head_refit"
-"""Selection method for whole heads (docs/two-axes.md)."""
+"""Selection method for whole heads (results/two-axes.md)."""
 RECALL_SHARE = 0.25
 """Fraction of the calibration tokens that are recall sequences; the others are text."""
 SNAPSHOT = "snapshot"

@@ -4,9 +4,10 @@ This is index arithmetic, independent of model families and weights.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import pairwise
 from math import ceil
 from typing import Literal
 
@@ -24,6 +25,23 @@ Role = Literal[
 """What a tensor does in its mixer. The weights of a `shared_norm` are those of every head."""
 Kept = Mapping[Axis, Tensor]
 """Kept channels of one layer: axis -> [heads, keep], ascending in each head."""
+
+MAX_LAYERS = 4096
+MAX_CHANNELS = 65536
+_MAX_HEADS = 4096
+_MAX_ROWS = 2**20  # heads x channels, of which row tables are made
+_RANGES = {
+    "num_k_heads": (1, _MAX_HEADS),
+    "num_v_heads": (1, _MAX_HEADS),
+    "head_k_dim": (1, MAX_CHANNELS),
+    "head_v_dim": (1, MAX_CHANNELS),
+    "conv_key_heads": (0, 2**24),
+    "conv_value_heads": (0, 2**24),
+    "conv_width": (0, 1024),
+    "shared_values": (1, _MAX_HEADS),
+    "copies": (1, _MAX_HEADS),
+}
+"""Field of `Geometry` -> smallest and largest value in an untrusted file."""
 
 KERNEL_TILE = 16
 """Triton's smallest matrix tile: heads of other widths are padded up to a multiple of it."""
@@ -54,6 +72,29 @@ class Geometry:
     shared_values: int = 1
     widths: tuple[tuple[int, int], ...] = ()
     copies: int = 1
+
+    def check(self) -> None:
+        """Raise ValueError, which names the field, for a geometry that no real model has."""
+        for name, (smallest, largest) in _RANGES.items():
+            value = getattr(self, name)
+            if not smallest <= value <= largest:
+                raise ValueError(f"{name} must lie between {smallest} and {largest}, not {value}")
+        if self.num_v_heads % self.num_k_heads:
+            raise ValueError(
+                f"{self.num_v_heads} value heads for {self.num_k_heads} key heads are not a whole "
+                f"number for each"
+            )
+        for channels in (self.head_k_dim, self.head_v_dim):
+            if self.num_v_heads * channels > _MAX_ROWS:
+                raise ValueError(f"{self.num_v_heads} heads of {channels} channels are too many")
+        ascending = all(a < b for a, b in pairwise((-1, *self.layers)))
+        if not self.layers or not ascending or len(self.layers) > MAX_LAYERS:
+            raise ValueError("layers must increase from 0")
+        if self.widths:
+            if len(self.widths) != len(self.layers) or min(map(min, self.widths)) < 1:
+                raise ValueError("widths must be positive, and of every layer")
+            if self.with_shapes(self.shapes) != self:
+                raise ValueError("widths are other than head_k_dim and head_v_dim")
 
     @property
     def shapes(self) -> dict[int, tuple[int, int]]:
@@ -157,6 +198,23 @@ def row_indices(heads: int, channels: int, start: int = 0, stride: int | None = 
     """Row indices [heads, channels]: head h starts at `start + h * stride` (default: packed)."""
     head = torch.arange(heads).unsqueeze(1)
     return start + head * (channels if stride is None else stride) + torch.arange(channels)
+
+
+def head_rows_from_channels(
+    channel_rows: Sequence[ChannelRows], *other_rows: list[ChannelRows]
+) -> list[ChannelRows]:
+    """Rows by head, from rows by channel (whose tables are [heads, channels]) and `other_rows`. A
+    norm shared by all heads has no rows of a single head and is left out."""
+    head_rows = [entry for entry in channel_rows if entry.role != "shared_norm"]
+    for group in other_rows:
+        head_rows += group
+    return head_rows
+
+
+def per_head_rows(tensors: Iterable[str], heads: int, axis: Axis = "value") -> list[ChannelRows]:
+    """Rows of optional tensors that have one row, or one number, per head."""
+    table = row_indices(heads, 1)
+    return [ChannelRows(name, "gate", table, heads, axis=axis, optional=True) for name in tensors]
 
 
 def kept_masks(channel_rows: Sequence[ChannelRows], kept: Kept) -> dict[int, Tensor]:

@@ -1,6 +1,6 @@
-"""Fills the tables of docs/paper.md from committed rows, and draws its pictures.
+"""Fills the tables of results/paper.md from committed rows, and draws its pictures.
 
-    python studies/paper/ledger.py docs/paper.md [--pictures results/paper]
+    python studies/paper/ledger.py results/paper.md [--pictures results/paper]
 
 It fills the sections `<!-- claims NAME -->` and `<!-- table NAME -->` ... `<!-- end -->`; a test
 compares the document with the rows.

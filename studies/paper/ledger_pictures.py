@@ -1,4 +1,4 @@
-"""The pictures of docs/paper.md, from committed rows."""
+"""The pictures of results/paper.md, from committed rows."""
 
 from __future__ import annotations
 

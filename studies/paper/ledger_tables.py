@@ -1,4 +1,4 @@
-"""The tables of docs/paper.md, except those of the claims."""
+"""The tables of results/paper.md, except those of the claims."""
 
 from __future__ import annotations
 

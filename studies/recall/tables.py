@@ -1,8 +1,8 @@
-"""The tables of docs/recall.md, from the results of the other scripts in this folder.
+"""The tables of results/recall.md, from the results of the other scripts in this folder.
 
-    python studies/recall/tables.py results/recall docs/recall.md
+    python studies/recall/tables.py results/recall results/recall.md
 
-With docs/two-axes.md as the page it writes the tables of heads there.
+With results/two-axes.md as the page it writes the tables of heads there.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.kernel_hooks import KernelCall, hook_kernels
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
-from statetrim.runtime.states.walk import walk_states
+from statetrim.runtime.states import walk_states
 
 KDA = families()["kda"]
 PORTABLE = ("delta_net", "gated_deltanet", "kda")
@@ -168,7 +168,7 @@ def test_utilization_is_effective_rank_over_the_narrower_width(checkpoint: Any, 
     live = load_live(model)
     with torch.inference_mode(), hook_kernels(live, calls.append):
         live.module(input_ids=token_ids(model, text)[:1], use_cache=False)
-    assert calls[1].arguments["scale"] is None, "defaults are reported too"
+    assert calls[1].arguments["initial_state"] is None, "defaults are reported too"
     states = torch.cat([block.states for block in walk_states(calls[1], model.family, 1)], 1)[0]
     torch.testing.assert_close(
         analysis.utilization[1], rank_utilization(states).T, rtol=1e-9, atol=0
@@ -242,12 +242,12 @@ def test_filters_are_the_live_models_own(model_type: str, checkpoint: Any) -> No
 
 
 PEAK = """
-import os, re, sys, torch, statetrim.portable.delta_rule
+import os, re, sys, torch, statetrim.portable.kernels
 from statetrim import Geometry
 from statetrim.analysis.analyze import _Tally
 from statetrim.families import families
 from statetrim.runtime.kernel_hooks import KernelCall
-from statetrim.runtime.states.stored import StateStorage
+from statetrim.runtime.states import StateStorage
 family = families()["gated_deltanet"]
 def kib(field):
     return int(re.search(field + r":\\s+(\\d+)", open("/proc/self/status").read()).group(1))
@@ -347,13 +347,13 @@ HOSTILE: list[tuple[tuple[str, ...], Any, str]] = [
     (("arrays_sha256",), None, "not valid: arrays_sha256"),
     (("model",), [], "not valid: model"),
     (("model", "geometry"), None, "not valid: model.geometry"),
-    (("model", "geometry", "head_k_dim"), 10**12, "not valid: model: geometry.head_k_dim"),
+    (("model", "geometry", "head_k_dim"), 10**12, "not valid: model.geometry: head_k_dim"),
     (("model", "geometry", "head_k_dim"), 7, "lack 'model.0.spectrum'"),
     (("model", "geometry", "num_v_heads"), "4", "not valid: model.geometry.num_v_heads"),
-    (("model", "geometry", "layers"), [0, 0], "not valid: model: geometry.layers"),
+    (("model", "geometry", "layers"), [0, 0], "not valid: model.geometry: layers"),
     (("model", "geometry", "layers"), [0, 1, 2], "lack 'model.2.effective_rank'"),
     (("model", "geometry", "layers"), [0], "besides"),
-    (("model", "geometry", "layers"), list(range(10**5)), "not valid: model: geometry.layers"),
+    (("model", "geometry", "layers"), list(range(10**5)), "not valid: model.geometry: layers"),
     (("model", "geometry", "conv_width"), 0, "no valid 'model.0.key_filters'"),
     (("model", "positions"), [5, 3], "not valid: model: positions"),
     (("model", "positions"), [1, 2], "lack 'model.0.effective_rank'"),

@@ -18,7 +18,7 @@ from statetrim.analysis.sensitivity import LENGTH, sensitivity
 from statetrim.artifacts.sensitivity import LayerCut, Samples, Sensitivity
 from statetrim.progress import Progress
 from statetrim.runtime.corpus import Corpus
-from statetrim.runtime.mixers import find_mixers
+from statetrim.runtime.live import find_mixers
 from statetrim.runtime.placement import Placement
 from statetrim.tasks.recall import associations
 

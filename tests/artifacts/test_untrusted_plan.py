@@ -4,9 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from helpers.forker import Forker
 from helpers.untrusted import (
     BAD_JSON,
     ESCAPE,
@@ -16,13 +13,12 @@ from helpers.untrusted import (
     Cases,
     SoundCheckpoint,
     SpoilCheckpoint,
-    check_refused,
     check_refused_by_the_installed_command,
-    check_refused_within_a_gigabyte,
     edit_json,
     filled,
     heavy_file,
     prune,
+    refused_within_a_gigabyte,
 )
 
 CASES = Cases()
@@ -153,10 +149,7 @@ add("plan is a directory", plan_directory, "is missing")
 add("plan of a tebibyte", big_plan, "larger than 24 MiB")
 
 
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("case", CASES.all, ids=Case.id)
-def test_refused(case: Case, sound: SoundCheckpoint, scratch: Path, little_memory: None) -> None:
-    check_refused(case, sound, scratch)
+test_refused = CASES.refused()
 
 
 HEAVY = [
@@ -164,16 +157,8 @@ HEAVY = [
     Case("plan of objects", heavy_file("plan.json", filled('{"a":0}', 23 * MIB)), "lists and"),
     *CASES.named("plan of a tebibyte"),
 ]
+test_refused_within_a_gigabyte = refused_within_a_gigabyte(HEAVY)
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("case", HEAVY, ids=Case.id)
-def test_refused_within_a_gigabyte(
-    case: Case, sound: SoundCheckpoint, scratch: Path, forker: Forker
-) -> None:
-    check_refused_within_a_gigabyte(case, sound, scratch, forker)
-
-
-@pytest.mark.parametrize("name", ["no plan"])
-def test_refused_by_the_installed_command(name: str, sound: SoundCheckpoint, scratch: Path) -> None:
-    check_refused_by_the_installed_command(*CASES.named(name), sound, scratch)
+def test_refused_by_the_installed_command(sound: SoundCheckpoint, scratch: Path) -> None:
+    check_refused_by_the_installed_command(*CASES.named("no plan"), sound, scratch)

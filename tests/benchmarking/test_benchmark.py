@@ -18,12 +18,10 @@ import statetrim as st
 from helpers.engine import have_ended, wait_until
 from statetrim.benchmarking import stopwatch
 from statetrim.benchmarking.benchmark import DECODE_CYCLE
-from statetrim.benchmarking.peak_memory import measure_peak_memory
-from statetrim.benchmarking.stopwatch import RoundTimes, time_in_turns
-from statetrim.benchmarking.vllm_benchmark import benchmark_vllm
-from statetrim.benchmarking.vllm_server import ServerLoad, _cache_log_lines
+from statetrim.benchmarking.stopwatch import RoundTimes, measure_peak_memory, time_in_turns
+from statetrim.benchmarking.vllm import _cache_log_lines
 from statetrim.commands import app
-from statetrim.portable.deferred import DeferredState
+from statetrim.portable.kernels import DeferredState
 
 CPU = torch.device("cpu")
 
@@ -206,39 +204,29 @@ def all_ended(pids: Path) -> bool:
     return have_ended(pids, pids.parent / "engines")
 
 
-def test_a_server_is_started_loaded_read_and_ended(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    python, pids = stand_in(tmp_path)
-    load = ServerLoad(requests=6, length=32, generated=4, seconds=60)
-    timings = benchmark_vllm([pair[1]], baseline=pair[0], python=python, loads=[load])
-    concurrent = [timings.find(name, "concurrent sequences") for name in timings.models]
-    assert [record.value for record in concurrent] == [2, 4]
-    assert concurrent[1].ratio == 2.0 and concurrent[0].ratio is None
-    assert timings.find("half", "cache blocks").value == 40
-    assert timings.lineage["log"]["half, 32 tokens"] == [
-        "CPU KV cache size: 9 tokens, Maximum concurrency"
-    ]
-    assert len(list(pids.iterdir())) == 2 and all_ended(pids)
-
-
 def test_a_line_of_the_log_needs_no_prefix(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("INFO [core.py:1] GPU KV cache size: 9 tokens\nKV cache size: 8 tokens\n")
     assert _cache_log_lines(log) == ["GPU KV cache size: 9 tokens", "KV cache size: 8 tokens"]
 
 
-def test_python_starts_a_server_by_the_names_of_the_command_line(
-    pair: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_server_is_started_loaded_read_and_ended(pair: tuple[Path, Path], tmp_path: Path) -> None:
     python, pids = stand_in(tmp_path)
     timings = st.benchmark(
         pair[1], baseline=pair[0], engine="vllm", engine_python=python, requests=6,
         memory_gib=0.125, prefix_caching=True, lengths=["128"], out=tmp_path / "out.json",
     )  # fmt: skip
-    assert timings.find("half", "concurrent sequences").ratio == 2.0
+    concurrent = [timings.find(name, "concurrent sequences") for name in timings.models]
+    assert [(record.value, record.ratio) for record in concurrent] == [(2, None), (4, 2.0)]
+    assert timings.find("half", "cache blocks").value == 40
+    assert timings.lineage["log"]["half, 128 tokens"] == [
+        "CPU KV cache size: 9 tokens, Maximum concurrency"
+    ]
     (load,) = timings.lineage["loads"]
     settings = {name: load[name] for name in ("requests", "length", "memory", "prefix_caching")}
     assert settings == {"requests": 6, "length": 128, "memory": 2**27, "prefix_caching": True}
-    assert st.Timings.load(tmp_path / "out.json") == timings and all_ended(pids)
+    assert st.Timings.load(tmp_path / "out.json") == timings
+    assert len(list(pids.iterdir())) == 2 and all_ended(pids)
 
 
 def test_a_server_that_does_not_start_is_told_in_a_sentence(

@@ -21,8 +21,8 @@ from statetrim.artifacts.statistics import REFIT_SUM_NAMES, SUM_NAMES, Statistic
 from statetrim.calibration.saved_sums import SavedSums
 from statetrim.methods import method_names
 from statetrim.runtime.corpus import Corpus
+from statetrim.runtime.live import find_mixers
 from statetrim.runtime.loading import load
-from statetrim.runtime.mixers import find_mixers
 from statetrim.storage.text import Sequences
 
 # Hyper-connections, MoE and vision wrappers share the mixer of the types below.

@@ -64,19 +64,6 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
     assert shown.returncode == 1 and "Traceback" in shown.stderr
 
 
-def test_a_plan_is_never_overwritten(run: Run, checkpoint: Any, tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text("mine")
-    result = run("select", checkpoint("mamba2"), "--to", "4x100%", "-o", tmp_path / "plan.json")
-    assert result.returncode == 2 and "exists already" in result.stderr
-    assert (tmp_path / "plan.json").read_text() == "mine"
-
-
-@pytest.mark.parametrize("command", ["inspect", "select", "prune"])
-def test_every_command_explains_itself(run: Run, command: str) -> None:
-    result = run(command, "--help")
-    assert result.returncode == 0 and "Usage" in result.stdout
-
-
 def test_a_log_gets_a_line_now_and_then(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

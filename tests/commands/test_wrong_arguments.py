@@ -4,18 +4,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from helpers.forker import Forker
 from helpers.untrusted import (
     ESCAPE,
-    Case,
     Cases,
-    SoundCheckpoint,
-    check_refused,
-    check_refused_within_a_gigabyte,
     inspect,
     prune,
+    refused_within_a_gigabyte,
     select,
 )
 
@@ -53,14 +47,8 @@ for family in ("absent.py", ".", "/etc/passwd"):
 
 
 def only_a_config(root: Path) -> list[str]:
-    return [
-        "select",
-        str(root / "model" / "config.json"),
-        "--to",
-        "8x100%",
-        "-o",
-        str(root / "new"),
-    ]
+    config = str(root / "model" / "config.json")
+    return ["select", config, "--to", "8x100%", "-o", str(root / "new")]
 
 
 def output_exists(root: Path) -> list[str]:
@@ -96,18 +84,7 @@ add("plan exists", plan_exists, "exists already")
 add("an empty directory", empty_directory, r"config\.json is missing")
 
 
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("case", CASES.all, ids=Case.id)
-def test_refused(case: Case, sound: SoundCheckpoint, scratch: Path, little_memory: None) -> None:
-    check_refused(case, sound, scratch)
+test_refused = CASES.refused()
 
 
-HEAVY = CASES.named("select --to '1e999'")
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("case", HEAVY, ids=Case.id)
-def test_refused_within_a_gigabyte(
-    case: Case, sound: SoundCheckpoint, scratch: Path, forker: Forker
-) -> None:
-    check_refused_within_a_gigabyte(case, sound, scratch, forker)
+test_refused_within_a_gigabyte = refused_within_a_gigabyte(CASES.named("select --to '1e999'"))

@@ -81,7 +81,8 @@ def test_a_snippet_runs(
     if re.search(r"^from \.", block.text, re.MULTILINE):
         assert in_the_package(block), f"{block}: no file of the package is like this"
         return
-    page_world = world(ROOT / "docs" / block.page)
+    (page,) = (path for path in PAGES if path.name == block.page)
+    page_world = world(page)
     text = block.text
     if re.search(r"^return ", text, re.MULTILINE):
         text = "def shown():\n" + re.sub("^", "    ", text, flags=re.MULTILINE) + "\nshown()"

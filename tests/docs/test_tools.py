@@ -116,7 +116,8 @@ def test_torchrun_takes_its_options_and_statetrim_the_rest(
     uses = [(command, words) for command, words in commands_of("torchrun") if words]
     assert uses
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.jsonl").write_text('{"text": "w1"}\n')
+    for name in ("text.jsonl", "test.jsonl"):
+        (tmp_path / name).write_text('{"text": "w1"}\n')
     for command, words in uses:
         try:
             options = get_args_parser().parse_args(words)

@@ -164,7 +164,7 @@ def test_a_killed_run_resumes_and_ends_in_the_same_scores(
     command += ["--data", str(DATA), "--limit", "4"]
     out = tmp_path / "killed.json"
     first = out.with_name("killed.json.partial") / "tiny-delta_net.lambada_openai.json"
-    killed = warm_forker.run([*command, "-o", str(out)], kill_when=first, kill_after=0.0)
+    killed = warm_forker.run([*command, "-o", str(out)], kill_when=first)
     assert killed["code"] == -9, "it ended before its first task"
     assert not out.exists()
     options: dict[str, Any] = {"tasks": tasks.split(","), "data": DATA, "limit": 4}
@@ -381,29 +381,6 @@ def test_progress_goes_from_nothing_to_everything_once(
         ]
         assert shares == sorted(shares) and (shares[0], shares[-1]) == (0, 1), label
         assert len({*shares}) > 4, "it moves"
-
-
-@needs_data
-def test_equals_a_plain_sliding_window(scores: st.Scores) -> None:
-    """Windows of 2,048 tokens; the last one overlaps the one before, to be as long."""
-    from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
-
-    live, tokenizer, window = load(MODEL), load_tokenizer(st.open(MODEL)), 2048
-    total, words = 0.0, 0
-    for page in list(wikitext_pages(DATA / "wikitext-2-raw" / "wiki.test.raw"))[:2]:
-        ids = torch.tensor([0, *tokenizer(wikitext_detokenizer({"page": page}))["input_ids"]])
-        scored = 0  # targets scored
-        while scored < len(ids) - 1:
-            end = min(scored + window, len(ids) - 1)
-            start = max(0, end - window)
-            with torch.no_grad():
-                logits = live(input_ids=ids[None, start:end], use_cache=False).logits[0].double()
-            log_probs = logits.log_softmax(-1).gather(1, ids[start + 1 : end + 1, None])
-            total += float(log_probs[scored - start :].sum())
-            scored = end
-        words += len(page.split()) + int(page[0].isspace()) + int(page[-1].isspace())
-    value = scores.find("tiny-delta_net", "wikitext", "word_perplexity").value
-    assert value == pytest.approx(math.exp(-total / words), rel=1e-3)
 
 
 def test_only_recall_tasks_need_a_fast_tokenizer(tmp_path: Path) -> None:

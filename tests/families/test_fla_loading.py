@@ -2,7 +2,6 @@
 imported."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +20,16 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def fla() -> Iterator[Forker]:
-    forker = Forker("fla.models")
-    yield forker
-    forker.close()
-
-
-def run(fla: Forker, command: str, directory: Path) -> Any:
-    result = fla.run([str(WORKER), command, str(directory)], script=True)
+def run(forker: Forker, command: str, directory: Path) -> Any:
+    result = forker.run([str(WORKER), command, str(directory)], script=True)
     assert result["code"] == 0, result["err"]
     return json.loads(result["out"].splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory, fla: Forker) -> Path:
+def original(tmp_path_factory: pytest.TempPathFactory, fla_forker: Forker) -> Path:
     directory = tmp_path_factory.mktemp("fla")
-    run(fla, "build", directory)
+    run(fla_forker, "build", directory)
     return directory
 
 
@@ -53,7 +45,7 @@ def keeps(model_type: str) -> tuple[int, int | None]:
 
 
 @pytest.fixture(scope="module")
-def loaded(original: Path, tmp_path_factory: pytest.TempPathFactory, fla: Forker) -> Any:
+def loaded(original: Path, tmp_path_factory: pytest.TempPathFactory, fla_forker: Forker) -> Any:
     """The report of fla's own classes on every pruned checkpoint."""
     directory = tmp_path_factory.mktemp("fla-pruned")
     (directory / "original").symlink_to(original)
@@ -61,7 +53,7 @@ def loaded(original: Path, tmp_path_factory: pytest.TempPathFactory, fla: Forker
         model = st.open(original / model_type)
         assert len(model.shards) >= 2
         st.prune(model, random_plan(model, seed=5), directory / "cut" / model_type)
-    return run(fla, "load", directory)
+    return run(fla_forker, "load", directory)
 
 
 @pytest.mark.parametrize("model_type", CONFIGS)
@@ -142,3 +134,21 @@ def test_softmax_layers_of_a_hybrid_are_left_alone(original: Path, tmp_path: Pat
     assert after.tensors["model.layers.0.attn.q_proj.weight"][1].shape == (24, 48)
     kept = "model.layers.1.attn.q_proj.weight"
     assert torch.equal(after.tensor(kept), tensors[kept])
+
+
+REGISTER_IN_TURN = """
+from transformers import AutoConfig
+from statetrim.families import families
+from statetrim.runtime import loading
+
+for name in ("fla", "portable", "fla"):
+    loading._register_model_types(families()["delta_net"], loading.Runtime(name, ""))
+    print(type(AutoConfig.for_model("delta_net")).__module__.partition(".")[0])
+"""
+
+
+def test_a_process_that_ran_portable_runs_fla_again(fla_forker: Forker, tmp_path: Path) -> None:
+    script = tmp_path / "register.py"
+    script.write_text(REGISTER_IN_TURN)
+    result = fla_forker.run([str(script)], script=True)
+    assert result["out"].split() == ["fla", "statetrim", "fla"], result["err"]

@@ -18,8 +18,8 @@ from helpers.kills import UndisturbedRun, kill_and_rerun, run_undisturbed
 from statetrim.maths.formatting import evenly_spaced
 
 KILLS_PER_COMMAND = {
-    "prune": 8, "calibrate": 6, "refit": 5, "report": 6, "analyze": 4, "evaluate": 3, "recover": 2,
-    "trim": 2, "comparison": 2,
+    "prune": 8, "calibrate": 6, "refit": 5, "report": 6, "analyze": 4, "evaluate": 3, "recover": 4,
+    "trim": 5, "comparison": 2,
 }  # fmt: skip
 """Number of kills per command, fewer where a run takes long."""
 SECOND_COMMANDS = ("prune", "select")

@@ -54,6 +54,7 @@ KILLED = {name: COMMANDS[name] for name in tuple(COMMANDS)[:9]} | {
     "layerwise": [*COMMANDS["calibrate"], "--layerwise"],
     "uneven": ["prune", "model", "uneven.json", "--uneven", "-o", OUT],
     "quantised": ["prune", "quantized", "plan.json", "-o", OUT],
+    "quantised-refit": ["refit", "quantized-small", "--statistics", "quantized-pairs", "-o", OUT],
 }
 
 
@@ -73,6 +74,12 @@ def prepare(root: Path) -> Path:
     quantize_checkpoint(root / "model", root / "quantized", FORMATS["fine-grained fp8"])
     small = st.prune(model, root / "plan.json", root / "small", progress=False)
     st.calibrate(small, text, original=model, out=root / "pairs.safetensors", **sizes)
+    small_quantized = st.prune(
+        root / "quantized", root / "plan.json", root / "quantized-small", progress=False
+    )
+    st.calibrate(
+        small_quantized, text, original=root / "quantized", out=root / "quantized-pairs", **sizes
+    )
     st.calibrate(model, text, out=root / "one.safetensors", **sizes)
     st.calibrate(model, text, skip=256, out=root / "two.safetensors", **sizes)
     st.evaluate(

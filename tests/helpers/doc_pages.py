@@ -1,4 +1,5 @@
-"""Code in the pages of docs/: commands, Python and YAML, each with its page and line."""
+"""Code in the pages of docs/, results/ and examples/: commands, Python and YAML, each with its page
+and line."""
 
 import re
 from collections.abc import Iterator
@@ -7,10 +8,15 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [
+    page
+    for folder in ("docs", "results", "examples")
+    for page in sorted((ROOT / folder).glob("*.md"))
+    if page.name != "README.md"  # of results/, whose commands tests/test_docs.py checks
+]
 PROGRAMS = (
     "curl", "docker", "git", "hf", "just", "llama-[a-z]+", r"mlx_lm[.\w]*", "mkdocs", "pip",
-    "python", "statetrim", "torchrun", "uv", "vllm",
+    "python", "sbatch", "statetrim", "torchrun", "uv", "vllm",
 )  # fmt: skip
 """First words by which a command is recognized in a block without a shell language."""
 SHELLS = ("bash", "sh", "console")
@@ -26,7 +32,7 @@ class CodeSnippet:
     text: str
 
     def __str__(self) -> str:
-        return f"docs/{self.page}:{self.line}: {' '.join(self.text.split())[:160]}"
+        return f"{self.page}:{self.line}: {' '.join(self.text.split())[:160]}"
 
 
 @dataclass(frozen=True)
@@ -95,8 +101,10 @@ def _statements(text: str, values: dict[str, str]) -> Iterator[str]:
         yield text
 
 
-def _in_blocks(path: Path) -> Iterator[Command]:
+def _in_blocks(path: Path, languages: tuple[str, ...] | None = None) -> Iterator[Command]:
     for block in blocks(path):
+        if languages and block.language not in languages:
+            continue
         shell = block.language in SHELLS
         if not shell and block.language not in ("", "indented"):
             continue
@@ -122,6 +130,18 @@ def _in_sentences(path: Path) -> Iterator[Command]:
         if _COMMAND.match(words):
             line = text[: span.start()].count("\n") + 1
             yield Command(path.name, line, words, inline=True)
+
+
+def script_commands(path: Path) -> list[str]:
+    """The commands of a shell script, one per line or continued by a backslash."""
+    text = re.sub(r"\s*\\\n\s*", " ", path.read_text(encoding="utf-8"))
+    lines = (line.strip() for line in text.splitlines())
+    return [line for line in lines if line and not line.startswith(("#", "set ", "export "))]
+
+
+def block_commands(path: Path) -> list[str]:
+    """The commands in the `bash` blocks of a page."""
+    return [command.text for command in _in_blocks(path, ("bash",))]
 
 
 def commands(path: Path) -> list[Command]:

@@ -1,4 +1,5 @@
-"""Runs the commands of docs/ on tiny models and texts with the names that the pages use.
+"""Runs the commands of docs/, results/ and examples/ on tiny models and texts with the names that
+the pages use.
 
 A page's commands run in order in a folder of their own. Input files that no earlier command of the
 page wrote are created on demand (`World.make`). `with_small_sizes` reduces the sizes.
@@ -16,7 +17,7 @@ from typing import Any
 import typer
 from typer.testing import CliRunner
 
-from helpers import tiny
+from helpers import hub_layouts, tiny
 from helpers.doc_pages import Block, blocks
 from helpers.quantized import FORMATS, quantize_checkpoint
 from statetrim.commands import app
@@ -57,6 +58,26 @@ HUB = (
 )  # fmt: skip
 """Hub models of the pages; on the loopback hub all are the tiny model."""
 
+EXAMPLE_LAYOUTS = {
+    "Qwen/Qwen3.5-4B": "Qwen3.5-27B",
+    "Qwen/Qwen3.5-27B": "Qwen3.5-27B",
+    "Qwen/Qwen3.5-35B-A3B": "Qwen3.5-35B-A3B",
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": "Qwen3-Next",
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "Nemotron-Nano",
+    "allenai/Olmo-Hybrid-7B": "Olmo-Hybrid-7B",
+    "m-a-p/1.3B-100B-GatedDeltaNet-pure": "fla-gated_deltanet",
+}
+"""Hub models of examples/ -> their layout in helpers/hub_layouts, with heads of 16 channels, or of
+12x24 for OLMo-Hybrid. The 4B and the 27B model differ in sizes only."""
+EXAMPLE_QUANTIZED = {"Qwen/Qwen3.5-27B-FP8": ("Qwen3.5-27B", "fine-grained fp8")}
+"""Quantised hub models of examples/ -> layout and format."""
+EXAMPLE_VALUES = {
+    ("--to", "64x64"): "8x8", ("--to", "64x100%"): "8x100%", ("--to", "48x96"): "6x12",
+    ("--to", "0=128x128,others=64x64"): "0=16x16,others=8x8",
+    **{("--for", engine): "transformers" for engine in ("vllm", "sglang", "mlx", "llamacpp")},
+}  # fmt: skip
+"""(option, value) -> a value for these layouts; tests/docs/test_examples.py checks the original."""
+
 _TEXTS = ("text.jsonl", "test.jsonl")
 COMMAND_FOR_FILE = {
     "statistics.safetensors": "statetrim calibrate MODEL --text text.jsonl -o {}",
@@ -89,13 +110,11 @@ def has_all_arguments(words: list[str]) -> bool:
     return "..." not in arguments
 
 
-def with_small_sizes(words: list[str]) -> list[str]:
-    """The words of a command, with sizes reduced for a tiny model."""
+def with_small_sizes(words: list[str], values: dict[tuple[str, str], str]) -> list[str]:
+    """The words of a command, with sizes reduced for a tiny model, and `values` replaced."""
     words = [*words]
     for index in range(len(words) - 1):
-        words[index + 1] = VALUE_REPLACEMENTS.get(
-            (words[index], words[index + 1]), words[index + 1]
-        )
+        words[index + 1] = values.get((words[index], words[index + 1]), words[index + 1])
     command = "analyze --sensitivity" if "--sensitivity" in words else words[0]
     for option, value in SMALL_OPTIONS.get(command, {}).items():
         if option in words:
@@ -118,6 +137,15 @@ class World:
     build: Callable[[str], Path]
     outputs_by_key: dict[str, Path]
 
+    @property
+    def is_example(self) -> bool:
+        return self.page.parent.name == "examples"
+
+    @property
+    def values(self) -> dict[tuple[str, str], str]:
+        """Values of options that the small models of this page need instead."""
+        return EXAMPLE_VALUES if self.is_example else VALUE_REPLACEMENTS
+
     def prepare(self, command: str, line: int) -> tuple[list[str], str | None, str | None]:
         """Create the inputs of a command and remove its old outputs; returns its words, the value
         of -o, and the file to which its standard output goes."""
@@ -138,7 +166,10 @@ class World:
             if inline:
                 return  # its options exist; nothing to run
             raise NotReady("it lacks an argument or an option that it needs, or has '...'")
-        words = with_small_sizes(words)
+        words = with_small_sizes(words, self.values)
+        if self.is_example and "--device-map" in words:  # which is refused without GPUs
+            index = words.index("--device-map")
+            del words[index : index + 2]
         self.make("text.jsonl", line)  # replaces the default text from the hub
         key = self.shared_key(words, output)
         if key in self.outputs_by_key and output:
@@ -164,6 +195,8 @@ class World:
         `--device-map auto` is left out as well, because it has no effect without GPUs
         (tests/runtime/test_devices.py tests it with pretended ones).
         """
+        if self.is_example:
+            return None
         ignored = {output, "--device-map", "auto"}
         words = ["MODEL" if word in HUB else word for word in words if word not in ignored]
         read = {word for word in words if (self.folder / word).exists()}
@@ -212,6 +245,15 @@ class World:
             key=lambda b: b.line,
             default=shown_blocks[0],
         )
+
+
+def build_example_model(name: str, directory: Path) -> Path:
+    """A small checkpoint with the layout of a hub model of examples/."""
+    if name in EXAMPLE_LAYOUTS:
+        return hub_layouts.build(EXAMPLE_LAYOUTS[name], directory)
+    layout, form = EXAMPLE_QUANTIZED[name]
+    original = hub_layouts.build(layout, directory.parent / "original")
+    return quantize_checkpoint(original, directory, FORMATS[form])
 
 
 def _copy(source: Path, target: Path) -> None:

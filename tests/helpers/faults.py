@@ -17,7 +17,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -190,9 +190,10 @@ def start(
 ) -> Child:
     """Start a command in `root`; with `record`, it notes a hash of the files before each event."""
     out, err, states = (tempfile.TemporaryFile() for _ in range(3))  # noqa: SIM115
+    inputs = {path.name for path in root.iterdir()}
 
     def record_state() -> None:
-        states.write(f"{tree_hash(root)}\n".encode())
+        states.write(f"{tree_hash(root, inputs)}\n".encode())
         states.flush()
 
     def work() -> None:
@@ -215,11 +216,15 @@ def run(arguments: Sequence[str], root: Path, **options: Any) -> CommandResult:
     return start(arguments, root, **options).wait()
 
 
-def file_hashes(root: Path) -> dict[str, str]:
-    """Every path below `root`, with a hash of its content (or its kind)."""
+def file_hashes(root: Path, ignored: Collection[str] = ()) -> dict[str, str]:
+    """Every path below `root` with a hash of its content (or its kind), except the `ignored`
+    entries of `root` and what is in them."""
     hashes = {}
     for path in sorted(root.rglob("*")):
-        name = str(path.relative_to(root))
+        relative = path.relative_to(root)
+        name = str(relative)
+        if relative.parts[0] in ignored:
+            continue
         if path.is_symlink():
             hashes[name] = f"link {os.readlink(path)}"
         elif path.is_file():
@@ -229,11 +234,12 @@ def file_hashes(root: Path) -> dict[str, str]:
     return hashes
 
 
-def tree_hash(root: Path) -> str:
-    """A hash of all files below `root` that ignores the random part of temporary names."""
+def tree_hash(root: Path, inputs: Collection[str]) -> str:
+    """A hash of what is below `root` except `inputs`; the random part of temporary names does not
+    count."""
     while True:
         try:
-            hashes = file_hashes(root)
+            hashes = file_hashes(root, inputs)
             break
         except FileNotFoundError:  # another thread renamed a file meanwhile
             continue

@@ -9,7 +9,6 @@ import importlib
 import json
 import os
 import pkgutil
-import re
 import runpy
 import signal
 import socket
@@ -108,7 +107,7 @@ def run_as_ranks(work: Work, processes: int = 2) -> None:
     codes = []
     while running:
         time.sleep(0.01)
-        for pid in [pid for pid in running if _has_ended(pid)]:
+        for pid in [pid for pid in running if has_ended(pid)]:
             codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
             running.remove(pid)
         if any(codes):
@@ -117,7 +116,7 @@ def run_as_ranks(work: Work, processes: int = 2) -> None:
     assert codes == [0] * processes
 
 
-def _has_ended(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     """Whether the child has ended; leaves its exit status for a later wait."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
@@ -143,18 +142,14 @@ class Forker:
         *,
         folder: Path | None = None,
         script: bool = False,
-        kill_after: float | None = None,
         kill_when: Path | None = None,
-        kill_was_reported: str | None = None,
     ) -> dict[str, Any]:
         """Run statetrim, or the Python script that is the first argument, in `folder`. It is killed
-        `kill_after` seconds after the path `kill_when` exists and a line on standard error matches
-        `kill_was_reported`. Returns its exit code (or minus the signal), `out`, `err`,
-        `cpu_seconds` and `peak`, its most memory in bytes."""
+        as soon as the path `kill_when` exists. Returns its exit code (or minus the signal), `out`,
+        `err`, `cpu_seconds` and `peak`, its most memory in bytes."""
         assert self.process.stdin and self.process.stdout
         job = {
-            "arguments": arguments, "folder": folder, "script": script, "kill_after": kill_after,
-            "kill_when": kill_when, "kill_was_reported": kill_was_reported,
+            "arguments": arguments, "folder": folder, "script": script, "kill_when": kill_when,
         }  # fmt: skip
         print(json.dumps(job, default=str), file=self.process.stdin, flush=True)
         reply: dict[str, Any] = json.loads(self.process.stdout.readline())
@@ -167,10 +162,9 @@ class Forker:
 def _run_job(job: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         pid = fork(partial(_run_command, job), out, err)
-        if job["kill_after"] is not None:
-            while not _is_kill_due(job, err.fileno()) and not _has_ended(pid):
+        if job["kill_when"] is not None:
+            while not Path(job["kill_when"]).exists() and not has_ended(pid):
                 time.sleep(0.0005)
-            time.sleep(job["kill_after"])
             os.kill(pid, signal.SIGKILL)
         _, status, usage = os.wait4(pid, 0)
         out.seek(0)
@@ -194,14 +188,6 @@ def _run_command(job: dict[str, Any]) -> None:
     else:
         sys.argv = ["statetrim", *job["arguments"]]
         main()
-
-
-def _is_kill_due(job: dict[str, Any], err: int) -> bool:
-    if job["kill_when"] is not None and not Path(job["kill_when"]).exists():
-        return False
-    # Reads without moving the offset, which the child shares.
-    text = os.pread(err, 2**20, 0).decode(errors="replace")
-    return re.search(job["kill_was_reported"] or "", text, re.MULTILINE) is not None
 
 
 if __name__ == "__main__":

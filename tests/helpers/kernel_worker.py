@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 import statetrim as st
 from helpers import tiny
 from statetrim.runtime.loading import load_live
-from statetrim.runtime.states.stored import StateStorage, stored_states
+from statetrim.runtime.states import StateStorage, stored_states
 from statetrim.storage.text import Sequences
 from statetrim.surgery.check import compare_cut
 

@@ -45,9 +45,10 @@ def masked(model: torch.nn.Module, plan: Plan, before: Geometry) -> Iterator[Non
 
 
 def text_code(model: torch.nn.Module) -> Any:
-    """The Python module that defines the text model, which may be inside a multimodal one."""
+    """The Python module whose kernels the text model calls; it may be inside a multimodal one."""
     text = getattr(model.base_model, "language_model", model)
-    return sys.modules[type(text).__module__]
+    name = type(text).__module__
+    return sys.modules[name.replace("statetrim.portable.models", "statetrim.portable.mixers")]
 
 
 def kernel_names(module: Any) -> list[str]:

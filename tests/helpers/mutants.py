@@ -1,6 +1,7 @@
 """Damages valid artifacts at random (seeded) and runs the commands that read them.
 
-    python -m helpers.mutants 5000 0     5000 mutants with seed 0 (`just mutants`)
+    python -m helpers.mutants 5000 0              5000 mutants with seed 0 (`just mutants`)
+    python -m helpers.mutants 5000 0 quantized    of the quantised checkpoints only
 
 A command may read a mutant or refuse it: exit code 0, or 2 and one sentence; no traceback, no
 terminal control characters, and at most ten seconds.
@@ -21,6 +22,7 @@ from typing import Any
 
 import statetrim as st
 from helpers import commands, tiny
+from helpers.quantized import FORMATS, quantize_checkpoint
 from helpers.refusal import run
 
 MAX_SECONDS = 10.0
@@ -29,6 +31,9 @@ _INVALID_VALUES: tuple[Any, ...] = (
     "\ud800", "../../etc/passwd", "\n---\n# x", "x" * 100_000, [], {}, [None], [[]], [{}],
     {"": None}, {"a": {"b": []}}, [1e308] * 5, "NaN", "null", "a/b", "1" * 5000,
 )  # fmt: skip
+
+QUANTIZED = {"nvfp4": "nvfp4", "w4a16": "w4a16", "int8": "int8 by row", "modelopt": "modelopt fp8"}
+"""Directory of a checkpoint, after "quantized-" -> its format; `quantized` is fine-grained FP8."""
 
 Mutate = Callable[[random.Random, bytes], bytes]
 
@@ -141,11 +146,7 @@ def targets(root: Path) -> list[tuple[Path, Mutate, list[list[str]]]]:
         (path, mutate_json, reported)
         for path in sorted((root / "small" / "statetrim").glob("*.json"))
     ]
-    quantized = str(root / "quantized")
-    cut_quantized = [["prune", quantized, str(root / "plan.json"), *out], ["inspect", quantized]]
-    all_targets.append((root / "quantized" / "config.json", mutate_json, cut_quantized))
-    for path in sorted((root / "quantized").glob("*.safetensors")):
-        all_targets.append((path, mutate_header, cut_quantized))
+    all_targets += _quantized_targets(root, out)
     shard = sorted((root / "model").glob("*.safetensors"))[0]
     all_targets += [(shard, mutate_header, inspected)]
     all_targets += [
@@ -154,6 +155,34 @@ def targets(root: Path) -> list[tuple[Path, Mutate, list[list[str]]]]:
         if mutate is not mutate_bytes
     ]
     return all_targets
+
+
+def _quantized_targets(
+    root: Path, out: list[str]
+) -> Iterator[tuple[Path, Mutate, list[list[str]]]]:
+    """Checkpoints of several formats, and a quantised cut with the record of its errors."""
+    sizes = ["--tokens", "256", "--length", "32", "--recall", "0", *out]
+    for model in (root / "quantized", *(root / f"quantized-{name}" for name in QUANTIZED)):
+        readers = [
+            ["prune", str(model), str(root / "plan.json"), *out],
+            ["inspect", str(model)],
+            ["select", str(model), "--method", "l1", "--to", "8x100%", *out],
+            ["calibrate", str(model), "--text", str(root / "few.jsonl"), *sizes],
+        ]
+        for name in ("config.json", "model.safetensors.index.json"):
+            yield model / name, mutate_json, readers
+        for path in sorted(model.glob("*.safetensors")):
+            yield path, mutate_header, readers
+    small = root / "quantized-small"
+    statistics = str(root / "quantized-pairs")
+    readers = [
+        ["report", str(root / "quantized"), str(small), *out],
+        ["refit", str(small), "--statistics", statistics, *out],
+    ]
+    for name in ("config.json", "statetrim/prune.json", "statetrim/plan.json"):
+        yield small / name, mutate_json, readers
+    for path in sorted(small.glob("*.safetensors")):
+        yield path, mutate_header, readers
 
 
 def _model_run_targets(
@@ -216,6 +245,8 @@ def prepare(root: Path) -> Path:
         small, baseline=model, engine="mlx", engine_python=sys.executable, text=text, count=2,
         length=24, generate=2,
     ).save(root / "verification.json")  # fmt: skip
+    for name, form in QUANTIZED.items():
+        quantize_checkpoint(root / "model", root / f"quantized-{name}", FORMATS[form])
     _write_inputs(root)
     return root
 
@@ -262,9 +293,13 @@ def check(arguments: list[str]) -> str | None:
     return None
 
 
-def mutants(root: Path, count: int, seed: int) -> Iterator[tuple[str, str | None]]:
-    """Yields the name of each mutant, and its problem or None."""
-    all_targets = targets(root)
+def mutants(root: Path, count: int, seed: int, kind: str = "") -> Iterator[tuple[str, str | None]]:
+    """Yields the name of each mutant, and its problem or None; only of files below directories
+    whose name begins with `kind`."""
+    all_targets = []
+    for target in targets(root):
+        if str(target[0].relative_to(root)).startswith(kind):
+            all_targets.append(target)
     for number in range(count):
         draw = random.Random(seed * 1_000_003 + number)
         path, mutate, readers = all_targets[number % len(all_targets)]
@@ -279,10 +314,10 @@ def mutants(root: Path, count: int, seed: int) -> Iterator[tuple[str, str | None
         yield f"{path.relative_to(root)}, number {number}", problem
 
 
-def main(count: int, seed: int) -> int:
+def main(count: int, seed: int, kind: str = "") -> int:
     with tempfile.TemporaryDirectory(prefix="statetrim-mutants-") as folder:
         root, wrong, counts = prepare(Path(folder)), 0, Counter[str]()
-        for name, problem in mutants(root, count, seed):
+        for name, problem in mutants(root, count, seed, kind):
             counts[name.partition(",")[0]] += 1
             if problem:
                 wrong += 1
@@ -292,4 +327,4 @@ def main(count: int, seed: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]))

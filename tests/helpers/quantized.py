@@ -71,8 +71,11 @@ def compressed(layout: str, exact: bool, **arguments: Any) -> Format:
         stored.pop("weight_zero_point", None)
         return stored
 
-    groups = {"group_0": {"targets": ["Linear"], "weights": args.model_dump(mode="json")}}
+    group: dict[str, Any] = {"targets": ["Linear"], "weights": args.model_dump(mode="json")}
+    group["format"] = layout  # without it, transformers expects packed codes for int8
+    groups = {"group_0": group}
     config = {"quant_method": "compressed-tensors", "format": layout, "config_groups": groups}
+    config["quantization_status"] = "compressed"
     return Format(quantize, config, exact)
 
 
@@ -152,6 +155,7 @@ def quantize_checkpoint(
         if path.is_file() and "safetensors" not in path.name:
             (out / path.name).write_bytes(path.read_bytes())
     tensors: dict[str, Tensor] = {}
+    unquantized: list[str] = []
     for name, value in tiny.tensors(source).items():
         if is_quantized(name, value) and only(name):
             prefix = name.removesuffix("weight")
@@ -159,9 +163,12 @@ def quantize_checkpoint(
             tensors |= {prefix + leaf: part.contiguous() for leaf, part in stored.items()}
         else:
             tensors[name] = value
+            if value.ndim == 2 and name.endswith(".weight") and "embed" not in name:
+                unquantized.append(name.removesuffix(".weight"))
     write_shards(tensors, out)
     config = json.loads((source / "config.json").read_text())
-    config["quantization_config"] = form.config
+    field = "modules_to_not_convert" if form.config["quant_method"] == "fp8" else "ignore"
+    config["quantization_config"] = form.config | {field: [*unquantized, "lm_head"]}
     (out / "config.json").write_text(json.dumps(config))
     return out
 

@@ -1,4 +1,4 @@
-"""The recurrences of `statetrim.portable.delta_rule` one token at a time, as they are defined."""
+"""The recurrences of `statetrim.portable.kernels` one token at a time, as they are defined."""
 
 import torch
 from torch import Tensor

@@ -148,6 +148,11 @@ REQUIRED_TRANSFORMERS = {"minicpm_ocr": "5.21", "nemo_speechlm": "5.22"}
 """Types that need a newer transformers than the oldest supported one -> its version."""
 MODEL_TYPES = tuple(name for name in CONFIGS if name not in NESTED_TYPES)
 VISION_TYPES = tuple(name for name in MODEL_TYPES if "vision_config" in CONFIGS[name])
+ONE_OF_EACH_MIXER = (
+    "delta_net", "gated_deltanet", "kda", "qwen3_next", "qwen3_5_moe", "olmo_hybrid", "mamba2",
+    "nemotron_h", "zamba2",
+)  # fmt: skip
+"""The other types have the mixer of one of these, with other layers around it."""
 _MLA = {
     **_SHAPE, "num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 8,
     "qk_nope_head_dim": 8, "v_head_dim": 8, "moe_intermediate_size": 16, "num_hidden_layers": 4,
@@ -170,6 +175,14 @@ HEAD_CONFIGS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """Types from which only whole heads can be removed."""
+
+
+def every_type(*in_ci: str) -> pytest.MarkDecorator:
+    """Parametrizes a test by `model_type`: the types `in_ci`, and the others as slow tests."""
+    types = [
+        pytest.param(name, marks=() if name in in_ci else pytest.mark.slow) for name in MODEL_TYPES
+    ]
+    return pytest.mark.parametrize("model_type", types)
 
 
 def stock_class(model_type: str) -> Any:

@@ -66,8 +66,26 @@ def assert_right(lines: list[dict[str, Any]], tolerance: float) -> None:
 def test_the_recorded_runs_are_right_and_found_the_planted_faults(record: Any) -> None:
     lines = record.lines_of("interpreted.jsonl")
     assert_right(lines, record.TOLERANCE)
-    planted = {line["fault"] for line in lines if line["steps"] == "vllm" and "fault" in line}
-    assert planted == {"keys", "slot", "gate"}
+    for engine in ("vllm", "sglang"):
+        planted = {line["fault"] for line in lines if line["steps"] == engine and "fault" in line}
+        assert planted == {"keys", "slot", "gate"}
+
+
+def test_trained_models_gave_the_logits_of_transformers_unless_a_fault_was_planted(
+    record: Any,
+) -> None:
+    lines = record.lines_of("interpreted-model.jsonl")
+    own = {
+        line["model"]: line["transformers in bfloat16"]["mean difference of a logit"]
+        for line in lines
+        if "fault" not in line
+    }
+    for line in lines:
+        mean = line["engine"]["mean difference of a logit"]
+        if "fault" in line:
+            assert mean > 3 * own[line["model"]], line
+        else:
+            assert mean < 1.5 * own[line["model"]], line
 
 
 def test_the_matrix_and_the_page_state_what_was_recorded(record: Any) -> None:
@@ -75,5 +93,4 @@ def test_the_matrix_and_the_page_state_what_was_recorded(record: Any) -> None:
     rows = json.loads(record.ROWS.read_text())["rows"]
     assert [record.with_evidence(row, differences) for row in rows] == rows
     assert sum(row["evidence"] == "interpreted" for row in rows) > 30
-    table = record.fla_table(record.lines_of("interpreted-fla.jsonl"))
-    assert record.START + table + record.END in record.PAGE.read_text()
+    assert record.PAGE.read_text().endswith(record.MARK + record.tables(rows))

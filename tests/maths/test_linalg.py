@@ -18,6 +18,15 @@ from helpers.matrices import (
 from statetrim.maths import linalg
 from statetrim.maths.linalg import strong_rrqr
 
+
+def test_the_condition_number_counts_nonzero_singular_values_of_any_scale() -> None:
+    matrix = torch.from_numpy(with_spectrum(np.random.default_rng(13), 7, np.array([4.0, 2, 1, 0])))
+    for scale in (1.0, 1e-300, 1e300):
+        batch = torch.stack([matrix, torch.zeros_like(matrix)]) * scale
+        known, unknown = linalg.condition_number(batch)
+        assert known.item() == pytest.approx(4.0) and unknown.isnan()
+
+
 # --- the oracle -----------------------------------------------------------------------------------
 
 
@@ -198,15 +207,6 @@ def test_one_and_two_threads_choose_the_same_set() -> None:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("family", ["gaussian", "conditioned to 1e6", "kahan", "smooth"])
-def test_permuting_the_channels_permutes_the_choice(family: str) -> None:
-    rng = np.random.default_rng(11)
-    for matrix, keep, tolerance in FAMILIES[family]():
-        order = rng.permutation(matrix.shape[1])
-        permuted = select(matrix[:, order], keep, tolerance).kept.numpy()
-        assert sorted(order[permuted].tolist()) == select(matrix, keep, tolerance).kept.tolist()
-
-
 # --- convergence is reported, invalid input is refused --------------------------------------------
 
 
@@ -239,13 +239,6 @@ def test_the_swap_limit_is_reported_and_never_met_in_practice(
     cut = select(kahan_blocks(5, 10, 0.6), 45)
     assert (cut.swaps, cut.converged) == (2, False)
     assert cut.last_gain > cut.tolerance
-
-
-def test_the_input_is_left_alone() -> None:
-    gram = torch.eye(5, dtype=torch.float64) + 0.1
-    before = gram.clone()
-    strong_rrqr(gram, 3)
-    assert torch.equal(gram, before)
 
 
 @pytest.mark.parametrize("tolerance", [1.0, 0.5, -2.0, float("nan")])

@@ -1,6 +1,6 @@
 """The paper's statements about the state: its rank, noise and gradients.
 
-They are numbered as in the table of `docs/paper.md`.
+They are numbered as in the table of `results/paper.md`.
 
 `test_statement_NN_...` holds under the condition its name or docstring gives, for any drawn input.
 `test_statement_NN_fails_...` stores a counterexample to what the paper says.

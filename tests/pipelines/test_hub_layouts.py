@@ -1,54 +1,21 @@
 """Tiny models with the tensor names and configs of hub models, from inspect to trim."""
 
 import json
-import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import statetrim as st
-from helpers import tiny
-from helpers.hub_layouts import CONFIGS, LAYOUTS, build
+from helpers.hub_layouts import CONFIGS, LAYOUTS, PUBLISHED, build
 from statetrim.storage.safetensors_file import TensorInfo
 
-FROM_THE_HUB = [name for name in LAYOUTS if name.startswith(("Qwen", "Nemotron"))]
-NEEDS_FLA = ("fla-gla",)
-QUICK = ("Qwen3.5-35B-A3B", "Mamba-Codestral", "Olmo-Hybrid-7B")
-KEEP = 6  # of 16, 12 or 8 channels
+KEEP = 6  # of 16 channels
+needs_configs = pytest.mark.skipif(
+    not CONFIGS.is_dir(), reason="needs the configs in ../shared/data/hub_configs"
+)
+NAMES = [pytest.param(name, marks=needs_configs) for name in LAYOUTS] + [*PUBLISHED]
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
-
-
-def layouts(*, run: bool) -> list[Any]:
-    """Every layout; with `run`, those that can run, all but a few marked slow."""
-    absent = pytest.mark.skipif(not CONFIGS.is_dir(), reason="needs the configs in ../shared")
-    chosen = [name for name in LAYOUTS if not run or name not in NEEDS_FLA]
-    return [
-        pytest.param(
-            name,
-            marks=[absent] * (name in FROM_THE_HUB)
-            + [pytest.mark.slow] * (run and name not in QUICK),
-        )
-        for name in chosen
-    ]
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_text(tmp_path_factory.mktemp("text") / "text.jsonl", 2**14)
-
-
-@pytest.fixture(autouse=True)
-def own_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Load the tiny tokenizer as it is: for some types transformers takes another class."""
-    from transformers import PreTrainedTokenizerFast
-
-    for stage in ("runtime.corpus", "evaluation.evaluate"):
-        monkeypatch.setattr(
-            f"statetrim.{stage}.load_tokenizer",
-            lambda model: PreTrainedTokenizerFast.from_pretrained(model.path),
-        )
 
 
 def tensor_bytes(model: st.Checkpoint, name: str) -> bytes:
@@ -67,7 +34,7 @@ def check_untouched(before: st.Checkpoint, after: st.Checkpoint) -> set[str]:
     return untouched
 
 
-@pytest.mark.parametrize("name", layouts(run=False))
+@pytest.mark.parametrize("name", NAMES)
 def test_it_is_inspected_selected_and_pruned(name: str, tmp_path: Path) -> None:
     model = st.open(build(name, tmp_path / "model"))
     assert st.inspect(model, to=f"{KEEP}x100%").after is not None
@@ -79,14 +46,15 @@ def test_it_is_inspected_selected_and_pruned(name: str, tmp_path: Path) -> None:
         assert {n for n in model.tensors if part in n} <= untouched
     config = json.loads((small.path / "config.json").read_text())
     assert config == model.family.resized(model.config, small.geometry)
-    if name not in NEEDS_FLA:
-        live = st.load(small)  # a missing tensor would be an error
-        with torch.no_grad():
-            logits = live(input_ids=torch.arange(1, 20).unsqueeze(0)).logits
-        assert logits.isfinite().all()
+    live = st.load(small)  # a missing tensor would be an error
+    with torch.no_grad():
+        logits = live(input_ids=torch.arange(1, 20).unsqueeze(0)).logits
+    assert logits.isfinite().all()
 
 
-@pytest.mark.parametrize("name", layouts(run=True))
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_tokenizer")
+@pytest.mark.parametrize("name", NAMES)
 def test_it_is_calibrated_and_trimmed(name: str, text: Path, tmp_path: Path) -> None:
     model = st.open(build(name, tmp_path / "model"))
     methods = ["drrqr", "energy"]
@@ -100,17 +68,7 @@ def test_it_is_calibrated_and_trimmed(name: str, text: Path, tmp_path: Path) -> 
     check_untouched(model, small)
 
 
-@pytest.mark.parametrize("name", ["Nemotron-H-56B", "Mamba-Codestral"])
-def test_infinity_survives_the_cut(name: str, tmp_path: Path) -> None:
-    if name in FROM_THE_HUB and not CONFIGS.is_dir():
-        pytest.skip("needs the configs in ../shared")
-    model = st.open(build(name, tmp_path / "model"))
-    st.prune(model, st.select(model, "l1", f"{KEEP}x100%"), tmp_path / "small")
-    text = (tmp_path / "small" / "config.json").read_text()
-    assert "Infinity" in text and json.loads(text)["time_step_limit"] == [0.0, math.inf]
-
-
-@pytest.mark.skipif(not CONFIGS.is_dir(), reason="needs the configs in ../shared")
+@needs_configs
 @pytest.mark.parametrize(
     "hub", sorted(path.stem.removesuffix("_config") for path in CONFIGS.glob("nvidia--Qwen*.json"))
 )

@@ -9,18 +9,12 @@ import pytest
 import yaml
 
 import statetrim as st
-from helpers import tiny
 from helpers.refusal import check_refusal, fingerprint, run
 from statetrim.pipelines.job import recipe_record
 from statetrim.pipelines.recipe import KEYS, read_recipe, recipe_of_result
 
 Load = Callable[[str], Path]
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_text(tmp_path_factory.mktemp("text") / "text.jsonl", 2**14)
 
 
 def comparable_files(path: Path) -> dict[str, Any]:
@@ -38,16 +32,9 @@ def test_the_recipe_of_a_result_makes_the_same_bytes_again(
 ) -> None:
     options = {"to": "6x50%", "tokens": "1k", "length": 64, "limit": 2}
     first = st.trim(
-        checkpoint("qwen3_5_text"),
-        text=text,
-        out=tmp_path / "first",
-        tasks=["text"],
-        control=False,
-        benchmark=False,
-        batch_size=2,
-        seed=3,
-        **options,
-    )
+        checkpoint("qwen3_5_text"), text=text, out=tmp_path / "first", tasks=["text"],
+        control=False, benchmark=False, batch_size=2, seed=3, **options,
+    )  # fmt: skip
     monkeypatch.chdir(tmp_path)
     code, err, printed = run(["recipe", "first"])
     assert not code and not err

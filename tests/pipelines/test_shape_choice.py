@@ -17,14 +17,10 @@ from statetrim.pipelines.options import TrimOptions
 
 Load = Callable[[str], Path]
 OPTIONS: dict[str, Any] = {
-    "tokens": 1024, "limit": 2, "batch_size": 2, "benchmark": False, "control": False,
+    "tokens": 1024, "length": 64, "limit": 2, "batch_size": 2, "benchmark": False,
+    "control": False,
 }  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_text(tmp_path_factory.mktemp("text") / "text.jsonl", 2**14)
 
 
 class RecordingObserver(Observer):

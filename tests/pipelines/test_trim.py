@@ -1,7 +1,6 @@
 """`trim` and `sweep`: on every family, after kills, their refusals and warnings."""
 
 import json
-import random
 import re
 import shlex
 import shutil
@@ -16,56 +15,22 @@ from safetensors.torch import load_file, save_file
 
 import statetrim as st
 from helpers import tiny
-from helpers.forker import Forker
 from helpers.refusal import check_refusal, fingerprint, run
-from statetrim.artifacts.scores import Score
-from statetrim.geometry import Geometry
-from statetrim.judging.verdict import cut_warnings
 from statetrim.pipelines.job import Job
-from statetrim.pipelines.observer import Observer
-from statetrim.serving.budget import MIB, widest_that_fits
 
 Load = Callable[[str], Path]
-OPTIONS: dict[str, Any] = {"tokens": 1024, "limit": 2, "batch_size": 2, "benchmark": False}
-FLAGS = ["--tokens", "1k", "--limit", "2", "--batch-size", "2", "--no-benchmark"]
+OPTIONS: dict[str, Any] = {
+    "tokens": 1024, "length": 64, "limit": 2, "batch_size": 2, "benchmark": False,
+}  # fmt: skip
+FLAGS = ["--tokens", "1k", "--length", "64", "--limit", "2", "--batch-size", "2", "--no-benchmark"]
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "text.jsonl"
-    tiny.write_text(path, 2**14)
-    return path
-
-
-class RecordingObserver(Observer):
-    def __init__(self) -> None:
-        self.started: list[str] = []
-        self.cached: list[str] = []
-
-    def on_start(self, stage: str) -> None:
-        self.started.append(stage)
-
-    def on_cached(self, stage: str) -> None:
-        self.cached.append(stage)
-
-
-@pytest.mark.parametrize("model_type", [*tiny.MODEL_TYPES, "minicpmv4_6", "nemotron_h_omni"])
+@pytest.mark.usefixtures("own_tokenizer")
+@tiny.every_type(*tiny.ONE_OF_EACH_MIXER)
 def test_every_family_ends_in_a_checkpoint_that_stock_code_loads(
-    model_type: str,
-    checkpoint: Load,
-    text: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    model_type: str, checkpoint: Load, text: Path, tmp_path: Path
 ) -> None:
-    from transformers import PreTrainedTokenizerFast
-
-    # For some types transformers takes another tokenizer class than the tiny tokenizer's.
-    for stage in ("runtime.corpus", "evaluation.evaluate"):
-        monkeypatch.setattr(
-            f"statetrim.{stage}.load_tokenizer",
-            lambda model: PreTrainedTokenizerFast.from_pretrained(model.path),
-        )
     path = checkpoint(model_type)
     before = fingerprint(path)
     quick = OPTIONS | {"tasks": ("text",), "control": False}
@@ -100,52 +65,6 @@ def test_what_is_measured_is_at_the_precision_of_the_state(
         st.trim(path, out=tmp_path / "none", state_dtype="int4", **quick)
 
 
-def result(path: Path) -> dict[str, Any]:
-    """What a rerun must reproduce byte for byte; reports are left out, as they contain paths."""
-    assert (path / "statetrim" / "report" / "report.html").exists()
-    return {
-        name: content
-        for name, (_, _, content, _) in fingerprint(path).items()
-        if "report" not in name
-        and (not name.endswith(".json") or name.endswith(("plan.json", "trim.json", "config.json")))
-    } | {"scores": st.Scores.load(path / "statetrim" / "scores.json").scores}
-
-
-def test_five_kills_and_the_same_result(
-    checkpoint: Load, text: Path, tmp_path: Path, warm_forker: Forker
-) -> None:
-    """Kill the run a random moment after the start of each of five stages."""
-    model, out = checkpoint("qwen3_5_text"), tmp_path / "small"
-    command = ["trim", str(model), "--to", "6x100%", *FLAGS, "--text", str(text)]
-    uninterrupted = tmp_path / "whole" / "small"
-    ended = warm_forker.run([*command, "-o", str(uninterrupted)])
-    assert ended["code"] == 0, ended["err"]
-    generator = random.Random(7)
-    for stage in ("calibrate", "select by product", "prune", "check", "evaluate"):
-        killed = warm_forker.run(
-            [*command, "-o", str(out)],
-            kill_was_reported=rf"^{stage}.* \.\.\.",
-            kill_after=generator.random() / 50,  # stages of a tiny model are short
-        )
-        assert killed["code"] == -9, "the stage had been finished too early"
-        assert re.search(rf"^{stage}.* \.\.\.", killed["err"], re.MULTILINE)
-        assert not out.exists()
-    repeated = r"^(calibrate|select by product|prune .pruned.) \.\.\."
-    assert not re.search(repeated, killed["err"], flags=re.MULTILINE)
-    code, err, printed = run(
-        [*command[:2], "--to", "5x100%", *command[4:], "-o", str(out), "--json"]
-    )
-    check_refusal(code, err, printed, "is left from another job \\(its 'to' differs\\)")
-    ends = warm_forker.run([*command, "-o", str(out)])
-    assert ends["code"] == 0, ends["err"]
-    assert "calibrate: already done" in ends["err"]
-    assert "check: already done" in ends["err"]
-    assert result(out) == result(uninterrupted)
-    again = warm_forker.run([*command, "-o", str(out)])
-    assert again["code"] == 0, again["err"]
-    assert " ..." not in again["err"], "a finished job has nothing left to do"
-
-
 def test_both_axes_with_recovery_timing_and_an_engine_in_mind(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +78,7 @@ def test_both_axes_with_recovery_timing_and_an_engine_in_mind(
     model, out = tmp_path / "model", tmp_path / "small"
     tiny.build("qwen3_5_text", model, linear_key_head_dim=32, linear_value_head_dim=32)
     command = ["trim", str(model), "-o", str(out), *FLAGS[:-1], "--text", str(text)]
-    command += ["--to", "20x100%", "--for", "llamacpp", "--recover", "8k", "--json"]
+    command += ["--to", "20x100%", "--for", "llamacpp", "--recover", "1k", "--json"]
     code, err, printed = run(command)
     assert code is None, err
     small = st.open(out)
@@ -224,39 +143,6 @@ def test_mistakes_are_one_sentence(
     command = ["trim", str(checkpoint("qwen3_next")), "-o", str(tmp_path / "out"), "--json"]
     check_refusal(*run([*command, "--text", str(text), *flags]), message)
     assert not list(tmp_path.iterdir())
-
-
-def test_memory_becomes_channels() -> None:
-    geometry = Geometry(tuple(range(48)), 16, 48, 128, 128)  # a 27B model: 144 MiB
-
-    def state(geometry: Geometry) -> int:
-        return 4 * geometry.state_numel
-
-    assert state(geometry) == 144 * MIB
-    for most, keys in ((143.9, 112), (126.0, 112), (125.9, 96), (72.0, 64), (18.0, 16)):
-        assert widest_that_fits(geometry, most * MIB, state).head_k_dim == keys
-
-
-def scores(cut: dict[str, float], control: dict[str, float]) -> st.Scores:
-    """mqar accuracy and text KL of an original, a cut and a random cut."""
-    entries = []
-    for model, values in (
-        ("original", {"mqar": 1.0, "text": 0.0}),
-        ("cut", cut),
-        ("rand", control),
-    ):
-        entries.append(Score(model, "mqar", "accuracy", "share", True, [values["mqar"]] * 40))
-        entries.append(Score(model, "text", "kl", "nats", False, [values["text"]] * 40))
-    return st.Scores(["original", "cut", "rand"], entries)
-
-
-def test_warnings_are_about_recall_and_the_random_cut() -> None:
-    fine = {"mqar": 1.0, "text": 0.1}
-    bad = {"mqar": 0.5, "text": 0.4}
-    assert cut_warnings(scores(fine, bad), "cut") == []
-    fell, by_chance, too = cut_warnings(scores(bad, fine), "cut")
-    assert "recall falls by 50.0 points" in fell
-    assert "on mqar the cut is no better" in by_chance and "on text" in too
 
 
 def test_a_model_that_was_cut_before_is_cut_again_and_reported(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,9 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from helpers import tiny
+from helpers.forker import Forker
 from helpers.step_by_step import step_by_step
-from statetrim.portable import delta_rule as rules
-from statetrim.portable.deferred import DeferredState
+from statetrim.portable import kernels as rules
+from statetrim.portable.kernels import DeferredState
 
 KINDS = ("delta_rule", "gated_delta_rule", "kda")
 DECAYS = ("near one", "moderate", "near zero", "mixed", "overwhelming")
@@ -265,12 +264,13 @@ def naive_inputs(kind: str, decay: str) -> dict[str, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def naive_outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def naive_outputs(tmp_path_factory: pytest.TempPathFactory, fla_forker: Forker) -> Path:
     folder = tmp_path_factory.mktemp("naive")
     for kind, decay in NAIVE_CASES:
         save_file(naive_inputs(kind, decay), folder / f"{kind}.{decay}.inputs.safetensors")
     worker = Path(__file__).parents[1] / "helpers" / "fla_worker.py"
-    subprocess.run([sys.executable, worker, "operators", folder], check=True)
+    result = fla_forker.run([str(worker), "operators", str(folder)], script=True)
+    assert result["code"] == 0, result["err"]
     return folder
 
 

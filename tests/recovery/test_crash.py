@@ -1,4 +1,4 @@
-"""Recovery after kill -9 resumes to the same bits, and never changes what another run left."""
+"""Recovery never changes what another run left; kills are in tests/test_adversary.py."""
 
 import json
 import re
@@ -10,7 +10,6 @@ import pytest
 
 import statetrim as st
 from helpers import tiny
-from helpers.faults import file_hashes
 from helpers.forker import Forker
 from helpers.refusal import check_refusal, fingerprint
 
@@ -32,33 +31,13 @@ def command(place: Path, out: Path, *extra: str) -> list[str]:
     return [*words, *options.split(), "--recall", "0.5", "-o", str(out), *extra]
 
 
-def test_three_kills_and_the_same_bits(place: Path, tmp_path: Path, warm_forker: Forker) -> None:
-    """Killed after the first saved state, after a later one, and while the result is written."""
-    uninterrupted, out, partial = (tmp_path / name for name in ("whole", "out", "out.partial"))
-    result = warm_forker.run(command(place, uninterrupted))
-    assert result["code"] == 0, result["err"]
-    training = partial / "training"
-    for kill_file in ("checkpoint-2", "checkpoint-8", "../model-00001-of-00003.safetensors"):
-        kill_when = training / kill_file
-        result = warm_forker.run(command(place, out), kill_after=0.0, kill_when=kill_when)
-        assert result["code"] == -9, result["err"]
-        assert not out.exists()
-        assert list(training.glob("checkpoint-*")), "no state to resume from"
-    result = warm_forker.run(command(place, out))
-    assert result["code"] == 0, result["err"]
-    assert file_hashes(out) == file_hashes(uninterrupted)
-    assert not partial.exists()
-    curve = json.loads((out / "statetrim" / "recover.json").read_text())["curve"]
-    assert [line["step"] for line in curve] == list(range(1, 13))
-
-
 def test_an_interrupted_run_is_not_resumed_by_another(
     place: Path, tmp_path: Path, warm_forker: Forker
 ) -> None:
     """Nor from a state that was damaged."""
     out, training = tmp_path / "out", tmp_path / "out.partial" / "training"
     state = training / "checkpoint-2"
-    assert warm_forker.run(command(place, out), kill_after=0.0, kill_when=state)["code"] == -9
+    assert warm_forker.run(command(place, out), kill_when=state)["code"] == -9
     before = fingerprint(tmp_path)
     for change in (["--rank", "8"], ["--learning-rate", "3e-3"], ["--seed", "1"], ["--skip", "9"]):
         result = warm_forker.run(command(place, out, *change))

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from statetrim.recovery.distillation import chunked_loss
-from statetrim.recovery.logit_head import LogitHead
+from statetrim.recovery.distillation import LogitHead, chunked_loss
 
 POSITIONS, HIDDEN, VOCABULARY = 37, 16, 101
 
@@ -107,7 +106,7 @@ MEASURE = """
 import resource, sys, torch
 from torch import nn
 from statetrim.recovery.distillation import chunked_loss
-from statetrim.recovery.logit_head import LogitHead
+from statetrim.recovery.distillation import LogitHead
 positions, vocabulary, hidden = int(sys.argv[1]), 50_304, 64
 student, teacher = (LogitHead(nn.Linear(hidden, vocabulary, bias=False)) for _ in range(2))
 for count in (32, positions):  # the first is a warm-up

@@ -7,7 +7,7 @@ import torch
 
 import statetrim as st
 from helpers import tiny
-from statetrim.recovery.logit_head import get_logit_head
+from statetrim.recovery.distillation import get_logit_head
 from statetrim.runtime.loading import load_live
 
 

@@ -15,8 +15,7 @@ from helpers.recovery_runs import record
 from statetrim.recovery import schedule
 from statetrim.recovery.adapters import attach_adapters
 from statetrim.recovery.data import TrainingRows, load_training_rows
-from statetrim.recovery.distillation import Distillation
-from statetrim.recovery.logit_head import get_logit_head
+from statetrim.recovery.distillation import Distillation, get_logit_head
 from statetrim.recovery.options import RecoverOptions
 from statetrim.runtime.loading import load_live, load_tokenizer
 from statetrim.tasks.generated import plain_tokens, recall_sequences

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import statetrim as st
@@ -63,7 +62,7 @@ def repeated_batch(steps: int = 6, batch: int = 4, length: int = 24) -> Sequence
 # --- every family --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model_type", tiny.MODEL_TYPES)
+@tiny.every_type(*tiny.ONE_OF_EACH_MIXER)
 def test_recovery_ends_in_a_stock_checkpoint(
     model_type: str, pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,7 +160,7 @@ def test_an_adapter_that_a_kernel_reads_past_is_refused(
     pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Like a fused kernel that takes `o_proj.weight` instead of calling `o_proj`."""
-    from statetrim.portable.mixer import Mixer
+    from statetrim.portable.mixers import Mixer
 
     def forward(self: Any, hidden_states: Tensor, **kwargs: Any) -> Tensor:
         q, k, v, _ = self._project(hidden_states, None, None)
@@ -172,52 +171,6 @@ def test_an_adapter_that_a_kernel_reads_past_is_refused(
     model, small = pair("delta_net")
     with pytest.raises(st.StatetrimError, match="4 trained parameters take no part in the loss"):
         st.recover(small, teacher=model, text=repeated_batch(), out=tmp_path / "out", **QUICK)
-
-
-def test_softmax_and_mlp_are_adapted_when_asked(pair: Any, tmp_path: Path) -> None:
-    model, small = pair("qwen3_5_text")
-    out = tmp_path / "out"
-    also = ("softmax", "mlp")
-    st.recover(small, teacher=model, text=repeated_batch(2), out=out, also=also, **QUICK)
-    before, after = tiny.tensors(small.path), tiny.tensors(out)
-    changed = {name for name in before if not torch.equal(before[name], after[name])}
-    assert any("self_attn.q_proj" in name for name in changed)
-    assert any("mlp.down_proj" in name for name in changed)
-    assert not any("norm" in name or "embed" in name or "lm_head" in name for name in changed)
-
-
-def test_a_bfloat16_model_is_trained_in_float32(
-    pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, small = (stored_as_bfloat16(m, tmp_path / str(n)) for n, m in enumerate(pair("kda")))
-    captured: list[Any] = []
-    real_gather = training.RecoveryTrainer.gather_trained
-
-    def capture_tensors(self: Any) -> dict[str, Tensor]:
-        captured.append(real_gather(self))
-        return captured[-1]  # type: ignore[no-any-return]
-
-    monkeypatch.setattr(training.RecoveryTrainer, "gather_trained", capture_tensors)
-    out = tmp_path / "out"
-    st.recover(small, teacher=model, text=repeated_batch(), out=out, **QUICK)
-    assert {value.dtype for value in captured[-1].values()} == {torch.float32}
-    assert any("conv" in name for name in captured[-1])
-    curve = record(out)["curve"]
-    assert curve[-1]["loss"] < curve[0]["loss"]
-    assert {value.dtype for value in tiny.tensors(out).values()} == {torch.bfloat16}
-
-
-def stored_as_bfloat16(model: st.Checkpoint, directory: Path) -> st.Checkpoint:
-    directory.mkdir()
-    for file in model.path.iterdir():
-        if file.suffix == ".safetensors":
-            values = {name: value.bfloat16() for name, value in load_file(file).items()}
-            save_file(values, directory / file.name, {"format": "pt"})
-        elif file.is_file():
-            (directory / file.name).write_bytes(file.read_bytes())
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
-    return st.open(directory)
 
 
 # --- ways to train -------------------------------------------------------------------------------
@@ -280,7 +233,7 @@ def test_layerwise_repairs_every_mixer(model_type: str, pair: Any, tmp_path: Pat
 
 
 def mixer_error(model: st.Checkpoint, small: st.Checkpoint, ids: Tensor) -> dict[int, float]:
-    from statetrim.runtime.mixers import find_mixers
+    from statetrim.runtime.live import find_mixers
 
     original, pruned = st.load(model), st.load(small)
     cut_mixers, errors = find_mixers(pruned, small), dict[int, float]()

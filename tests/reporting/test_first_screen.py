@@ -29,9 +29,10 @@ def folder(checkpoint: Callable[[str], Path], tmp_path_factory: Any) -> Path:
     tiny.write_text(folder / "text.jsonl", 2**16)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        quick: dict[str, Any] = {"text": "text.jsonl", "tokens": 2048, "limit": 8}
-        st.trim("my model", to="6x100%", out="OUT", benchmark=False, **quick)
-        st.trim("my model", to="8x8,6x8,6x4", out="BEST", benchmark=False, **quick)
+        quick: dict[str, Any] = {"text": "text.jsonl", "tokens": 2048, "length": 64}
+        quick |= {"benchmark": False}
+        st.trim("my model", to="6x100%", out="OUT", limit=8, **quick)
+        st.trim("my model", to="8x8,6x8,6x4", out="BEST", limit=2, control=False, **quick)
     return folder
 
 
@@ -131,13 +132,16 @@ def test_a_fault_found_in_an_engine_is_the_answer(folder: Path) -> None:
 
 
 QUICK = {
-    "trim": ["--limit", "2", "--no-benchmark"],
+    "trim": ["--length", "64", "--limit", "2", "--no-control", "--no-benchmark"],
+    "recover": ["--tokens", "1k", "--length", "64", "--batch-size", "4"],
+    "evaluate": ["--limit", "2"],
     "analyze": ["--tokens", "1k", "--widths", "0.5"],
     "benchmark": ["--rounds", "1", "--batch-sizes", "1", "--lengths", "16"],
 }
 """Options added to the printed commands, whose defaults suit real models."""
 
 
+@pytest.mark.usefixtures("quick_sensitivity")
 def test_commands_work_as_printed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run them in the directory of the report; the model's name contains a space."""
     monkeypatch.chdir(folder)
@@ -235,5 +239,5 @@ def test_the_fold(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert list(screenshots.faults(started, tmp_path / "lost.html", None)) == []
         low = list(screenshots.faults(started, tmp_path / "low.html", None))
         assert any("below the fold" in fault for fault in low), "or the check sees nothing"
-        swept = folder / "SWEPT" / "report" / "report.html"
-        assert list(screenshots.faults(started, swept, None)) == []
+        compared = folder / "BEST" / "statetrim" / "report" / "report.html"
+        assert list(screenshots.faults(started, compared, None)) == []

@@ -160,25 +160,6 @@ def test_the_page_needs_nothing_else(full: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_section_is_one_file_and_one_line(
-    artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from statetrim.reporting import sections
-
-    (tmp_path / "weather.py").write_text(
-        "from statetrim.reporting.document import Text\n"
-        "TITLE = 'Weather'\n"
-        "def blocks(findings):\n"
-        "    yield Text('Rain & <b>wind</b>')\n"
-    )
-    monkeypatch.setattr(sections, "__path__", [*sections.__path__, str(tmp_path)])
-    monkeypatch.setattr(sections, "ORDER", (*sections.ORDER, "weather"))
-    page = st.report([artifacts / "plan.json"], tmp_path / "out")
-    assert '<h2 id="weather">Weather</h2>' in page.read_text()
-    assert "<p>Rain &amp; &lt;b&gt;wind&lt;/b&gt;</p>" in page.read_text()
-    assert "## Weather\n\nRain \\& \\<b\\>wind" in page.with_suffix(".md").read_text()
-
-
 def test_figures_are_those_of_the_artifacts(full: Path, artifacts: Path) -> None:
     before, after = st.open(artifacts / "MODEL"), st.open(artifacts / "SMALL")
     text = Page(full.read_text()).text
@@ -346,14 +327,6 @@ def test_values_alone(artifacts: Path, tmp_path: Path) -> None:
     assert "kept value channels" in html and "kept key/query channels" not in html
     text = re.sub(r"</?i>", "", html)  # options are wrapped in <i>, which prevents line breaks
     assert "--to 100%x4 --value-method rand" in text and "--method none" not in text
-
-
-def test_nothing_is_overwritten(artifacts: Path, tmp_path: Path) -> None:
-    page = st.report([artifacts / "plan.json"], tmp_path / "out")
-    before = page.read_bytes()
-    with pytest.raises(st.StatetrimError, match="not overwritten"):
-        st.report([artifacts / "SMALL"], tmp_path / "out")
-    assert page.read_bytes() == before
 
 
 def test_a_link_out_of_the_checkpoint_is_not_read(artifacts: Path, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 from transformers import AutoTokenizer
 
 import statetrim as st
-from helpers import tiny
 from statetrim.artifacts.origin import read_seen_texts
 from statetrim.pipelines.job import Job
 from statetrim.pipelines.options import TrimOptions
@@ -16,11 +15,6 @@ from statetrim.runtime.corpus import Corpus, _Tokens
 
 Load = Callable[[str], Path]
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_text(tmp_path_factory.mktemp("text") / "text.jsonl", 2**14)
 
 
 @pytest.fixture
@@ -79,7 +73,7 @@ def test_a_run_tokenizes_each_document_once(
 ) -> None:
     small = st.trim(
         checkpoint("qwen3_5_text"), to=0.5, text=text, out=tmp_path / "small", tokens=1024,
-        limit=2, batch_size=2, recover=4096, length=64, benchmark=False, control=False,
+        limit=2, batch_size=2, recover=1024, length=64, benchmark=False, control=False,
     )  # fmt: skip
     assert tokenized and len(tokenized) == len({*tokenized})
     assert 1024 + 1024 + 1024 in [item.source.skip for item in read_seen_texts(small)], "recovery"

@@ -25,21 +25,21 @@ METHODS = ["drrqr", "s_wanda", "readout_greedy"]
 ROWS, BATCH, LENGTH = 16, 4, 20
 BATCHES = ROWS // BATCH
 ROUNDING = 1e-4  # of a model in float32
-IN_CI = ("delta_net", "qwen3_next")
 MODES = ("one card", "layerwise", "two cards")
+IN_CI = (("delta_net", "one card"), ("delta_net", "layerwise"), ("qwen3_next", "two cards"))
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of transformers, about its slow paths
     pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real GPU"),
 ]
-every_type = pytest.mark.parametrize(
-    "model_type",
+every_type_and_mode = pytest.mark.parametrize(
+    ("model_type", "mode"),
     [
-        name if name in IN_CI else pytest.param(name, marks=pytest.mark.slow)
+        pytest.param(name, mode, marks=() if (name, mode) in IN_CI else pytest.mark.slow)
         for name in tiny.MODEL_TYPES
+        for mode in MODES
     ],
 )
-every_mode = pytest.mark.parametrize("mode", MODES)
 
 
 def options(mode: str, model: st.Checkpoint) -> dict[str, Any]:
@@ -119,8 +119,7 @@ def test_the_pretended_card_refuses_what_a_real_one_refuses() -> None:
     assert not torch.cuda.is_available()
 
 
-@every_type
-@every_mode
+@every_type_and_mode
 def test_calibration_mixes_no_devices_and_waits_once_for_a_layer(
     model_type: str, mode: str, shared: Shared
 ) -> None:
@@ -150,20 +149,7 @@ def test_calibration_mixes_no_devices_and_waits_once_for_a_layer(
         assert copies <= own + layers
 
 
-@pytest.fixture
-def own_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For some types transformers picks a tokenizer class that does not know the test's words."""
-    from transformers import PreTrainedTokenizerFast
-
-    for stage in ("runtime.corpus", "evaluation.evaluate"):
-        monkeypatch.setattr(
-            f"statetrim.{stage}.load_tokenizer",
-            lambda model: PreTrainedTokenizerFast.from_pretrained(model.path),
-        )
-
-
-@every_type
-@every_mode
+@every_type_and_mode
 @pytest.mark.usefixtures("own_tokenizer")
 def test_refit_sums_check_and_analysis(model_type: str, mode: str, shared: Shared) -> None:
     model, plan, small = shared.cut(model_type)
@@ -196,8 +182,7 @@ def test_refit_sums_check_and_analysis(model_type: str, mode: str, shared: Share
             assert torch.allclose(actual, getattr(expected, field), rtol=ROUNDING)
 
 
-@every_type
-@every_mode
+@every_type_and_mode
 @pytest.mark.usefixtures("own_tokenizer")
 def test_evaluation(model_type: str, mode: str, shared: Shared) -> None:
     model, _, small = shared.cut(model_type)
@@ -216,13 +201,7 @@ def test_evaluation(model_type: str, mode: str, shared: Shared) -> None:
 
 
 @pytest.mark.parametrize("mode", ["one card", "two cards"])
-@pytest.mark.parametrize(
-    "model_type",
-    [
-        name if name == "delta_net" else pytest.param(name, marks=pytest.mark.slow)
-        for name in tiny.MODEL_TYPES
-    ],
-)
+@tiny.every_type("delta_net")
 def test_benchmark(model_type: str, mode: str, shared: Shared) -> None:
     model, _, small = shared.cut(model_type)
     with cards_for(mode):

@@ -16,8 +16,8 @@ from helpers import kernel_stubs
 from helpers.pretended_cuda import pretended_cuda
 from helpers.refusal import run
 from statetrim.families import families
-from statetrim.runtime.environment import kernels as looked_at
-from statetrim.runtime.environment.packages import Package, required_packages
+from statetrim.runtime import doctor as looked_at
+from statetrim.runtime.packages import Package, required_packages
 
 ROOT = Path(__file__).parents[2]
 KERNELS = kernel_stubs.PACKAGES
@@ -58,6 +58,13 @@ def test_this_machine() -> None:
     assert use_of(environment, "qwen3_next") == ("transformers", "PyTorch", "PyTorch")
     assert use_of(environment, "delta_net") == ("portable", "PyTorch", "PyTorch")
     assert use_of(environment, "gla") == (None, "", "")
+
+
+def test_packages_for_quantised_checkpoints() -> None:
+    environment, installed = st.doctor(), importlib.metadata.version("compressed-tensors")
+    assert environment.quantizers["compressed-tensors"] == installed
+    assert environment.quantizers["gptqmodel"] is None
+    assert f"transformers loads those of FP8, compressed-tensors {installed}" in run(["doctor"])[2]
     listed = [name for use in environment.uses for name in use.model_types]
     assert sorted(listed) == sorted(families()), "every model type, once"
 
@@ -136,7 +143,7 @@ def test_an_extra_that_is_not_installed_is_no_problem(monkeypatch: pytest.Monkey
         Package("peft", None, ">=0.18", "recover"),
         Package("lm-eval", "0.1", ">=0.4.12", "evaluate"),
     )
-    monkeypatch.setattr("statetrim.runtime.environment.doctor.required_packages", lambda: installed)
+    monkeypatch.setattr("statetrim.runtime.doctor.required_packages", lambda: installed)
     environment = st.doctor()
     (option,) = environment.optional
     assert option.startswith("peft is not installed")

@@ -24,14 +24,12 @@ from statetrim.calibration.calibrate import _backward_loss, _enable_projection_g
 from statetrim.calibration.hooks import calibration_hooks
 from statetrim.calibration.sums import Sums
 from statetrim.recovery.adapters import Adapters, adapt_mixer, attach_adapters
-from statetrim.recovery.distillation import Distillation
-from statetrim.recovery.logit_head import get_logit_head
+from statetrim.recovery.distillation import Distillation, get_logit_head
 from statetrim.recovery.mixer_repair import _MixerTraining
 from statetrim.recovery.options import RecoverOptions
-from statetrim.runtime.live import LiveModel
+from statetrim.runtime.live import LiveModel, MixerCall, hook_mixers
 from statetrim.runtime.loading import load_live
 from statetrim.runtime.logits import LogitReader
-from statetrim.runtime.mixers import MixerCall, hook_mixers
 from statetrim.runtime.placement import Placement
 
 META = torch.device("meta")
@@ -40,14 +38,7 @@ OPTIONS = RecoverOptions(rank=4, alpha=8, learning_rate=1e-3, warm_up=0.1)
 Load = Callable[[str], Path]
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
-IN_CI = ("delta_net", "qwen3_next")
-every_type = pytest.mark.parametrize(
-    "model_type",
-    [
-        name if name in IN_CI else pytest.param(name, marks=pytest.mark.slow)
-        for name in tiny.MODEL_TYPES
-    ],
-)
+every_type = tiny.every_type("delta_net", "qwen3_next")
 
 
 _aten = torch.ops.aten

@@ -11,8 +11,8 @@ from torch import nn
 
 import statetrim as st
 from helpers import tiny
+from statetrim.runtime.live import MixerCall, hook_mixers
 from statetrim.runtime.loading import load_live
-from statetrim.runtime.mixers import MixerCall, hook_mixers
 from statetrim.runtime.placement import Placement
 
 Load = Callable[[str], Path]

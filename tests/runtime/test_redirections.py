@@ -20,10 +20,13 @@ from safetensors.torch import load_file, save_file
 
 import statetrim as st
 from helpers import tiny
+from helpers.quantized import FORMATS, quantize_checkpoint
 from helpers.watched import watched
 from statetrim.runtime.loading import load_live, load_tokenizer
+from statetrim.runtime.placement import Placement
 
-TYPES = ("delta_net", "qwen3_next", "qwen3_5", "mamba2")
+QUANTISED = "quantised qwen3_5_text"
+TYPES = ("delta_net", "qwen3_next", "qwen3_5", "mamba2", QUANTISED)
 INDEX = "model.safetensors.index.json"
 
 Redirect = Callable[[Path, Path], Any]
@@ -214,7 +217,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path
     def get(model_type: str) -> tuple[Path, Path]:
         sound, other = root / model_type / "sound", root / model_type / "other"
         if not sound.exists():
-            tiny.build(model_type, sound)
+            if model_type == QUANTISED:
+                plain = tiny.build("qwen3_5_text", root / "plain")
+                sound.parent.mkdir()
+                quantize_checkpoint(plain, sound, FORMATS["int8 by row"])
+            else:
+                tiny.build(model_type, sound)
             shutil.copytree(sound, other)
             all_tensors = {}
             for path in sorted(other.glob("*.safetensors")):
@@ -284,8 +292,17 @@ def test_no_file_of_a_checkpoint_redirects(
     assert not list(tmp_path.rglob("executed"))
 
 
-def test_there_are_over_fifty_redirections_for_each_of_four_types() -> None:
-    assert len(REDIRECTIONS) > 50 and len(TYPES) == 4
+def test_there_are_over_fifty_redirections_for_each_type() -> None:
+    assert len(REDIRECTIONS) > 50 and len(TYPES) == 5
+
+
+def test_a_streamed_head_that_the_config_ties_is_noticed(pair: Any, tmp_path: Path) -> None:
+    """Its files hold a head of its own, in whose place the embeddings would be used."""
+    model = shutil.copytree(pair("delta_net")[0], tmp_path / "model")
+    load_live(model, Placement(layerwise=True))
+    edit(model / "config.json", tie_word_embeddings=True)
+    with pytest.raises(st.StatetrimError, match=r"other values of 'lm_head\.weight'"):
+        load_live(model, Placement(layerwise=True))
 
 
 def test_every_tensor_of_a_checkpoint_is_compared(checkpoint: Any) -> None:

@@ -13,8 +13,8 @@ from statetrim.maths.quantization import FORMATS, fake_quantize, stored_bytes
 from statetrim.runtime.kernel_hooks import KernelCall, hook_kernels
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
-from statetrim.runtime.states.stored import StateStorage, StoredStateReader, stored_states
-from statetrim.runtime.states.walk import walk_states as analysed
+from statetrim.runtime.states import StateStorage, StoredStateReader, stored_states
+from statetrim.runtime.states import walk_states as analysed
 
 FAMILIES = ("qwen3_5_text", "delta_net", "kda", "mamba2")
 DTYPES = tuple(FORMATS)[1:]

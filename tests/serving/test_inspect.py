@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import statetrim as st
-from statetrim.commands import app
+from statetrim.commands import app, terminal
 
 QWEN = {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16}
 KIMI = {"head_dim": 128, "num_heads": 32,
@@ -123,6 +123,24 @@ def test_flags_to_try_first_show_what_a_cut_adds_on_top(tmp_path: Path) -> None:
         assert gain.cut_fit and gain.cut_fit.sequences >= gain.fit.sequences and gain.source
     shown = run("inspect", path, "--memory-gib", 40, "--engine", "sglang").stdout
     assert "Try these first" in shown and "--enable-linear-replayssm-spec" not in shown
+
+
+def test_gains_are_over_the_original_as_the_engine_serves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM stores this state in the model's dtype, and float16 is not among those compared."""
+    tables = {}
+    monkeypatch.setattr(terminal, "print_table", lambda t, _, rows, **__: tables.update({t: rows}))
+    path = write_config(tmp_path, dtype="float16")
+    arguments = ("inspect", path, "--to", "64x64", "--memory-gib", "40")
+    run(*arguments)
+    capacity = json.loads(run(*arguments, "--json").stdout)["deployment"]["capacity"]
+    fits = {f"{row['shape']} {row['state_dtype']}": row["fit"]["sequences"] for row in capacity}
+    rows = next(rows for title, rows in tables.items() if title.startswith("Sequences of"))
+    gains = {row[0].removesuffix(" (default)"): row[3] for row in rows}
+    served = fits["128x128 float16"]
+    assert served > fits["128x128 float32"] and gains.pop("128x128 float16") == ""
+    assert gains == {name: f"{fits[name] / served:.2f}x" for name in gains}
 
 
 def test_engines_commands_and_capacity_are_shown(tmp_path: Path) -> None:

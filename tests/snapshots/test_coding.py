@@ -10,10 +10,9 @@ from torch import Tensor
 
 from helpers.coded_states import low_rank_bits, read_low_rank
 from statetrim.errors import StatetrimError
-from statetrim.snapshots import components
+from statetrim.snapshots import low_rank
 from statetrim.snapshots.coding import Coded, decode, encode, measure
-from statetrim.snapshots.layout import BFLOAT16, DENSE, FLOAT32, LOW_RANK
-from statetrim.snapshots.packing import pack, packed_size, unpack
+from statetrim.snapshots.layout import BFLOAT16, DENSE, FLOAT32, LOW_RANK, pack, packed_size, unpack
 
 
 def decaying(heads: int, keys: int, values: int, rank: float = 3.0, seed: int = 0) -> Tensor:
@@ -142,18 +141,9 @@ def test_wide_states_are_sketched_and_checked(monkeypatch: pytest.MonkeyPatch) -
     sketched = encode(easy, 0.05, metric)
     assert bool((measure(easy, decode(sketched), metric) <= 0.05).all())
     exact = encode(hard, 0.2)
-    monkeypatch.setattr(components, "_MIN_SKETCHED", 1000)
+    monkeypatch.setattr(low_rank, "_MIN_SKETCHED", 1000)
     assert sketched.nbytes <= 1.1 * encode(easy, 0.05, metric).nbytes
     assert exact.nbytes == pytest.approx(encode(hard, 0.2).nbytes, rel=0.02)
-
-
-def test_a_start_from_the_previous_code_keeps_the_bound() -> None:
-    states = decaying(3, 128, 128)
-    later = 0.9 * states + 0.05 * decaying(3, 128, 128, rank=1, seed=3)
-    first = encode(states, 0.05)
-    warm, cold = encode(later, 0.05, None, first), encode(later, 0.05)
-    assert bool((measure(later, decode(warm)) <= 0.05).all())
-    assert warm.nbytes <= 1.1 * cold.nbytes
 
 
 @pytest.mark.parametrize("bits", range(2, 9))

@@ -13,7 +13,7 @@ from helpers.prompt_mutants import prompt_mutants
 from statetrim.errors import StatetrimError
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
-from statetrim.snapshots.cache import slots
+from statetrim.snapshots.prompt import slots
 from statetrim.snapshots.stream import StateFile
 
 IDS = torch.randint(2, 60, (2, 20), generator=torch.Generator().manual_seed(0))

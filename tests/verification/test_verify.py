@@ -240,7 +240,7 @@ def test_the_command_writes_shows_and_ends_with_1_at_a_fault(
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"engine": "tgi"}, "engine is mlx, vllm or llamacpp, not 'tgi'"),
+        ({"engine": "tgi"}, "engine is mlx, vllm, llamacpp or transformers, not 'tgi'"),
         ({"dtype": "int8"}, "dtype is float32, float16 or bfloat16, not 'int8'"),
         ({"length": 3}, "3 tokens is too short"),
         ({"count": 0}, "count cannot be 0"),

@@ -17,7 +17,6 @@ import importlib.metadata
 import json
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,6 +26,7 @@ import triton_on_cpu
 triton_on_cpu.install()
 
 import torch  # noqa: E402
+from faults import FAULTS, exchanged_gates, permuted_keys  # noqa: E402
 from served_layer import WIDTH, Layer, Pool, Tokens, gated_norm, recurrence  # noqa: E402
 from torch import Tensor  # noqa: E402
 from triton.runtime.errors import InterpreterError  # noqa: E402
@@ -46,10 +46,6 @@ SHAPES = {
     "mamba2": ["128x64", "96x64", "80x64", "64x64", "48x64", "33x64", "32x64", "16x64", "12x16"],
     "fla": ["16x16"],
 }
-FAULTS = ("keys", "slot", "gate")
-"""Keys of one head in another order; a sequence that reads another's slot; the gates of two heads
-exchanged."""
-
 Differences = dict[str, float | None]
 """Step -> largest difference, or None if its kernel refuses the shape."""
 
@@ -58,7 +54,7 @@ def run_steps(engine: ModuleType, keys: int, values: int, fault: str | None = No
     """Split, prefill, decode, verification of drafts and norm, each from a pool of states."""
     torch.manual_seed(0)
     layer = Layer.random(keys, values, KEY_HEADS, VALUE_HEADS)
-    served = faulty_gates(layer) if fault == "gate" else layer
+    served = exchanged_gates(layer) if fault == "gate" else layer
     differences: Differences = {}
     if hasattr(engine, "split"):
         differences |= split_differences(engine, layer)
@@ -160,18 +156,6 @@ def split_differences(engine: ModuleType, layer: Layer) -> Differences:
             for part in ("mixed", "z", "a", "b")
         )
     return differences
-
-
-def faulty_gates(layer: Layer) -> Layer:
-    order = [1, 0, *range(2, VALUE_HEADS)]
-    return replace(layer, A_log=layer.A_log[order], dt_bias=layer.dt_bias[order])
-
-
-def permuted_keys(layer: Layer, tokens: Tokens) -> Tokens:
-    first = layer.key_heads * layer.keys
-    mixed = tokens.mixed.clone()
-    mixed[:, first : first + layer.keys] = mixed[:, first : first + layer.keys].flip(-1)
-    return replace(tokens, mixed=mixed)
 
 
 def largest(values: Tensor, expected: Tensor) -> float:

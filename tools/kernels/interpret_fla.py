@@ -10,6 +10,7 @@ Appends a line for each command: "run", or the first line of what stopped it, an
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import subprocess
@@ -40,12 +41,22 @@ del sys.modules["fla"]
 import fla  # noqa: E402
 
 COMMANDS = (
-    "calibrate", "prune", "check", "refit", "evaluate", "grad", "recover", "heads", "sums", "trim",
+    "calibrate", "prune", "check", "refit", "evaluate", "grad", "recover", "heads", "uneven",
+    "sums", "trim",
 )  # fmt: skip
 PORTABLE = {"delta_net": "bfloat16", "gated_deltanet": "float32", "kda": "float32"}
 """Types that `statetrim.portable` runs too -> the dtype in which sums are compared."""
-TOKENS = 72  # more than 64, so that fla prefills in chunks
-check.DECODED_TOKENS, samples.AGREEMENT_LENGTH = 3, TOKENS
+HALF_PRECISION = ("delta_net", "gated_deltaproduct")
+"""Types whose kernels for chunks refuse float32."""
+NEED_A_CUT = ("check", "refit", "evaluate", "recover")
+KEPT_SHAPES = fla_checkpoints.KEPT_SHAPES | {"delta_net": (8, 4)}
+IN_CHUNKS = ("calibrate", "check", "sums")
+"""Commands that read 72 tokens. fla prefills more than 64 in chunks, and fewer one by one, which is
+faster here; with gradients it always takes chunks."""
+check.DECODED_TOKENS = 3
+# MoM needs equal keys to keep their order, which PyTorch's sort on a CPU does not promise
+# (results/upstream/fla-mom-order.md).
+torch.Tensor.argsort = functools.partialmethod(torch.Tensor.argsort, stable=True)  # type: ignore[assignment]
 
 
 class Attempt:
@@ -54,25 +65,42 @@ class Attempt:
     def __init__(self, model_type: str, folder: Path) -> None:
         self.model_type, self.folder = model_type, folder
         self.model = st.open(build(model_type, folder / "model"))
-        keys, values = fla_checkpoints.KEPT_SHAPES.get(model_type, (8, 8))
-        self.widths: dict[str, Any] = {"keep": keys}
-        if model_type not in fla_checkpoints.NO_VALUES:
-            self.widths |= {"keep_values": values, "value_method": "readout_greedy"}
-        # In float32 some types have only the kernel that takes up to 64 tokens, one by one.
-        check.TOKENS = 16 if self.model.family.refuses_float32(self.model.config) else TOKENS
+        keys, values = KEPT_SHAPES.get(model_type, (8, 8))
+        self.cuts_values = model_type not in fla_checkpoints.NO_VALUES
+        self.shape = f"{keys}x{values if self.cuts_values else '100%'}"
+        self.tokens = 0
         self.statistics: st.Statistics | None = None
         self.plan: st.Plan | None = None
         self.small: st.Checkpoint | None = None
 
+    def run(self, command: str) -> dict[str, Any]:
+        """What `command` measured."""
+        self.tokens = 72 if command in IN_CHUNKS else 24
+        is_in_chunks = self.tokens > 64 and self.model_type not in HALF_PRECISION  # checks: float32
+        check.TOKENS = 72 if is_in_chunks else 24
+        samples.AGREEMENT_LENGTH = self.tokens
+        if command in NEED_A_CUT and self.small is None:
+            raise RuntimeError("there is no cut")
+        result: dict[str, Any] = getattr(self, command)()
+        return result
+
+    def texts(self, count: int) -> Sequences:
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(1, tiny.VOCABULARY, (count, self.tokens), generator=generator)
+        return Sequences(ids.int(), {"text": "random ids"})
+
     def calibrate(self) -> dict[str, Any]:
-        methods = ("drrqr", "readout_greedy") if "keep_values" in self.widths else ("drrqr",)
-        self.statistics = st.calibrate(self.model, texts(1), methods=methods, progress=False)
-        return {"tokens": TOKENS}
+        methods = ("drrqr", "readout_greedy") if self.cuts_values else ("drrqr",)
+        self.statistics = st.calibrate(self.model, self.texts(1), methods=methods, progress=False)
+        return {"tokens": self.tokens}
 
     def prune(self) -> dict[str, Any]:
-        self.plan = st.select(self.model, "drrqr", statistics=self.statistics, **self.widths)
+        self.plan = st.select(
+            self.model, "drrqr", self.shape, statistics=self.statistics,
+            value_method="readout_greedy",
+        )  # fmt: skip
         self.small = st.prune(self.model, self.plan, self.folder / "small", progress=False)
-        return {"shape": f"{self.plan.keep}x{self.plan.keep_values or 'all'}"}
+        return {"shape": self.shape}
 
     def check(self) -> dict[str, Any]:
         result = check.compare_cut(self.model, self.plan, self.small)
@@ -83,7 +111,7 @@ class Attempt:
         }
 
     def refit(self) -> dict[str, Any]:
-        sums = st.calibrate(self.small, texts(1), original=self.model, progress=False)
+        sums = st.calibrate(self.small, self.texts(4), original=self.model, progress=False)
         st.refit(self.small, sums, out=self.folder / "refitted", progress=False)
         return {}
 
@@ -95,26 +123,36 @@ class Attempt:
         return {"scores": len(scores.scores)}
 
     def grad(self) -> dict[str, Any]:
-        st.calibrate(self.model, texts(1), methods=("grad",), progress=False)
+        st.calibrate(self.model, self.texts(1), methods=("grad",), progress=False)
         return {}
 
     def recover(self) -> dict[str, Any]:
         st.recover(
-            self.small, teacher=self.model, text=texts(4), tokens=2 * TOKENS, length=TOKENS,
-            batch_size=2, out=self.folder / "recovered", progress=False,
+            self.small, teacher=self.model, text=self.texts(4), tokens=2 * self.tokens,
+            length=self.tokens, batch_size=2, out=self.folder / "recovered", progress=False,
         )  # fmt: skip
         return {}
 
     def heads(self) -> dict[str, Any]:
-        plan = st.select(self.model, keep_heads=0.5, head_method="rand")
-        small = st.prune(self.model, plan, self.folder / "fewer-heads", progress=False)
-        return {"cut = masked": check.compare_cut(self.model, plan, small).sliced_against_masked}
+        return self.cut_and_check(self.model, "50%heads", head_method="rand")
+
+    def uneven(self) -> dict[str, Any]:
+        """Two layers, of which the second alone is cut."""
+        model = st.open(build(self.model_type, self.folder / "two-layers", layers=2))
+        to = f"0=100%x100%,1={self.shape}"
+        return self.cut_and_check(model, to, method="rand", value_method="rand")
+
+    def cut_and_check(self, model: st.Checkpoint, to: str, **methods: str) -> dict[str, Any]:
+        plan = st.select(model, to=to, **methods)
+        out = self.folder / f"cut-to-{to.partition(',')[0]}"
+        small = st.prune(model, plan, out, uneven="," in to, progress=False)
+        return {"cut = masked": check.compare_cut(model, plan, small).sliced_against_masked}
 
     def sums(self) -> dict[str, Any]:
         """Sums collected through fla, and in another process through `statetrim.portable`."""
         dtype = PORTABLE[self.model_type]
         words, out = tiny.write_text(self.folder / "sums.jsonl", 400), self.folder / "portable"
-        limits = {"tokens": 2 * TOKENS, "length": TOKENS, "dtype": dtype, "recall": 0}
+        limits = {"tokens": 2 * self.tokens, "length": self.tokens, "dtype": dtype, "recall": 0}
         options = [text for name, value in limits.items() for text in (f"--{name}", str(value))]
         command = ["calibrate", self.model.path, "--text", words, "--for", "drrqr,energy,grad"]
         subprocess.run(
@@ -130,26 +168,27 @@ class Attempt:
 
     def trim(self) -> dict[str, Any]:
         words = tiny.write_text(self.folder / "words.jsonl", 2000)
-        keeps = {name: self.widths[name] for name in ("keep", "keep_values") if name in self.widths}
         st.trim(
-            self.model, **keeps, text=words, tokens=4 * TOKENS, length=TOKENS, tasks=["text"],
-            limit=2, control=False, benchmark=False, out=self.folder / "trimmed", progress=False,
+            self.model, to=self.shape, text=words, tokens=4 * self.tokens, length=self.tokens,
+            recall=0, tasks=["text"], limit=2, control=False, benchmark=False,
+            out=self.folder / "trimmed", progress=False,
         )  # fmt: skip
         return {}
 
 
-def build(model_type: str, directory: Path) -> Path:
-    """A random checkpoint of one layer, with a tokenizer."""
+def build(model_type: str, directory: Path, layers: int = 1) -> Path:
+    """A random checkpoint with a tokenizer, stored in a dtype that fla's kernels take."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    fields = fla_checkpoints.CONFIGS[model_type] | {"num_hidden_layers": 1}
+    fields = fla_checkpoints.CONFIGS[model_type] | {"num_hidden_layers": layers}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **fields))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() >= 2:  # some begin as zeros
                 parameter.normal_(std=parameter[0].numel() ** -0.5)
-    model.save_pretrained(directory)
+    dtype = torch.bfloat16 if model_type in HALF_PRECISION else torch.float32
+    model.to(dtype).save_pretrained(directory)
     tiny.write_tokenizer(directory)
     return directory
 
@@ -163,12 +202,6 @@ def differences(first: st.Statistics, second: st.Statistics) -> dict[str, float]
             difference = float((a - b).abs().max() / a.abs().max())
             largest[name] = max(largest.get(name, 0.0), difference)
     return largest
-
-
-def texts(count: int) -> Sequences:
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(1, tiny.VOCABULARY, (count, TOKENS), generator=generator)
-    return Sequences(ids.int(), {"text": "random ids"})
 
 
 def main() -> None:
@@ -189,9 +222,12 @@ def main() -> None:
                 line = {"type": model_type, "command": command, "fla": fla.__version__}
                 with triton_on_cpu.launched_kernels() as kernels:
                     try:
-                        line |= {"result": "run"} | getattr(attempt, command)()
+                        line |= {"result": "run"} | attempt.run(command)
                     except Exception as problem:
-                        line["result"] = f"{type(problem).__name__}: {problem}".partition("\n")[0]
+                        reason = f"{type(problem).__name__}: {problem}".partition("\n")[0]
+                        line["result"] = reason.replace(folder, "")
+                if line["result"] == "run" and not kernels and command != "prune":
+                    line["result"] = "by statetrim.portable: its float32 is refused by fla's kernel"
                 line["kernels"] = len(kernels)
                 line["cpu_seconds"] = round(time.process_time() - started, 1)
                 print(json.dumps(line), flush=True)

@@ -6,6 +6,7 @@ compare its logits and recall answers with those of transformers.
 Sequences of associative recall are prefilled together, and their last tokens decoded one by one.
 Everything outside the linear layers' kernels is transformers in bfloat16. A line for each MODEL
 says how far the logits are from transformers in float32, next to transformers in bfloat16.
+`--faults` runs it again with each planted error, whose differences must be large.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import sys
 import time
 from pathlib import Path
 from types import ModuleType
@@ -21,8 +23,11 @@ from typing import Any
 import triton_on_cpu
 
 triton_on_cpu.install()
+# transformers takes fla's kernels wherever fla can be imported, and fails on a CPU.
+sys.modules["fla"] = sys.modules["causal_conv1d"] = None  # type: ignore[assignment]
 
 import torch  # noqa: E402
+from faults import FAULTS, exchanged_gates, permuted_keys  # noqa: E402
 from served_layer import Layer, Pool, Tokens  # noqa: E402
 from torch import Tensor  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
@@ -33,10 +38,10 @@ SEQUENCES, PAIRS, DECODED = 2, 18, 4
 class ServedMixer(torch.nn.Module):
     """A linear layer of transformers' model whose kernels are those of an engine."""
 
-    def __init__(self, mixer: Any, engine: ModuleType) -> None:
+    def __init__(self, mixer: Any, engine: ModuleType, fault: str | None) -> None:
         super().__init__()
-        self.mixer, self.engine = mixer, engine
-        self.layer = Layer(
+        self.mixer, self.engine, self.fault = mixer, engine, fault
+        layer = Layer(
             mixer.head_k_dim,
             mixer.head_v_dim,
             mixer.num_k_heads,
@@ -46,6 +51,7 @@ class ServedMixer(torch.nn.Module):
             dt_bias=mixer.dt_bias.detach().float(),
             norm=mixer.norm.weight.detach(),
         )
+        self.layer = exchanged_gates(layer) if fault == "gate" else layer
         self.pool = Pool.random(self.layer, slots=2 * SEQUENCES)
         self.slots = torch.arange(2 * SEQUENCES - 1, 0, -2, dtype=torch.int32)  # scattered
 
@@ -56,22 +62,28 @@ class ServedMixer(torch.nn.Module):
         tokens = Tokens(
             self.mixer.in_proj_qkv(flat), z, self.mixer.in_proj_a(flat), self.mixer.in_proj_b(flat)
         )
+        if self.fault == "keys":
+            tokens = permuted_keys(self.layer, tokens)
         if time_steps > 1:
             starts = torch.arange(sequences + 1, dtype=torch.int32) * time_steps
             is_new = torch.zeros(sequences, dtype=torch.bool)
             outputs = self.engine.prefill(self.layer, self.pool, tokens, starts, self.slots, is_new)
         else:
-            outputs = self.engine.decode(self.layer, self.pool, tokens, self.slots)
+            slots = self.slots.flip(0) if self.fault == "slot" else self.slots
+            outputs = self.engine.decode(self.layer, self.pool, tokens, slots)
         normed = self.engine.norm(self.layer, outputs, z)
         return self.mixer.out_proj(normed.reshape(sequences, time_steps, -1))
 
 
-def logits(path: Path, ids: Tensor, dtype: torch.dtype, engine: ModuleType | None) -> Tensor:
+def logits(
+    path: Path, ids: Tensor, dtype: torch.dtype, engine: ModuleType | None = None,
+    fault: str | None = None,
+) -> Tensor:  # fmt: skip
     """[sequences, tokens, vocabulary]: a prefill, then DECODED tokens one by one."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
     for layer in model.model.layers if engine else ():
         if hasattr(layer, "linear_attn"):
-            layer.linear_attn = ServedMixer(layer.linear_attn, engine)
+            layer.linear_attn = ServedMixer(layer.linear_attn, engine, fault)
     result = model(ids[:, :-DECODED], use_cache=True)
     parts = [result.logits]
     for step in range(DECODED, 0, -1):
@@ -96,23 +108,29 @@ def recall_sequences() -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def compare(path: Path, engine: ModuleType) -> dict[str, Any]:
+def compare(path: Path, engine: ModuleType, fault: str | None) -> dict[str, Any]:
+    """How far the engine is from transformers in float32, and transformers in bfloat16 without a
+    fault."""
     ids, places = recall_sequences()
-    reference = logits(path, ids, torch.float32, None)
     answers = ids[:, places + 1]
-    line: dict[str, Any] = {}
-    for name, kernels in (("engine", engine), ("transformers in bfloat16", None)):
-        values = logits(path, ids, torch.bfloat16, kernels)
+    reference = logits(path, ids, torch.float32)
+    computed = {"engine": logits(path, ids, torch.bfloat16, engine, fault)}
+    if fault is None:
+        computed["transformers in bfloat16"] = logits(path, ids, torch.bfloat16)
+    recalled = reference.argmax(-1)[:, places] == answers
+    line: dict[str, Any] = {
+        "tokens": ids.numel(), "answers": answers.numel(), "recall": int(recalled.sum())
+    }  # fmt: skip
+    for name, values in computed.items():
         difference = (values - reference).abs()
         choices = values.argmax(-1)
         line[name] = {
-            "largest difference of a logit": float(f"{difference.max():.2g}"),
-            "mean": float(f"{difference.mean():.2g}"),
+            "mean difference of a logit": float(f"{difference.mean():.2g}"),
+            "largest": float(f"{difference.max():.2g}"),
             "same choice": int((choices == reference.argmax(-1)).sum()),
             "recall": int((choices[:, places] == answers).sum()),
         }
-    recalled = reference.argmax(-1)[:, places] == answers
-    return line | {"tokens": ids.numel(), "recall": int(recalled.sum()), "of": answers.numel()}
+    return line
 
 
 def main() -> None:
@@ -120,16 +138,20 @@ def main() -> None:
     parser.add_argument("steps", choices=("vllm", "sglang"))
     parser.add_argument("results", type=Path)
     parser.add_argument("models", type=Path, nargs="+")
+    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=[])
     arguments = parser.parse_args()
     engine = importlib.import_module(f"{arguments.steps}_steps")
     triton_on_cpu.mend_modules(engine.MODULES)
     for path in arguments.models:
-        started = time.process_time()
-        line = {"steps": arguments.steps, "model": path.name, **compare(path, engine)}
-        line["cpu_seconds"] = round(time.process_time() - started, 1)
-        print(json.dumps(line), flush=True)
-        with arguments.results.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        for fault in (None, *arguments.faults):
+            started = time.process_time()
+            line = {"steps": arguments.steps, "model": path.name}
+            line |= {"fault": fault} if fault else {}
+            line |= compare(path, engine, fault)
+            line["cpu_seconds"] = round(time.process_time() - started, 1)
+            print(json.dumps(line), flush=True)
+            with arguments.results.open("a") as file:
+                file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 """Serve a checkpoint with widths by layer in vLLM's layers, its wide layers in parts.
 
     PYTHONPATH=plugins/vllm:src KERNELS/bin/python tools/kernels/serve_parts.py MODEL [-o OUT.json]
-        [--how parts|undivided|swapped|shared] [--ranks 2] [--short]
+        [--how parts|undivided|swapped|shared] [--ranks 2] [--short] [--blocks 12]
 
 Requests are prefilled in pieces and decoded together, and one continues from a cached prefix
 (`small_engine`). Prints how far the logits are from those of transformers in
 float32, which reads each sequence at once. `undivided` gives every layer a page of the widest. Two
 faults show that the comparison finds them: `swapped` computes the heads of the first two parts of a
 layer with each other's inputs, `shared` gives them one cache. With `--ranks 2` two processes have
-half of the heads each.
+half of the heads each. With few `--blocks` in the cache requests are preempted and resumed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from typing import Any
 HOW = ("parts", "undivided", "swapped", "shared")
 
 
-def serve(model: Path, how: str, rank: int, ranks: int, rendezvous: Path, short: bool) -> Any:
+def serve(
+    model: Path, how: str, rank: int, ranks: int, rendezvous: Path, short: bool, blocks: int
+) -> Any:
     sys.modules["fla"] = sys.modules["causal_conv1d"] = None  # type: ignore[assignment]
     import vllm_on_cpu  # noqa: F401  # isort: skip
     import small_engine
@@ -36,7 +38,7 @@ def serve(model: Path, how: str, rank: int, ranks: int, rendezvous: Path, short:
 
     if how == "undivided":
         statetrim_vllm.specs.number_of_parts = lambda *_: 1
-    engine = small_engine.Engine(model, blocks=1000, ranks=ranks)
+    engine = small_engine.Engine(model, blocks=blocks, ranks=ranks)
     for layer in engine.layers.values():
         if has_parts(layer):
             plant(how, *layer.parts[:2])
@@ -108,6 +110,7 @@ def main() -> None:
     parser.add_argument("--how", choices=HOW, default="parts")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--short", action="store_true")
+    parser.add_argument("--blocks", type=int, default=1000)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         jobs = [
@@ -118,6 +121,7 @@ def main() -> None:
                 arguments.ranks,
                 Path(folder) / "ranks",
                 arguments.short,
+                arguments.blocks,
             )
             for rank in range(arguments.ranks)
         ]

@@ -242,12 +242,18 @@ class Engine:
         )
 
     def run(self) -> dict[str, Running]:
-        """Steps until all requests are finished."""
+        """Steps until all requests are finished. Raises RuntimeError if the cache is too small for
+        one of them."""
         finished: dict[str, Running] = {}
+        is_idle = False
         while self.scheduler.has_unfinished_requests():
             planned = self.scheduler.schedule()
             self._update(planned)
-            sampled = self._step(planned)
+            # A request that preempts itself leaves a step without tokens, and resumes in the next.
+            was_idle, is_idle = is_idle, not planned.num_scheduled_tokens
+            if was_idle and is_idle:
+                raise RuntimeError("a request does not fit into the cache")
+            sampled = {} if is_idle else self._step(planned)
             names = list(sampled)
             self.scheduler.update_from_output(
                 planned,

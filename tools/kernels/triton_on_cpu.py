@@ -15,7 +15,7 @@ are mended here:
 
 - Autotuning times configurations on a GPU. Here the first one is taken.
 - Arithmetic on bfloat16, `tl.dot` too, is done on the bits as if they were integers, and float32
-  is cut off, not rounded, to bfloat16 (docs/upstream). Here both are as on a GPU.
+  is cut off, not rounded, to bfloat16 (results/upstream). Here both are as on a GPU.
 - A counter of `for i in range(n)` is a Python integer, without `.to(tl.int64)`.
 - Functions of `tl` are replaced while a kernel runs, so a name bound earlier (`exp = tl.exp`) would
   call the compiler's function.

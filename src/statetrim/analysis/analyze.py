@@ -24,14 +24,14 @@ from ..runtime.kernel_hooks import KernelCall, hook_kernels
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live
 from ..runtime.sequential import LayerWalk
-from ..runtime.states.stored import StateStorage, stored_states
-from ..runtime.states.walk import walk_states
+from ..runtime.states import StateStorage, stored_states, walk_states
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.models import ModelLike, as_checkpoint
 from ..storage.text import Sequences
 from ..version import __version__
 from .options import AnalyzeOptions
 
+LENGTH = 2048
 CHUNK = 64  # tokens; kernels of all libraries keep states at multiples of it
 
 
@@ -47,6 +47,12 @@ def analyze(model: ModelLike, options: AnalyzeOptions) -> Analysis:
     tokens, as an engine would, and these states are measured.
     """
     stride, storage = _stride(options.every), StateStorage(options.state_dtype)
+    length = options.length or LENGTH
+    if not 0 <= options.burn_in < length:
+        raise StatetrimError(
+            f"the first {options.burn_in} tokens are left out of spectra, so sequences of {length} "
+            f"tokens leave nothing; make them longer or the burn-in shorter"
+        )
     model = as_checkpoint(model)
     baseline = None if options.baseline is None else as_checkpoint(options.baseline)
     if baseline is not None and baseline.geometry.resized(1, 1) != model.geometry.resized(1, 1):
@@ -54,7 +60,7 @@ def analyze(model: ModelLike, options: AnalyzeOptions) -> Analysis:
     models = [model] if baseline is None else [model, baseline]
     extent = {
         "tokens": parse_token_count(options.tokens),
-        "length": options.length,
+        "length": length,
         "skip": parse_token_count(options.skip),
     }
     texts = [Corpus(options.text, require_prunable(model)).read(**extent) for model in models]
@@ -76,19 +82,15 @@ def _analyze_one(
     storage: StateStorage,
     count: Advance,
 ) -> Analysis:
-    """Run one model on all of `data` and collect the sums of every linear layer.
-
-    States are sampled after `every` tokens; `count` is called with the tokens that are done.
-    """
+    """Run one model on all of `data` and collect the sums of every linear layer."""
     length, burn_in = data.ids.shape[1], options.burn_in
     tallies: dict[int, _Tally] = {}
     for layer in model.geometry.layers:
         geometry = model.geometry.for_layer(layer)
         tallies[layer] = _Tally(geometry, model.family, length, every, burn_in, storage)
     live = load_live(model, options.placement)
-    run = _run_layerwise if options.layerwise else _run_all_layers
     with stored_states(live, storage):
-        run(live, data.batches(options.batch_size), tallies, count)
+        _run(live, data.batches(options.batch_size), tallies, count)
     return Analysis(
         {layer: tally.result(model.filters(layer)) for layer, tally in tallies.items()},
         model.geometry,
@@ -108,23 +110,24 @@ def _analyze_one(
     )
 
 
-def _run_all_layers(
+def _run(
     live: LiveModel, batches: list[Tensor], tallies: "dict[int, _Tally]", count: Advance
 ) -> None:
-    """Add all kernel calls to `tallies`, batch by batch through the whole model."""
-    with hook_kernels(live, lambda call: tallies[call.layer].add(call)), torch.inference_mode():
-        for batch in batches:
-            live.hidden_states(batch)
-            count(batch.numel())
+    """Add all kernel calls to `tallies`: batch by batch through the whole model, or layer by layer
+    through all batches if the weights are on disk."""
 
+    def add(call: KernelCall) -> None:
+        tallies[call.layer].add(call)
 
-def _run_layerwise(
-    live: LiveModel, batches: list[Tensor], tallies: "dict[int, _Tally]", count: Advance
-) -> None:
-    """Add all kernel calls to `tallies`, layer by layer through all batches."""
+    if live.weights is None:
+        with hook_kernels(live, add), torch.inference_mode():
+            for batch in batches:
+                live.hidden_states(batch)
+                count(batch.numel())
+        return
     for layer_pass in LayerWalk(live, batches).layers(max(tallies) + 1):
         layers = [layer_pass.number] if layer_pass.number in tallies else []
-        with hook_kernels(live, lambda call: tallies[call.layer].add(call), layers=layers):
+        with hook_kernels(live, add, layers=layers):
             for step in layer_pass.run():
                 if layer_pass.number == max(tallies):
                     count(batches[step].numel())
@@ -202,18 +205,12 @@ class _Tally:
         A mean over no states is nan. `filters` are the query and key convolution taps.
         """
         query_filters, key_filters = filters or (None, None)
-        effective_rank, spectrum, key_condition, query_condition = _to_cpu(
-            self.ranks / self.nonzero,
-            self.spectrum / self.states,
-            condition_number(self.key_gram).sqrt(),
-            condition_number(self.query_gram).sqrt(),
-        )
         return LayerAnalysis(
-            effective_rank=effective_rank,
-            spectrum=spectrum,
+            effective_rank=(self.ranks / self.nonzero).cpu(),
+            spectrum=(self.spectrum / self.states).cpu(),
             histogram=self.histogram.cpu(),
-            key_condition=key_condition,
-            query_condition=query_condition,
+            key_condition=condition_number(self.key_gram).sqrt().cpu(),
+            query_condition=condition_number(self.query_gram).sqrt().cpu(),
             key_filters=key_filters,
             query_filters=query_filters,
         )
@@ -225,22 +222,8 @@ def _gram(x: Tensor) -> Tensor:
     return rows.mT @ rows
 
 
-def _to_cpu(*tensors: Tensor) -> list[Tensor]:
-    """Copies of the tensors, which have one dtype and device, on the CPU, in one transfer."""
-    flat = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
-    copies: list[Tensor] = []
-    start = 0
-    for tensor in tensors:
-        copies.append(flat[start : start + tensor.numel()].reshape(tensor.shape).clone())
-        start += tensor.numel()
-    return copies
-
-
 def _histogram(singular: Tensor) -> Tensor:
-    """Counts [heads, BINS] of log10 of singular values [states, heads, rank].
-
-    Values out of range count in the first or last bin.
-    """
+    """Counts [heads, BINS] of log10 of singular values [states, heads, rank]."""
     bins = ((singular.log10() - LOWEST_DECADE) * BINS_PER_DECADE).floor().clamp(0, BINS - 1).long()
     rows = bins.transpose(0, 1).flatten(1)
     empty = torch.zeros(len(rows), BINS, dtype=torch.int64, device=rows.device)

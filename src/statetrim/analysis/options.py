@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Literal
 
 from .. import option_checks as checks
 from ..common_options import SKIP_HELP, TEXT_HELP, ProgressOptions
-from ..errors import StatetrimError
 from ..options import option, options
 from ..runtime.placement import Placement
 
@@ -31,7 +30,11 @@ class AnalyzeOptions(Placement, ProgressOptions):
     baseline: "ModelLike | None" = option(
         default=None, help="The model before the cut, run on the same text.", in_record=False
     )
-    length: int = option(default=2048, help="Tokens per sequence.", check=checks.at_least_one)
+    length: int | None = option(
+        default=None,
+        help="Tokens per sequence; by default 2048, with --sensitivity 256.",
+        check=checks.at_least_one,
+    )
     every: Literal["chunk", "token"] | int = option(
         default="chunk",
         help="Sample states every 'chunk' (64 tokens), every 'token', or every 2 to 32 tokens.",
@@ -49,12 +52,3 @@ class AnalyzeOptions(Placement, ProgressOptions):
         help="Store states in bfloat16, float16, float8_e4m3fn or int8, as an engine would, and "
         "analyze those.",
     )
-
-    def check(self) -> None:
-        """Raise StatetrimError for options that do not go together."""
-        super().check()
-        if not 0 <= self.burn_in < self.length:
-            raise StatetrimError(
-                f"the first {self.burn_in} tokens are left out of spectra, so sequences of "
-                f"{self.length} tokens leave nothing; make them longer or the burn-in shorter"
-            )

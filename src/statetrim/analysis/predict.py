@@ -6,7 +6,7 @@ error measured on others, both from sums, so no activations are kept.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,8 @@ from ..errors import StatetrimError
 from ..maths.least_squares import fit_least_squares, relative_residual
 from ..progress import Advance, OnProgress, counter, ignore_progress
 from ..runtime.kernel_hooks import hook_kernels
-from ..runtime.live import LiveModel
+from ..runtime.live import LiveModel, MixerCall, hook_mixers
 from ..runtime.loading import load_live
-from ..runtime.mixers import MixerCall, hook_mixers
 from ..runtime.placement import Placement
 from ..runtime.sequential import LayerWalk
 from ..storage.channel_rows import names_by_layer
@@ -39,6 +38,15 @@ class RefitSums:
     gram: Tensor  # [n, n]: aa'
     target: Tensor  # [hidden, n]: ya'
     square: Tensor  # [1]: y'y
+
+    def add(self, other: "RefitSums") -> None:
+        """Add the sums of more tokens, in place."""
+        self.gram += other.gram
+        self.target += other.target
+        self.square += other.square
+
+    def cpu(self) -> "RefitSums":
+        return RefitSums(self.gram.cpu(), self.target.cpu(), self.square.cpu())
 
 
 def predict(
@@ -102,10 +110,7 @@ def _fit_weight(sources: Sequence[RefitSums]) -> Tensor:
 def _layer_groups(
     model: Checkpoint, plans: Mapping[str, Plan], copies: int, max_bytes: int
 ) -> list[tuple[int, ...]]:
-    """Groups of consecutive linear layers whose sums, for `copies` sources, fit in `max_bytes`.
-
-    A group has at least one layer, even if that does not fit.
-    """
+    """Groups of linear layers whose sums for `copies` sources fit in `max_bytes`; at least one."""
     layers = model.geometry.layers
     output_projection = names_by_layer(model.channel_rows, "o_proj")[layers[0]]
     hidden = model.logical_tensors[output_projection].shape[0]
@@ -193,25 +198,27 @@ class _MaskedRuns:
         """Repeat a mixer call with each plan's channels masked, and add up what a refit needs."""
         if self._is_repeating:  # the hook sees repeated calls too
             return
+        layer = call.layer
         self._is_repeating, target = True, self._captured["output"].flatten(0, -2).double()
         for name, plan in self.plans.items():
-            with _mask_layer(self.live, plan, call.layer):
-                call.repeat(self.live.mixers[call.layer])
+            values_table = None if plan.kept_values is None else {layer: plan.kept_values[layer]}
+            with hook_kernels(
+                self.live,
+                lambda call: None,
+                kept_keys={layer: plan.kept[layer]},
+                kept_values=values_table,
+                layers=[layer],
+            ):
+                call.repeat(self.live.mixers[layer])
             values = self._captured["values"].flatten(0, -2).double()
-            columns = self._kept_columns[name, call.layer].to(values.device)
-            _accumulate(sums, (name, call.layer), values[:, columns], target)
+            columns = self._kept_columns[name, layer].to(values.device)
+            kept, square = values[:, columns], target.square().sum().reshape(1)
+            new = RefitSums(kept.mT @ kept, target.mT @ kept, square)
+            if (name, layer) in sums:
+                sums[name, layer].add(new)
+            else:
+                sums[name, layer] = new
         self._is_repeating = False
-
-
-def _mask_layer(live: LiveModel, plan: Plan, layer: int) -> AbstractContextManager[None]:
-    """Within, the kernels of one layer see only the channels that the plan keeps."""
-    return hook_kernels(
-        live,
-        lambda call: None,
-        kept_keys={layer: plan.kept[layer]},
-        kept_values=None if plan.kept_values is None else {layer: plan.kept_values[layer]},
-        layers=[layer],
-    )
 
 
 def _kept_columns(model: Checkpoint, plans: Mapping[str, Plan]) -> dict[tuple[str, int], Tensor]:
@@ -229,29 +236,5 @@ def _kept_columns(model: Checkpoint, plans: Mapping[str, Plan]) -> dict[tuple[st
     return columns
 
 
-def _accumulate(
-    sums_by_key: dict[Any, RefitSums], key: tuple[str, int], values: Tensor, target: Tensor
-) -> None:
-    """Add values [tokens, n] and target [tokens, hidden] to the sums of `key`, in place.
-
-    The sums stay on the device of the values.
-    """
-    square = target.square().sum().reshape(1)
-    new = RefitSums(values.mT @ values, target.mT @ values, square)
-    if key in sums_by_key:
-        sums = sums_by_key[key]
-        sums.gram += new.gram
-        sums.target += new.target
-        sums.square += new.square
-    else:
-        sums_by_key[key] = new
-
-
 def _to_cpu(sums_by_source: SourceSums) -> SourceSums:
-    """These sums on the CPU."""
-    copies: SourceSums = []
-    for sums_by_key in sums_by_source:
-        copies.append({})
-        for key, sums in sums_by_key.items():
-            copies[-1][key] = RefitSums(sums.gram.cpu(), sums.target.cpu(), sums.square.cpu())
-    return copies
+    return [{key: sums.cpu() for key, sums in source.items()} for source in sums_by_source]

@@ -23,11 +23,10 @@ from ..geometry import Axis
 from ..maths.units import MIB
 from ..progress import OnProgress, counter, ignore_progress
 from ..runtime.corpus import Corpus, as_corpus
-from ..runtime.final_hidden import FinalHiddenStates
 from ..runtime.kernel_hooks import hook_kernels
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live
-from ..runtime.logits import compare_logits
+from ..runtime.logits import FinalHiddenStates, compare_logits
 from ..runtime.placement import Placement
 from ..runtime.sequential import mixer_calls
 from ..storage.checkpoint import Checkpoint, require_prunable
@@ -37,7 +36,7 @@ from ..storage.text import Sequences
 from ..tasks.recall import associations, recalled_share
 from ..version import __version__
 
-LENGTH = 256  # tokens per window of text; slightly more than the longest recall sequence
+LENGTH = 256  # tokens per window; slightly more than the longest recall sequence
 LOADS = (16, 32, 63)  # key-value pairs per recall sequence
 _MAX_BYTES = 256 * MIB
 _PARTIAL_FILE = "so-far.json"
@@ -63,6 +62,7 @@ def sensitivity(
     text: str | Path | Corpus,
     *,
     windows: int = 64,
+    length: int = LENGTH,
     rows: int = 32,
     skip: int = 0,
     batch_size: int = 8,
@@ -74,16 +74,18 @@ def sensitivity(
 ) -> Sensitivity:
     """Measure the loss of pruning each layer alone, for each of `plans` and each axis it prunes.
 
-    An evaluation reads `windows` windows of `text`, after `skip` tokens, and `rows` sequences of
-    each recall load. There is one for the original and one per layer, plan and axis; the errors of
-    the layers' outputs take about two more. With weights on disk, each evaluation reads them once.
+    An evaluation reads `windows` windows of `length` tokens of `text`, after `skip` tokens, and
+    `rows` sequences of each recall load. There is one for the original and one per layer, plan and
+    axis; the errors of the layers' outputs take about two more. With weights on disk, each
+    evaluation reads them once.
     With `out` the result is written there, and intermediate results to `OUT.partial`, from which
     the same call resumes after an interruption; StatetrimError is raised if `out` exists. `draw`,
     called only with `out`, writes figures into a directory; `pictures` maps their names to the
     paths they are published at.
     """
     variants = list(_variants(require_prunable(model), plans))
-    data = as_corpus(text, model).read(tokens=windows * LENGTH, length=LENGTH, skip=skip)
+    tables = [[*variant.identity, variant.kept.tolist()] for variant in variants]
+    data = as_corpus(text, model).read(tokens=windows * length, length=length, skip=skip)
     lineage = {
         "statetrim": __version__,
         "source": model.digest,
@@ -91,7 +93,7 @@ def sensitivity(
         "dtype": (placement or Placement()).dtype_text,
         "data": data.lineage,
         "rows": rows,
-        "plans": _variants_digest(variants),
+        "plans": hashlib.sha256(json.dumps(tables).encode()).hexdigest(),
     }
     picture_paths = sorted(str(path) for path in (pictures or {}).values())
     record = {"format": "statetrim sensitivity job", "pictures": picture_paths, **lineage}
@@ -141,11 +143,7 @@ def _measure(
 
 
 def _variants(model: Checkpoint, plans: Sequence[Plan]) -> Iterator[_Variant]:
-    """Yield a variant for every layer and axis that a plan prunes.
-
-    Raises StatetrimError if a plan is of another model, two keep the same width in one layer and
-    axis, or none prunes.
-    """
+    """A variant for every layer and axis that a plan prunes; refuses none, and equal ones."""
     identities: set[tuple[int, Axis, int]] = set()
     for plan in plans:
         source = plan.lineage.get("source")
@@ -202,10 +200,7 @@ class _Experiment:
 
     @torch.inference_mode()
     def samples(self, variant: _Variant | None) -> Samples:
-        """Loss and KL divergence per window, in nats per token, and recalled share per sequence.
-
-        None: of the original, whose KL divergence is 0.
-        """
+        """NLL and KL per window, in nats per token, and recalled share per sequence."""
         nll: list[float] = []
         kl: list[float] = []
         reading = self._run(variant)
@@ -242,8 +237,7 @@ class _Experiment:
         return errors
 
     def _errors(self, batches: Sequence[Tensor], variants: Sequence[_Variant]) -> Tensor:
-        """Sums [variants, 2] of squared error and squared output of each variant's mixer, which is
-        run again, masked, on the input that it gets in the original."""
+        """Sums [variants, 2] of squared error and squared output of each variant's mixer."""
         sums: dict[int, Tensor] = {}
         for call in mixer_calls(self.live, batches):
             before = call.output.double()
@@ -266,12 +260,6 @@ class _Experiment:
             kept_values=table if variant.axis == "value" else None,
             layers=[variant.layer],
         )
-
-
-def _variants_digest(variants: Sequence[_Variant]) -> str:
-    """SHA-256, in hex, of the layers, axes and kept channels of all variants."""
-    tables = [[*variant.identity, variant.kept.tolist()] for variant in variants]
-    return hashlib.sha256(json.dumps(tables).encode()).hexdigest()
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """The result of `analyze`, by layer and head: `analysis.json` and `analysis.safetensors`."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -13,14 +13,13 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from ..errors import StatetrimError
-from ..families.contract import MAX_CHANNELS, MAX_HEADS, MAX_LAYERS
 from ..geometry import Geometry
 from ..maths.table import Table
 from ..maths.units import MIB
 from ..storage.atomic import atomic_write
-from .record import read_artifact, write_artifact
+from ..storage.json_file import write_json
+from .record import Artifact, as_fields, header
 
-MAX_JSON_BYTES = 24 * MIB
 MAX_ARRAY_BYTES = 2048 * MIB
 MAX_TOKENS = 2**24
 
@@ -145,7 +144,8 @@ class Analysis:
         with atomic_write(path.with_suffix(".safetensors")) as temporary_path:
             temporary_path.write_bytes(arrays)
         digest = hashlib.sha256(arrays).hexdigest()
-        write_artifact(path, "analysis", {"arrays_sha256": digest, **summaries})
+        fields = as_fields({"arrays_sha256": digest, **summaries})
+        write_json(path, {**header(_StoredAnalysis.KIND), **fields})
 
     def summary(self) -> dict[str, Any]:
         """The content of the JSON file for one model: its settings, and figures by head."""
@@ -190,7 +190,7 @@ class Analysis:
         Raises StatetrimError if they do not belong together or do not fit the geometry.
         """
         path = Path(path)
-        stored = read_artifact(path, "analysis", _StoredAnalysis, MAX_JSON_BYTES)
+        stored = _StoredAnalysis.load(path)
         arrays = _read_arrays(path.with_suffix(".safetensors"), stored.arrays_sha256)
         model = _pop_model(stored.model, "model", arrays, path)
         if stored.baseline is not None:
@@ -212,16 +212,18 @@ class _StoredModel:
 
     def check(self) -> None:
         """Raise ValueError if a field is out of range."""
-        if not _is_increasing(self.positions):
+        ascending = all(a < b for a, b in pairwise((0, *self.positions)))
+        if not self.positions or not ascending or self.positions[-1] > MAX_TOKENS:
             raise ValueError("positions must increase from 1")
         if self.burn_in < 0:
             raise ValueError("burn_in must not be negative")
-        _check_geometry(self.geometry)
 
 
 @dataclass(frozen=True)
-class _StoredAnalysis:
+class _StoredAnalysis(Artifact):
     """What is read of the JSON file."""
+
+    KIND = "analysis"
 
     arrays_sha256: str
     model: _StoredModel
@@ -312,26 +314,6 @@ def _geometry_fields(geometry: Geometry) -> dict[str, Any]:
     return fields
 
 
-def _check_geometry(geometry: Geometry) -> None:
-    """Raise ValueError if a field of an untrusted geometry is too small or too large."""
-    largest_allowed = {"num_k_heads": MAX_HEADS, "num_v_heads": MAX_HEADS}
-    largest_allowed |= {"head_k_dim": MAX_CHANNELS, "head_v_dim": MAX_CHANNELS, "conv_width": 1024}
-    largest_allowed |= {"conv_key_heads": MAX_TOKENS, "conv_value_heads": MAX_TOKENS}
-    largest_allowed |= {"shared_values": MAX_HEADS, "copies": MAX_HEADS}
-    for name, largest in largest_allowed.items():
-        smallest = 0 if name.startswith("conv") else 1
-        if not smallest <= getattr(geometry, name) <= largest:
-            raise ValueError(f"geometry.{name} is out of range")
-    if not _is_increasing(geometry.layers, smallest=0) or len(geometry.layers) > MAX_LAYERS:
-        raise ValueError("geometry.layers must increase from 0")
-    if not geometry.widths:
-        return
-    if len(geometry.widths) != len(geometry.layers) or min(map(min, geometry.widths)) < 1:
-        raise ValueError("geometry.widths must be positive, and of every layer")
-    if geometry.with_shapes(geometry.shapes) != geometry:
-        raise ValueError("geometry.widths are other than its head_k_dim and head_v_dim")
-
-
 def _pop_layer(
     geometry: Geometry, samples: int, prefix: str, arrays: dict[str, Tensor], path: Path
 ) -> LayerAnalysis:
@@ -368,14 +350,6 @@ def _is_valid_filter(filters: Tensor | None, geometry: Geometry) -> bool:
     heads, channels, _, width = filters.shape
     expected = (geometry.num_k_heads, geometry.head_k_dim, geometry.conv_width)
     return (heads, channels, width) == expected
-
-
-def _is_increasing(value: Sequence[int], smallest: int = 1) -> bool:
-    """Whether `value` increases strictly, from `smallest` at least to MAX_TOKENS at most."""
-    if not value:
-        return False
-    in_range = smallest <= value[0] and value[-1] <= MAX_TOKENS
-    return in_range and all(a < b for a, b in pairwise(value))
 
 
 def _rounded_list(values: Tensor | None) -> list[float | None] | None:

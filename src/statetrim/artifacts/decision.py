@@ -3,16 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, log
-from pathlib import Path
 from typing import Any
 
 from ..maths.formatting import list_text, shorten
-from ..maths.units import MIB
-from ..storage.json_file import read_json
-from .header import kind_of
-from .record import read_artifact, write_artifact
+from .record import Artifact
 
-_MAX_BYTES = 64 * MIB
 _SMALLEST_ERROR = 1e-9
 _MAX_TEXT_LENGTH = 2000
 
@@ -22,8 +17,10 @@ held-out data."""
 
 
 @dataclass(frozen=True)
-class Prediction:
+class Prediction(Artifact):
     """Predicted errors of cuts by their shape (such as `64x64`), before one is made."""
+
+    KIND = "prediction"
 
     errors: Mapping[str, Errors]
 
@@ -40,14 +37,6 @@ class Prediction:
     def ranked(self) -> list[str]:
         """The shapes by their cost, lowest first."""
         return sorted(self.errors, key=self.cost)
-
-    def save(self, path: Path) -> None:
-        write_artifact(path, "prediction", self)
-
-    @staticmethod
-    def load(path: Path) -> "Prediction":
-        """Read an untrusted file; raises StatetrimError if it is damaged."""
-        return read_artifact(path, "prediction", Prediction, _MAX_BYTES)
 
     def check(self) -> None:
         """Raise ValueError if an untrusted file lacks the errors of a shape, source or layer."""
@@ -92,11 +81,13 @@ class MeasuredShape:
 
 
 @dataclass(frozen=True)
-class Decision:
+class Decision(Artifact):
     """The shapes that were compared, the chosen one, and why it was chosen.
 
     A sweep of an earlier version chose none. A decision of an earlier version has no `points`.
     """
+
+    KIND = "decision"
 
     model: str = ""
     points: Sequence[MeasuredShape] = ()  # the original first, then every cut
@@ -109,16 +100,6 @@ class Decision:
     def __repr__(self) -> str:
         shapes = list_text(map(str, self.points), 8)
         return f"<Decision on {shorten(self.model)}: {shorten(self.chosen)} of {shapes}>"
-
-    def save(self, path: str | Path) -> None:
-        write_artifact(path, "decision", self)
-
-    @staticmethod
-    def load(path: str | Path) -> "Decision":
-        """Read an untrusted file, which may be a sweep of an earlier version; raises StatetrimError
-        if it is damaged."""
-        kind = kind_of(read_json(Path(path), _MAX_BYTES))
-        return read_artifact(path, "sweep" if kind == "sweep" else "decision", Decision, _MAX_BYTES)
 
     def check(self) -> None:
         """Raise ValueError if an untrusted file names no shape, chose an unknown one, or says too

@@ -6,8 +6,7 @@ from typing import Any
 from ..errors import StatetrimError
 from ..storage.checkpoint import Checkpoint, path_inside
 from ..storage.output import ARTIFACTS
-from .plan import MAX_PLAN_BYTES
-from .record import read_fields
+from .plan import Plan
 from .steps import DataSource, RecoverRecord, RefitRecord, TrimRecord, data_sources
 
 
@@ -63,8 +62,7 @@ def read_seen_texts(model: Checkpoint) -> list[SeenText]:
 def _plan_fields(model: Checkpoint) -> dict[str, Any]:
     """The fields of a cut's plan, whose types are not checked; empty if it cannot be read."""
     try:
-        path = path_inside(model.path, f"{ARTIFACTS}/plan.json")
-        return read_fields(path, "plan", MAX_PLAN_BYTES)
+        return Plan.read_fields(path_inside(model.path, f"{ARTIFACTS}/plan.json"))
     except StatetrimError:
         return {}
 

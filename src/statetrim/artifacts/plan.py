@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -11,23 +11,23 @@ from ..errors import StatetrimError
 from ..geometry import Axis, ChannelRows, Geometry, Kept, kept_head_masks, kept_masks
 from ..maths.formatting import list_text, shorten
 from ..maths.table import Table
-from ..maths.units import MIB
-from .record import parse_record, read_fields, write_artifact
-
-MAX_PLAN_BYTES = 24 * MIB
+from .record import Artifact, as_fields, header, parse_record
 
 Channels = Mapping[int, Tensor]
 """Layer -> kept channels [heads, keep], int64, ascending in each head."""
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class Plan(Artifact):
     """The kept channels of each layer and head, how they were chosen, and for which model.
 
     If whole heads are removed, the remaining heads keep all their channels, and `kept_heads` lists
     the kept value heads of every layer: one row per kept key head, [key heads, value heads of
     each].
     """
+
+    KIND = "plan"
+    INDENT = None
 
     kept: Channels
     requested: str
@@ -83,12 +83,6 @@ class Plan:
         if len(set(shapes.values())) == 1:
             return next(iter(shapes.values()))
         return ",".join(f"{layer}={shape}" for layer, shape in shapes.items())
-
-    @property
-    def has_widths_by_layer(self) -> bool:
-        """Whether layers keep different numbers of channels, which stock configs cannot express."""
-        key_widths, value_widths = set(_widths(self.kept)), set(_widths(self.kept_values or {}))
-        return len(key_widths) > 1 or len(value_widths) > 1
 
     def __repr__(self) -> str:
         if self.kept_heads:
@@ -224,7 +218,8 @@ class Plan:
             if keep > 1 and not bool((table.diff(dim=1) > 0).all()):
                 raise StatetrimError(f"{label} are not in ascending order without repeats")
 
-    def save(self, path: str | Path) -> None:
+    def as_json(self) -> dict[str, Any]:
+        """The content of the JSON file."""
         fields = {
             "requested": self.requested,
             "keep": self.keep,
@@ -241,7 +236,7 @@ class Plan:
             "kept": self.kept,
             "kept_values": self.kept_values,
         }
-        write_artifact(path, "plan", fields, indent=None)
+        return {**header(self.KIND), **as_fields(fields)}
 
     def _head_fields(self) -> dict[str, Any]:
         """The fields that only plans that remove heads have."""
@@ -254,11 +249,11 @@ class Plan:
             "kept_heads": self.kept_heads,
         }
 
-    @staticmethod
-    def load(path: str | Path) -> "Plan":
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
         """Read an untrusted file; raises StatetrimError if it is damaged or contradicts itself."""
-        fields = read_fields(path, "plan", MAX_PLAN_BYTES)
-        plan = parse_record(fields, Plan, path)
+        fields = cls.read_fields(path)
+        plan = parse_record(fields, cls, path)
         for name in ("keep", "keep_values", "keep_heads"):
             computed = getattr(plan, name)
             stated = fields.get(name)

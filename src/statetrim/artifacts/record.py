@@ -1,46 +1,87 @@
-"""The reader and writer of all JSON artifacts: untrusted files -> dataclasses, and back."""
+"""The JSON files of statetrim: one reader of untrusted ones into dataclasses, and one writer."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..errors import StatetrimError
 from ..maths.formatting import shorten
-from ..maths.units import MAX_NUMBER, is_integer_list
+from ..maths.units import MAX_NUMBER, MIB, is_integer_list
 from ..storage.json_file import read_json, write_json
-from .header import check_header, header
+
+VERSION = 1
+_FIRST_SCORES_FORMAT = 1  # the "format" of the oldest scores, which state no kind
+_EARLIER_KINDS = {"sweep": "decision"}
 
 Record = TypeVar("Record")
 
 
-@runtime_checkable
-class Checked(Protocol):
-    """A dataclass that can check more of what a file states than the types of its fields."""
+class Artifact:
+    """A dataclass that is stored as one JSON file, which starts with its kind and version.
 
-    def check(self) -> None:
-        """Raise ValueError, whose message names the field, for values that are not valid."""
-
-
-def read_artifact(path: str | Path, kind: str, record_type: type[Record], max_bytes: int) -> Record:
-    """The artifact of this kind in an untrusted file of `max_bytes` at most.
-
-    Raises StatetrimError as `read_fields` and `parse_record` do.
+    It, and dataclasses in its fields, may have a method `check`, called after an untrusted file is
+    read. It raises ValueError, which names the field, for values that are not valid.
     """
-    return parse_record(read_fields(path, kind, max_bytes), record_type, path)
+
+    KIND: ClassVar[str]
+    MAX_BYTES: ClassVar[int] = 24 * MIB  # of a file that is read
+    INDENT: ClassVar[int | None] = 2
+
+    def as_json(self) -> dict[str, Any]:
+        """The content of the JSON file."""
+        return {**header(self.KIND), **as_fields(self)}
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON file atomically, replacing an existing one."""
+        write_json(Path(path), self.as_json(), indent=self.INDENT)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read an untrusted file; raises StatetrimError if it is damaged."""
+        return parse_record(cls.read_fields(path), cls, path)
+
+    @classmethod
+    def read_fields(cls, path: str | Path) -> dict[str, Any]:
+        """The fields of an untrusted file, whose types are not checked.
+
+        Raises StatetrimError if it cannot be read safely, or is of another kind or version.
+        """
+        stored = read_json(Path(path), cls.MAX_BYTES)
+        check_header(stored, cls.KIND, path)
+        return stored
 
 
-def read_fields(path: str | Path, kind: str, max_bytes: int) -> dict[str, Any]:
-    """The fields of an untrusted file, whose types are not checked.
+def header(kind: str) -> dict[str, Any]:
+    """The first fields of an artifact or record of this kind."""
+    return {"format": f"statetrim {kind}", "version": VERSION}
 
-    Raises StatetrimError if it cannot be read safely, or is of another kind or version.
-    """
-    stored = read_json(Path(path), max_bytes)
-    check_header(stored, kind, path)
-    return stored
+
+def kind_of(stored: Mapping[str, Any]) -> str | None:
+    """The kind that the stored header states, by today's name; None without a valid header."""
+    name = stored.get("format")
+    if type(name) is int and name == _FIRST_SCORES_FORMAT and "version" not in stored:
+        return "scores"
+    if not isinstance(name, str):
+        return None
+    kind = name.removeprefix("statetrim ")
+    return _EARLIER_KINDS.get(kind, kind)
+
+
+def check_header(stored: Mapping[str, Any], kind: str, path: str | Path) -> None:
+    """Raise StatetrimError unless the artifact is of this kind and of the version read here."""
+    if kind_of(stored) != kind:
+        raise StatetrimError(f"{path} is not a statetrim {kind}")
+    default = VERSION if stored.get("format") == _FIRST_SCORES_FORMAT else None
+    version = stored.get("version", default)
+    if type(version) is not int or version != VERSION:
+        raise StatetrimError(
+            f"{path} holds {kind} of version {str(version)[:20]}; this statetrim reads version "
+            f"{VERSION}"
+        )
 
 
 def parse_record(stored: Any, record_type: type[Record], path: str | Path) -> Record:
@@ -64,11 +105,6 @@ def parse_record(stored: Any, record_type: type[Record], path: str | Path) -> Re
             f"{path} is not valid: {shorten(message.replace('`', ''), 200)}"
         ) from None
     return record
-
-
-def write_artifact(path: str | Path, kind: str, record: Any, *, indent: int | None = 2) -> None:
-    """Write a dataclass, or a dict of fields, with the header of its kind; atomically."""
-    write_json(Path(path), {**header(kind), **as_fields(record)}, indent=indent)
 
 
 def as_fields(record: Any) -> dict[str, Any]:
@@ -115,7 +151,7 @@ def _check_values(value: Any, place: str) -> None:
                 raise ValueError(f"{_join(place, name)}: a number below {MAX_NUMBER:g} is expected")
         elif item is not None and not isinstance(item, str):
             _check_values(item, _join(place, name))
-    if isinstance(value, Checked):
+    if is_dataclass(value) and hasattr(value, "check"):
         try:
             value.check()
         except ValueError as error:

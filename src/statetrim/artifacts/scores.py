@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,10 +14,7 @@ from ..maths.paired import Pairs
 from ..maths.table import Table
 from ..maths.units import MIB
 from ..tasks.unit import UNITS
-from .header import header
-from .record import as_fields, read_artifact, write_artifact
-
-MAX_BYTES = 1024 * MIB
+from .record import Artifact, as_fields, header
 
 
 @dataclass(frozen=True)
@@ -62,8 +58,12 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Scores:
+class Scores(Artifact):
     """All scores of a run; the baseline is the first of `models`."""
+
+    KIND = "scores"
+    MAX_BYTES = 1024 * MIB
+    INDENT = None
 
     models: list[str]
     scores: list[Score]
@@ -135,15 +135,7 @@ class Scores:
                 del record["samples"], record["weights"]
             records.append(record)
         content = {"models": self.models, "scores": records, "lineage": self.lineage}
-        return header("scores") | content
-
-    def save(self, path: str | Path) -> None:
-        write_artifact(path, "scores", self.as_json(), indent=None)
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Scores":
-        """Read an untrusted file; raises StatetrimError if it is damaged."""
-        return read_artifact(path, "scores", cls, MAX_BYTES)
+        return header(self.KIND) | as_fields(content)
 
     def check(self) -> None:
         """Raise ValueError if an untrusted file names no model."""

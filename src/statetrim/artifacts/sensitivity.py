@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,10 +12,9 @@ from ..geometry import Axis
 from ..maths.formatting import list_text
 from ..maths.paired import Interval, Pairs, difference_interval
 from ..maths.units import MIB
-from .record import as_fields, read_artifact, write_artifact
+from .record import Artifact, as_fields, header
 
 SOURCES = ("text", "random", "recall")
-_MAX_BYTES = 256 * MIB
 _CARRIER_SHARE = 0.8  # layers are named until they explain this share of all recall losses
 _MIN_TIMES_CHANCE = 2.0  # below this multiple of chance the original does not do the task
 
@@ -42,8 +40,12 @@ class LayerCut:
 
 
 @dataclass(frozen=True)
-class Sensitivity:
+class Sensitivity(Artifact):
     """The loss when each layer is cut alone at a few widths, compared with the original."""
+
+    KIND = "sensitivity"
+    MAX_BYTES = 256 * MIB
+    INDENT = None
 
     original: Samples
     cuts: list[LayerCut]
@@ -138,14 +140,9 @@ class Sensitivity:
             f"the largest is that of layer {carriers[0]}, {loss}."
         )
 
-    def save(self, path: str | Path) -> None:
-        fields = {"finding": self.sentence, **as_fields(self)}
-        write_artifact(path, "sensitivity", fields, indent=None)
-
-    @staticmethod
-    def load(path: str | Path) -> "Sensitivity":
-        """Read an untrusted file; raises StatetrimError if it is damaged."""
-        return read_artifact(path, "sensitivity", Sensitivity, _MAX_BYTES)
+    def as_json(self) -> dict[str, Any]:
+        """The content of the JSON file."""
+        return {**header(self.KIND), "finding": self.sentence, **as_fields(self)}
 
     def check(self) -> None:
         """Raise ValueError unless an untrusted file has each layer at each width once, with samples
@@ -176,3 +173,9 @@ def _are_paired(before: Samples, after: Samples) -> bool:
 def _pairs(before: list[float], after: list[float]) -> Pairs:
     dtype = torch.float64
     return Pairs(torch.tensor(before, dtype=dtype), torch.tensor(after, dtype=dtype))
+
+
+def variant_text(sensitivity: Sensitivity, variant: tuple[Axis, int]) -> str:
+    """Axis and kept channels in words: "32 of 64 keys"."""
+    axis, keep = variant
+    return f"{keep} of {sensitivity.widths[axis]} {axis}s"

@@ -1,15 +1,10 @@
 """Bytes and losses of a model's stored states, by the code they are stored in."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ..maths.table import Table
-from ..maths.units import MIB
-from .header import header
-from .record import as_fields, read_artifact, write_artifact
-
-MAX_BYTES = 16 * MIB
+from .record import Artifact
 
 
 @dataclass(frozen=True)
@@ -26,8 +21,10 @@ class CodeResult:
 
 
 @dataclass(frozen=True)
-class Snapshots:
+class Snapshots(Artifact):
     """The frontier of bytes and loss, and how the low rank of states is distributed."""
+
+    KIND = "snapshots"
 
     codes: list[CodeResult]
     tolerance: float  # of `ranks` and `lengths`
@@ -55,15 +52,3 @@ class Snapshots:
             )
         columns = ("code", "KiB", "of float32", "loss, nats per token", "encode, ms", "decode, ms")
         return Table("Stored states", columns, rows)
-
-    def as_json(self) -> dict[str, Any]:
-        """The content of the JSON file."""
-        return {**header("snapshots"), **as_fields(self)}
-
-    def save(self, path: str | Path) -> None:
-        write_artifact(path, "snapshots", self)
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Snapshots":
-        """Read an untrusted file; raises StatetrimError if it is damaged."""
-        return read_artifact(path, "snapshots", cls, MAX_BYTES)

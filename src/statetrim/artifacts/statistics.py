@@ -15,7 +15,7 @@ from ..errors import StatetrimError
 from ..maths.formatting import list_text
 from ..storage.models import load_if_path
 from ..storage.safetensors_file import save_tensors
-from .header import check_header, header
+from .record import check_header, header
 
 TEXT = "text"
 _TENSOR_NAME = re.compile(r"((?P<source>(?!text)[a-z]{1,32})\.)?(?P<layer>\d{1,5})\.(?P<sum>\w+)")

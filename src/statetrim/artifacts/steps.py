@@ -2,16 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from ..errors import StatetrimError
-from ..maths.units import MIB
 from ..storage.checkpoint import Checkpoint, path_inside
 from ..storage.output import ARTIFACTS
-from .record import parse_record, read_artifact
-
-_MAX_BYTES = 24 * MIB
+from .record import Artifact, parse_record
 
 
 @dataclass(frozen=True)
@@ -48,18 +44,11 @@ def data_sources(lineage: Any) -> list[DataSource]:
 
 
 @dataclass(frozen=True)
-class StepRecord:
+class StepRecord(Artifact):
     """What the record of any step states: the version of statetrim, and the digest of the model."""
-
-    KIND: ClassVar[str]
 
     statetrim: str = ""
     source: str | None = None
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read an untrusted file; raises StatetrimError if it is damaged."""
-        return read_artifact(path, cls.KIND, cls, _MAX_BYTES)
 
     @classmethod
     def of_model(cls, model: Checkpoint) -> Self:

@@ -2,17 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ..errors import StatetrimError
 from ..maths.formatting import list_text, quantity_text
 from ..maths.table import Table
-from ..maths.units import MIB
-from .header import header
-from .record import as_fields, read_artifact, write_artifact
-
-MAX_BYTES = 64 * MIB
+from .record import Artifact
 
 
 @dataclass(frozen=True)
@@ -35,8 +30,10 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Timings:
+class Timings(Artifact):
     """All timings of a run; the baseline is the first of `models`."""
+
+    KIND = "timings"
 
     models: list[str]
     records: list[Timing]
@@ -80,18 +77,6 @@ class Timings:
             if (record.model, record.metric) == (model, metric) and (any_size or same_size):
                 return record
         raise StatetrimError(f"the timings hold no {metric} of {model}")
-
-    def as_json(self) -> dict[str, Any]:
-        """The content of the JSON file."""
-        return {**header("timings"), **as_fields(self)}
-
-    def save(self, path: str | Path) -> None:
-        write_artifact(path, "timings", self)
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Timings":
-        """Read an untrusted file; raises StatetrimError if it is damaged."""
-        return read_artifact(path, "timings", cls, MAX_BYTES)
 
     def check(self) -> None:
         """Raise ValueError if an untrusted file names no model."""

@@ -21,18 +21,15 @@ from ..errors import StatetrimError
 from ..maths.units import GIB, parse_token_count
 from ..options import as_record, takes_options
 from ..progress import OnProgress, Progress, progress_reporter
-from ..runtime.live import LiveModel
+from ..runtime.live import LiveModel, MixerCall, hook_mixers
 from ..runtime.loading import load_live
-from ..runtime.mixers import MixerCall, hook_mixers
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, as_checkpoint, as_checkpoints
 from ..storage.output import run_and_save
 from ..version import __version__
 from .options import BenchmarkOptions
-from .peak_memory import measure_peak_memory
-from .stopwatch import RoundTimes, Work, clock_name, time_in_turns
-from .vllm_benchmark import benchmark_vllm
-from .vllm_server import ServerLoad
+from .stopwatch import Work, clock_name, measure_peak_memory, time_in_turns
+from .vllm import ServerLoad, benchmark_vllm
 
 MAX_BATCH = 4096
 MAX_LENGTH = 2**20
@@ -114,10 +111,7 @@ def benchmark(models: ModelLike | Sequence[ModelLike], options: BenchmarkOptions
 def _benchmark_in_process(
     checkpoints: Sequence[Checkpoint], options: BenchmarkOptions, progress: OnProgress
 ) -> Timings:
-    """Load all models and time them at every length and batch size, sizes at the first only.
-
-    Raises StatetrimError, before loading, if a batch, a length or `rounds` is out of range.
-    """
+    """Load all models and time them at every length and batch size, sizes at the first only."""
     on_gpu, rounds = options.input_device.type == "cuda", options.rounds
     batches = options.batches or (PAPER_BATCHES if on_gpu else CPU_BATCHES)
     _check_range(batches, MAX_BATCH, "batch")
@@ -146,14 +140,13 @@ def _benchmark_in_process(
 def _speed_timings(
     runners: list[_Runner], batch: int, length: int, rounds: int
 ) -> Iterator[Timing]:
-    """Tokens per second of each model and of its last mixer alone, in prefill of `length` tokens
-    and in decode after them; with the ratio to the first model."""
+    """Tokens per second of each model and of its last mixer, in prefill and in decode."""
     work_by_metric: dict[str, dict[str, Work]] = {
         "prefill": {}, "decode": {}, "mixer prefill": {}, "mixer decode": {},
     }  # fmt: skip
     for runner in runners:
         ids = runner.live.random_ids(batch, length)
-        work_by_metric["prefill"][runner.name] = _prefill_work(runner, ids)
+        work_by_metric["prefill"][runner.name] = partial(runner.compute_cache, ids)
         work_by_metric["decode"][runner.name] = _decode_work(runner, ids)
         work_by_metric["mixer prefill"][runner.name] = _last_mixer_prefill_work(runner, ids)
         work_by_metric["mixer decode"][runner.name] = _mixer_decode_work(runner, ids)
@@ -163,35 +156,17 @@ def _speed_timings(
         times = time_in_turns(
             competitors, rounds=rounds, device=runners[0].live.device, cycle=cycle
         )
-        yield from _timings_of_rounds(times, metric, batch, length, tokens)
-
-
-def _timings_of_rounds(
-    times: RoundTimes, metric: str, batch: int, length: int, tokens: int
-) -> Iterator[Timing]:
-    """Tokens per second of each model, and for all but the first its ratio to the first.
-
-    `tokens` are those of one call, over all sequences of the batch.
-    """
-    baseline = next(iter(times.seconds))
-    for name in times.seconds:
-        value, quartiles = times.rate(name, tokens)
-        record = Timing(name, metric, batch, length, value, "tokens/s", quartiles)
-        if name != baseline:
-            ratio, ratio_quartiles = times.speedup(name)
-            record = replace(record, ratio=ratio, ratio_spread=ratio_quartiles)
-        yield record
-
-
-def _prefill_work(runner: _Runner, ids: Tensor) -> Work:
-    return lambda: runner.compute_cache(ids)
+        for runner in runners:
+            value, quartiles = times.rate(runner.name, tokens)
+            record = Timing(runner.name, metric, batch, length, value, "tokens/s", quartiles)
+            if runner is not runners[0]:
+                ratio, ratio_quartiles = times.speedup(runner.name)
+                record = replace(record, ratio=ratio, ratio_spread=ratio_quartiles)
+            yield record
 
 
 def _decode_work(runner: _Runner, ids: Tensor) -> Work:
-    """A call that decodes one token per sequence after `ids`, whose prefill runs once now.
-
-    The cache grows with every call, in all models alike.
-    """
+    """A call that decodes one token per sequence after `ids`; the cache grows in all alike."""
     cache = runner.compute_cache(ids)
     token = ids[:, -1:]
     return lambda: runner.compute_cache(token, cache)
@@ -234,8 +209,7 @@ def _capture_mixer_call(runner: _Runner, run: Work) -> MixerCall:
 
 
 def _size_timings(runners: list[_Runner], batch: int, length: int) -> Iterator[Timing]:
-    """Bytes of cache per sequence after a prefill, by kind of tensor, and FLOP per token of the
-    last linear layer's mixer in prefill."""
+    """Bytes of cache per sequence after a prefill, and FLOP per token of the last mixer."""
     from torch.utils.flop_counter import FlopCounterMode
 
     for runner in runners:
@@ -272,8 +246,7 @@ def _tensor_bytes(values: list[Any]) -> int:
 
 
 def _peak_memory_timings(runners: list[_Runner], batch: int, length: int) -> Iterator[Timing]:
-    """Peak bytes of the whole batch, in addition to all loaded weights, in a prefill and one
-    decoded token; no timing where the system does not report memory."""
+    """Peak bytes of the batch in a prefill and one decoded token, where the system says."""
     for runner in runners:
         ids = runner.live.random_ids(batch, length)
         peak = measure_peak_memory(partial(_prefill_and_decode, runner, ids), runner.live.device)

@@ -1,8 +1,11 @@
-"""Time several functions in turns, so that noise on the machine affects all of them alike."""
+"""Time several functions in turns, so that noise affects all alike, and measure peak memory."""
 
+import ctypes
+import gc
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
@@ -61,8 +64,7 @@ def time_in_turns(
 
 
 def _seconds_per_call(work: Work, repeats: int, device: torch.device) -> float:
-    """Mean seconds of `repeats` calls; on a GPU by CUDA events, since calls return early, else by
-    the clock that `clock_name` names."""
+    """Mean seconds of `repeats` calls, by the clock that `clock_name` names."""
     if device.type == "cuda":
         event: Any = torch.cuda.Event
         start_event, end_event = event(enable_timing=True), event(enable_timing=True)
@@ -95,3 +97,47 @@ def _median_and_quartiles(values: list[float]) -> tuple[float, tuple[float, floa
         return values[0], (values[0], values[0])
     low, median, high = quantiles(values, n=4, method="inclusive")
     return median, (low, high)
+
+
+_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def measure_peak_memory(work: Callable[[], object], device: torch.device) -> int | None:
+    """Run `work` and return its peak in bytes, in addition to what was in use before.
+
+    On a GPU it is allocated memory, else resident memory of this process. None if the system does
+    not report that (other than Linux); `work` may then not have run.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        work()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    try:
+        _release_free_memory()
+        _RESET.write_text("5")  # Linux: reset the high-water mark
+        resident = _read_status_kib("VmRSS")
+        work()
+        peak = _read_status_kib("VmHWM")
+    except OSError:
+        return None
+    return None if resident is None or peak is None else max(0, peak - resident) * 1024
+
+
+def _release_free_memory() -> None:
+    """Return freed memory to the system: work that reused it would seem to need none."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only in glibc
+    if malloc_trim is not None:
+        gc.collect()
+        malloc_trim(0)
+
+
+def _read_status_kib(name: str) -> int | None:
+    """A field of /proc/self/status, in KiB; None without such a field."""
+    for line in _STATUS.read_text().splitlines():
+        field, _, value = line.partition(":")
+        if field == name:
+            return int(value.split()[0])
+    return None

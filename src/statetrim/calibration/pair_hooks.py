@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from ..errors import StatetrimError
 from ..runtime.kernel_hooks import without_bias
-from ..runtime.live import LiveModel
-from ..runtime.mixers import MixerCall, hook_mixers
+from ..runtime.live import LiveModel, MixerCall, hook_mixers
 from ..storage.checkpoint import Checkpoint
 
 

@@ -27,7 +27,7 @@ class Sums:
     def on_call(self, call: KernelCall) -> None:
         """Add the Gram matrices [heads, channels, channels] of queries and keys, before and after
         the L2 norm, and the mean square over the channels of the output, [value heads]."""
-        for side, activations in (("query", call.query), ("key", call.key)):
+        for side, activations in (("query", call.queries_by_key_head), ("key", call.key)):
             if f"{side}_gram" in self.sum_names or f"{side}_unit_gram" in self.sum_names:
                 rows = activations.flatten(0, 1).transpose(0, 1)
                 rows = rows.double()  # [heads, tokens, channels]

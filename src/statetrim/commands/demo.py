@@ -1,10 +1,14 @@
 """statetrim demo"""
 
+from __future__ import annotations
+
 import logging
-from collections.abc import Iterator
+import os
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,38 +16,77 @@ from . import arguments, terminal
 from .app import app
 from .group import Interrupted
 
+if TYPE_CHECKING:
+    from ..pipelines.demo.story import Result
+
+STEP_COUNT = 6
+
 
 def demo(
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Output directory for the models and the report.")
     ] = Path("statetrim-demo"),
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show every command and its output.")
+    ] = False,
 ) -> None:
     arguments.check_output_free(output)
-    from ..pipelines import demo as demo_pipeline
-    from .progress import show_progress
+    from .demo_result import show_result
+
+    began = time.monotonic()
+    show_beginning()
+    result = run_story(output, verbose=verbose)
+    show_result(result, output, time.monotonic() - began)
+
+
+def show_beginning() -> None:
+    """Say what the demo starts from."""
+    terminal.print_text(
+        "A Qwen3.5 model of 589 thousand parameters loses parts of its recurrent state.",
+        style="bold",
+    )
+
+
+def run_story(
+    output: Path,
+    *,
+    verbose: bool = False,
+    seed: int = 0,
+    on_step: Callable[[str], None] = terminal.print_text,
+) -> Result:
+    """Run the demo's commands. `on_step` gets a line per step; `verbose` shows all they print."""
+    import torch
+
+    from ..pipelines.demo.story import run
 
     logging.getLogger("statetrim").setLevel(logging.ERROR)
+    torch.set_num_threads(min(2, os.cpu_count() or 1))  # more are slower on matrices this small
+    numbers = iter(range(1, STEP_COUNT + 1))
 
-    def run_command(words: list[str], quiet: bool) -> None:
+    def show_step(title: str) -> None:
+        on_step(f"{next(numbers)}/{STEP_COUNT} {title}")
+
+    def run_command(words: list[str]) -> None:
+        if verbose:
+            terminal.print_text(f"$ statetrim {' '.join(words)}", style="bold")
         try:
-            with muted(quiet):
+            with muted(not verbose):
                 app(words, standalone_mode=False)
         except Interrupted:  # the demo's own message says what is kept
             raise KeyboardInterrupt from None
 
-    demo_pipeline.run(output, run_command, show_line, show_progress("training"))
-
-
-def show_line(text: str) -> None:
-    """Print a command, which begins with $, or a remark."""
-    terminal.print_text(text, style="bold" if text.startswith("$") else "dim")
+    return run(output, run_command, show_step, seed)
 
 
 @contextmanager
 def muted(quiet: bool) -> Iterator[None]:
-    """Within, nothing is printed to standard output if `quiet`."""
-    terminal.out().quiet = quiet
+    """Within, nothing but progress and errors is shown if `quiet`; warnings go to the log."""
+    stock_warn = terminal.warn
+    if quiet:
+        terminal.out().quiet = True
+        terminal.warn = terminal.append_to_log
     try:
         yield
     finally:
         terminal.out().quiet = False
+        terminal.warn = stock_warn

@@ -13,7 +13,7 @@ from . import arguments, terminal
 from .arguments import Json
 
 if TYPE_CHECKING:
-    from ..runtime.environment.doctor import Environment
+    from ..runtime.doctor import Environment
 
 
 def doctor(
@@ -26,7 +26,7 @@ def doctor(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    from ..runtime.environment.doctor import doctor as run
+    from ..runtime.doctor import doctor as run
 
     show_environment(run(engine_python or []), as_json=as_json)
 
@@ -45,6 +45,7 @@ def show_environment(environment: Environment, *, as_json: bool) -> None:
     _show_runtimes(environment)
     engines = [f"{name} {version}" for name, version in environment.engines.items() if version]
     terminal.print_text(f"engines: {', '.join(engines) or 'none in this environment'}")
+    _show_quantizers(environment)
     if environment.settings:
         settings = " ".join(f"{name}={value}" for name, value in environment.settings.items())
         terminal.print_text(f"settings: {settings}")
@@ -56,12 +57,27 @@ def show_environment(environment: Environment, *, as_json: bool) -> None:
         terminal.print_text("no problem found", "bold green")
 
 
+def _show_quantizers(environment: Environment) -> None:
+    installed, missing = [], []
+    for name, version in environment.quantizers.items():
+        if version is None:
+            missing.append(name)
+        else:
+            installed.append(f"{name} {version}")
+    without = f" (not installed: {', '.join(missing)})" if missing else ""
+    terminal.print_text(
+        f"quantised checkpoints: statetrim reads them without packages; transformers loads those "
+        f"of {', '.join(['FP8', *installed])}{without}"
+    )
+
+
 def _show_packages(environment: Environment) -> None:
-    table = terminal.new_table("Packages", "package", "installed", "asked for", "by", left=4)
+    rows = []
     for package in environment.packages:
         extra = f"statetrim[{package.extra}]" if package.extra else "statetrim"
-        table.add_row(package.name, package.version or "no", package.allowed, extra)
-    terminal.print_table(table)
+        rows.append((package.name, package.version or "no", package.allowed, extra))
+    header = ("package", "installed", "asked for", "by")
+    terminal.print_table("Packages", header, rows, left=range(4))
 
 
 def _show_devices(environment: Environment) -> None:
@@ -80,9 +96,9 @@ def _show_devices(environment: Environment) -> None:
 
 
 def _show_runtimes(environment: Environment) -> None:
-    columns = ("models", "run in", "recurrence", "convolution")
-    table = terminal.new_table("What would be used", *columns, left=4)
+    rows = []
     for use in environment.uses:
         runtime = use.runtime or "nothing here: weights only"
-        table.add_row(", ".join(use.model_types), runtime, use.recurrence, use.convolution)
-    terminal.print_table(table)
+        rows.append((", ".join(use.model_types), runtime, use.recurrence, use.convolution))
+    header = ("models", "run in", "recurrence", "convolution")
+    terminal.print_table("What would be used", header, rows, left=range(4))

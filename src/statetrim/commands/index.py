@@ -14,18 +14,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "steps.calibrate",
         "Run text through a model and collect the statistics that selection needs.",
     ),
-    "merge": (
-        "steps.merge",
-        "Add up statistics that were collected in separate runs.",
-    ),
-    "select": (
-        "steps.select",
-        "Choose which channels or heads to keep, and write them to a plan.",
-    ),
-    "prune": (
-        "steps.prune",
-        "Write the smaller checkpoint that a plan describes, shard by shard.",
-    ),
+    "merge": ("steps.merge", "Add up statistics that were collected in separate runs."),
+    "select": ("steps.select", "Choose which channels or heads to keep, and write them to a plan."),
+    "prune": ("steps.prune", "Write the smaller checkpoint that a plan describes, shard by shard."),
     "refit": (
         "steps.refit",
         "Fit the output projections of a pruned checkpoint to the original's layer outputs.",
@@ -59,10 +50,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "measures.report",
         "Write one page that shows what was cut, what it saves and what it costs.",
     ),
-    "push": (
-        "push",
-        "Upload a cut model to the Hugging Face hub, with its card.",
-    ),
+    "push": ("push", "Upload a cut model to the Hugging Face hub, with its card."),
     "recipe": (
         "recipe",
         "Print the options that produced a result, as a recipe for trim --recipe.",
@@ -74,8 +62,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "demo": (
         "demo",
-        "Train a tiny model on this machine, cut it with three methods, and show what each one "
-        "loses.",
+        "Cut a small model four ways on this machine, and show what each cut loses and whether "
+        "to ship it.",
     ),
 }
 """Name -> its module, which defines a function of this name, and what its help says."""

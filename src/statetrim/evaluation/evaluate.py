@@ -3,14 +3,16 @@
 The unit of work is one task of one model; its scores are saved before the next one starts.
 """
 
+import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from ..artifacts.origin import read_origin, vocabulary_size
+from ..artifacts.record import as_fields, parse_record
 from ..artifacts.scores import Score, Scores
 from ..errors import StatetrimError
 from ..maths.units import parse_token_count
@@ -19,19 +21,18 @@ from ..progress import OnProgress, Progress, progress_reporter
 from ..runtime.corpus import as_corpus
 from ..runtime.distributed import DistributedContext
 from ..runtime.loading import load_tokenizer
-from ..runtime.states.stored import StateStorage
+from ..runtime.states import StateStorage
 from ..storage.checkpoint import Checkpoint
+from ..storage.json_file import read_json, write_json
 from ..storage.models import ModelLike, as_checkpoint, as_checkpoints, short_names
 from ..storage.output import open_output
 from ..storage.space import check_writable
 from ..tasks import WITHOUT_HARNESS, Task, find_tasks
 from ..version import __version__
 from . import harness
-from .finished_tasks import FinishedTasks
 from .options import EvaluateOptions
 from .runner import ModelRunner, OriginalResults, check_tasks
-from .samples import Samples, SampleSource, prepare_samples
-from .seen_text import warn_of_seen_text
+from .samples import Samples, SampleSource, prepare_samples, warn_of_seen_text
 
 
 @takes_options(EvaluateOptions)
@@ -100,6 +101,49 @@ def evaluate(models: ModelLike | Sequence[ModelLike], options: EvaluateOptions) 
             partial_output.publish()
         ranks.barrier()  # until rank 0 has published the result
         return scores
+
+
+class FinishedTasks:
+    """A file in `directory` per model and finished task, from which a killed run resumes; without a
+    directory nothing is saved.
+
+    `original_scores` are those that the first model, the original, has already, by task.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None,
+        models: Sequence[str],
+        original_scores: Mapping[str, Sequence[Score]],
+    ) -> None:
+        self.directory, self.models = directory, models
+        self.original_scores = original_scores
+
+    def load(self, model: str, task: str) -> list[Score] | None:
+        """The scores that are known or saved; None if the task is not finished."""
+        if model == self.models[0] and task in self.original_scores:
+            return [replace(score, model=model) for score in self.original_scores[task]]
+        if self.directory is None or not (self.directory / self.file_name(model, task)).exists():
+            return None
+        path = self.directory / self.file_name(model, task)
+        return parse_record(read_json(path, Scores.MAX_BYTES).get("scores"), list[Score], path)
+
+    def save(self, model: str, task: str, scores: list[Score]) -> None:
+        """Write the scores of a finished task; without a directory, do nothing."""
+        if self.directory is not None:
+            content = {"scores": [as_fields(score) for score in scores]}
+            write_json(self.directory / self.file_name(model, task), content, indent=None)
+
+    def file_names(self, tasks: Sequence[Task]) -> list[str]:
+        """The files of all models and `tasks`."""
+        return [self.file_name(model, task.name) for model in self.models for task in tasks]
+
+    def file_name(self, model: str, task: str) -> str:
+        """`MODEL.TASK.json`; models whose names differ only in special characters are numbered."""
+        safe_names = [re.sub(r"[^A-Za-z0-9_-]+", "-", name) for name in self.models]
+        index = self.models.index(model)
+        duplicates = safe_names[:index].count(safe_names[index])
+        return f"{safe_names[index]}{f'.{duplicates + 1}' if duplicates else ''}.{task}.json"
 
 
 def _uses_harness(tasks: list[Task]) -> bool:

@@ -12,7 +12,7 @@ from ..runtime.placement import Placement
 
 if TYPE_CHECKING:
     from ..runtime.corpus import Corpus
-    from ..runtime.states.stored import StateStorage
+    from ..runtime.states import StateStorage
     from ..storage.models import ModelLike
     from .runner import OriginalResults
 
@@ -95,7 +95,7 @@ class EvaluateOptions(Placement, ProgressOptions):
     @property
     def storage(self) -> "StateStorage":
         """How states are stored, of all models except the baseline."""
-        from ..runtime.states.stored import StateStorage
+        from ..runtime.states import StateStorage
 
         return StateStorage(self.state_dtype, self.state_piece, self.state_stochastic)
 

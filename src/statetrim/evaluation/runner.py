@@ -11,12 +11,11 @@ from torch import Tensor
 from ..artifacts.scores import Score
 from ..errors import StatetrimError
 from ..progress import OnProgress, Progress
-from ..runtime.final_hidden import FinalHiddenStates
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live
-from ..runtime.logits import LogitsAt, compare_logits
+from ..runtime.logits import FinalHiddenStates, LogitsAt, compare_logits
 from ..runtime.placement import Placement
-from ..runtime.states.stored import StateStorage, StoredStateReader, stored_states
+from ..runtime.states import StateStorage, StoredStateReader, stored_states
 from ..storage.checkpoint import Checkpoint
 from ..tasks import TASKS, WITHOUT_HARNESS, Task, recall
 from ..tasks.unit import NATS, PERPLEXITY, SHARE
@@ -54,7 +53,7 @@ class OriginalResults:
     def __init__(self, checkpoint: Checkpoint, placement: Placement) -> None:
         self.checkpoint, self.placement = checkpoint, placement
         self.scores: dict[str, list[Score]] = {}
-        self._by_task: dict[str, FinalHiddenStates] = {}
+        self.by_task: dict[str, FinalHiddenStates] = {}
 
     def read(
         self,
@@ -65,20 +64,16 @@ class OriginalResults:
     ) -> FinalHiddenStates:
         """The states of a task, computed on the first call: by `live`, or by a model that is loaded
         for it and unloaded again."""
-        if task not in self._by_task:
+        if task not in self.by_task:
             loaded = live or load_live(self.checkpoint, self.placement)
-            self._by_task[task] = FinalHiddenStates(loaded, batches, report)
+            self.by_task[task] = FinalHiddenStates(loaded, batches, report)
             if live is None:
                 self.unload()
-        return self._by_task[task]
-
-    def has_task(self, task: str) -> bool:
-        """Whether the states of a task were computed."""
-        return task in self._by_task
+        return self.by_task[task]
 
     def unload(self) -> None:
         """Free the decoder layers; the head stays, to compute logits."""
-        for states in self._by_task.values():
+        for states in self.by_task.values():
             states.unload_layers()
 
 
@@ -199,7 +194,7 @@ class ModelRunner:
             states = self.original.read(task.name, batches, self._load_model(), on_read)
             model_logits = states.logits_at
         else:
-            if not self.original.has_task(task.name):
+            if task.name not in self.original.by_task:
                 self.live = self.lm = None  # both models may not fit in memory
             original_states = self.original.read(task.name, batches)
             model_logits = self._logits_by_batch(batches, on_read)
@@ -230,8 +225,7 @@ class ModelRunner:
     def _logits_by_batch(
         self, batches: list[Tensor], on_read: Callable[[int], None]
     ) -> Callable[[int], LogitsAt]:
-        """A function from a batch's number to its logits. Layerwise, all batches are read at once,
-        so that each weight is read from disk once."""
+        """Batch number -> its logits; layerwise, all are read at once, each weight once."""
         storage = self.storage
         if self.options.layerwise:
             with stored_states(self._load_model(), storage):

@@ -1,6 +1,8 @@
-"""Task -> its samples: rows written for lm-eval, or token ids."""
+"""Task -> its samples: rows for lm-eval, or token ids; warns of text that a model has seen."""
 
 import hashlib
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,8 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..artifacts.origin import read_seen_texts
+from ..artifacts.steps import DataSource
 from ..errors import StatetrimError
 from ..runtime.corpus import Corpus
+from ..storage.checkpoint import Checkpoint
 from ..tasks import Row, Task, prepare_rows, recall, wikitext_pages, write_definition
 from . import harness
 
@@ -97,8 +102,7 @@ def _agreement_ids(task: Task, data: Path | None, tokenizer: Any, limit: int | N
 
 
 def _token_spans(tokenizer: Any) -> recall.Spans:
-    """A function from a text to the [start, end) characters of each of its tokens. It raises
-    StatetrimError if the tokenizer is not a fast one."""
+    """Text -> the [start, end) characters of its tokens; refuses a slow tokenizer."""
 
     def spans(text: str) -> list[tuple[int, int]]:
         if not tokenizer.is_fast:
@@ -107,3 +111,61 @@ def _token_spans(tokenizer: Any) -> recall.Spans:
         return [(int(start), int(end)) for start, end in encoding["offset_mapping"]]
 
     return spans
+
+
+_MAX_TOKENS_READ = 2**23  # of a longer text only the name is compared
+_MAX_TEXTS = 16  # per model: each text in its records is read, and the records are not trusted
+
+logger = logging.getLogger("statetrim")
+
+
+def warn_of_seen_text(models: Mapping[str, Checkpoint], source: SampleSource) -> None:
+    """Log which models have seen some of the evaluated text, and how many tokens to skip."""
+    if source.text is None:
+        return
+    first = source.text.start + source.skip
+    evaluated = range(first, first + source.text_tokens)
+    names, most_seen = [], 0
+    for name, model in models.items():
+        tokens_seen = _seen_until(model, source.text.whole, evaluated)
+        if tokens_seen:
+            names.append(name)
+            most_seen = max(most_seen, tokens_seen)
+    if names:
+        logger.warning(
+            "warning: %s was calibrated or trained on the start of %s; to measure on new text, use "
+            "--skip %d",
+            " and ".join(names),
+            source.text.text,
+            most_seen,
+        )
+
+
+def _seen_until(model: Checkpoint, corpus: Corpus, evaluated: range) -> int:
+    """Where the part of a text ends that the model has seen; 0 if none of `evaluated`."""
+    records = [*dict.fromkeys(read_seen_texts(model))][:_MAX_TEXTS]
+    overlapping = [r for r in records if r.end > evaluated.start and r.source.skip < evaluated.stop]
+    if not overlapping:
+        return 0  # without reading any text
+    end, overlaps = 0, False
+    for record in records:
+        if _holds_recorded_tokens(record.source, corpus):
+            end = max(end, record.end)
+            overlaps = overlaps or record in overlapping
+    return end if overlaps else 0
+
+
+def _holds_recorded_tokens(record: DataSource, corpus: Corpus) -> bool:
+    """Whether a text source has, where `record` says, the tokens whose digest the record holds.
+
+    The file may have been moved, and another may have its name. False if the source is too short or
+    cannot be read. If the recorded part ends beyond _MAX_TOKENS_READ tokens, only the names are
+    compared.
+    """
+    if record.skip + record.tokens > _MAX_TOKENS_READ:
+        return record.text == str(corpus.text)
+    try:
+        text_sequences = corpus.read(tokens=record.tokens, length=record.length, skip=record.skip)
+    except StatetrimError:  # the text is shorter than what the record describes
+        return False
+    return bool(text_sequences.lineage["digest"] == record.digest)

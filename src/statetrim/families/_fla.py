@@ -10,7 +10,6 @@ from ..errors import StatetrimError
 from ..geometry import ChannelRows, Geometry, Role, row_indices
 from ..maths.units import is_integer_list
 from .contract import (
-    MAX_LAYERS,
     NO_KV_CACHE,
     Config,
     Family,
@@ -18,6 +17,7 @@ from .contract import (
     RuntimeName,
     bool_field,
     int_field,
+    num_layers,
 )
 
 PROJECTIONS = tuple(f"{name}_proj" for name in "qkvogab")
@@ -61,7 +61,7 @@ class FlaFamily(Family):
 def linear_layers(config: Config, default_total: int) -> tuple[int, ...]:
     """All layers except the softmax layers that `attn` (an object or a list of objects) lists.
     Refuses a config without linear layers."""
-    total = int_field(config, "num_hidden_layers", default=default_total, maximum=MAX_LAYERS)
+    total = num_layers(config, default_total)
     softmax_layers: set[int] = set()
     attn = config.get("attn")
     for attn_config in attn if isinstance(attn, list) else [attn]:
@@ -91,7 +91,7 @@ def conv_fields(
     """The convolution fields of `Geometry`; empty for a model without short convolutions."""
     if not bool_field(config, "use_short_conv", default):
         return {}
-    width = int_field(config, "conv_size", default=4, maximum=1024)
+    width = int_field(config, "conv_size", default=4)
     return {"conv_key_heads": key_heads, "conv_value_heads": value_heads, "conv_width": width}
 
 

@@ -1,17 +1,7 @@
 """Shared by the Gated DeltaNet families of transformers: their `linear_*` config fields."""
 
 from ..geometry import ChannelRows, Geometry, row_indices
-from .contract import (
-    MAX_CHANNELS,
-    MAX_HEADS,
-    MAX_LAYERS,
-    Config,
-    Family,
-    int_field,
-    layer_types_field,
-    layers_of_type,
-    validated_geometry,
-)
+from .contract import Config, Family, int_field, layer_types_field, layers_of_type, num_layers
 from .recurrences import Recurrence, delta_rule
 
 
@@ -27,21 +17,17 @@ class LinearFieldsFamily(Family):
 
 def linear_geometry(config: Config) -> Geometry:
     """The geometry from the `linear_*` fields, with the defaults of the stock classes."""
-    key_heads = int_field(config, "linear_num_key_heads", default=16, maximum=MAX_HEADS)
-    value_heads = int_field(config, "linear_num_value_heads", default=32, maximum=MAX_HEADS)
-    return validated_geometry(
-        Geometry(
-            layers=linear_layers(config),
-            num_k_heads=key_heads,
-            num_v_heads=value_heads,
-            head_k_dim=int_field(config, "linear_key_head_dim", default=128, maximum=MAX_CHANNELS),
-            head_v_dim=int_field(
-                config, "linear_value_head_dim", default=128, maximum=MAX_CHANNELS
-            ),
-            conv_key_heads=2 * key_heads,
-            conv_value_heads=value_heads,
-            conv_width=int_field(config, "linear_conv_kernel_dim", default=4, maximum=1024),
-        )
+    key_heads = int_field(config, "linear_num_key_heads", default=16)
+    value_heads = int_field(config, "linear_num_value_heads", default=32)
+    return Geometry(
+        layers=linear_layers(config),
+        num_k_heads=key_heads,
+        num_v_heads=value_heads,
+        head_k_dim=int_field(config, "linear_key_head_dim", default=128),
+        head_v_dim=int_field(config, "linear_value_head_dim", default=128),
+        conv_key_heads=2 * key_heads,
+        conv_value_heads=value_heads,
+        conv_width=int_field(config, "linear_conv_kernel_dim", default=4),
     )
 
 
@@ -50,7 +36,7 @@ def linear_layers(config: Config) -> tuple[int, ...]:
     `full_attention_interval`-th. Refuses a model without any."""
     layer_types = layer_types_field(config, "layer_types")
     if layer_types is None:
-        total = int_field(config, "num_hidden_layers", maximum=MAX_LAYERS)
+        total = num_layers(config)
         interval = int_field(config, "full_attention_interval", default=4)
         layer_types = ["linear_attention" if (i + 1) % interval else "other" for i in range(total)]
     return layers_of_type(layer_types, "linear_attention")

@@ -6,17 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from ..errors import StatetrimError
-from ..geometry import ChannelRows, Geometry
+from ..geometry import MAX_LAYERS, ChannelRows, Geometry
 from ..maths.units import is_integer_list
 from .recurrences import Recurrence
 
 Config = dict[str, Any]
 
-MAX_LAYERS = 4096
-MAX_HEADS = 4096
-MAX_CHANNELS = 65536
-_MAX_NUMBER = 2**24  # of any other field
-_MAX_ROWS = 2**20  # heads x channels: limits the memory of row tables for untrusted configs
+_MAX_NUMBER = 2**24  # of any field
 
 RuntimeName = Literal["transformers", "fla", "portable"]
 
@@ -58,6 +54,8 @@ class Family(ABC):
     """Names by which the mixer's module calls its kernels; calibration and analysis hook these."""
     query_and_key: ClassVar[tuple[tuple[str, str], ...]] = (("q", "k"), ("query", "key"))
     """Possible names of a kernel's query and key arguments; the first pair it receives is used."""
+    other_keys: ClassVar[tuple[str, ...]] = ()
+    """Further arguments with key channels, where a kernel has them."""
     positional_arguments: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Kernel -> names of its positional arguments, where its signature does not show them."""
     normalizes_keys: ClassVar[bool] = True
@@ -147,6 +145,12 @@ def geometry_of(family: Family, config: Config) -> Geometry:
     """The geometry of a config, including widths by layer (`LAYER_WIDTHS_FIELD`). Refuses widths
     that do not match the config's layers and stock fields."""
     geometry = family.geometry(config)
+    try:
+        geometry.check()
+    except ValueError as error:
+        raise StatetrimError(
+            f"config.json asks for a state that no real model has: {error}"
+        ) from None
     widths = config.get(LAYER_WIDTHS_FIELD)
     if widths is None:
         return geometry
@@ -239,6 +243,11 @@ def int_field(
     return default
 
 
+def num_layers(config: Config, default: int | None = None) -> int:
+    """The number of decoder layers; `default` is that of the stock class."""
+    return int_field(config, "num_hidden_layers", default=default, maximum=MAX_LAYERS)
+
+
 def float_field(config: Config, name: str, default: float) -> float:
     """A positive number below 2**24 from the config field `name`, or `default` if it is absent;
     refuses other values."""
@@ -302,7 +311,7 @@ def layer_types_field(config: Config, name: str) -> list[str] | None:
         or not all(isinstance(layer_type, str) for layer_type in value)
     ):
         raise StatetrimError(f"config field {name!r} must list the kind of every layer")
-    total = int_field(config, "num_hidden_layers", default=len(value), maximum=MAX_LAYERS)
+    total = num_layers(config, len(value))
     if total != len(value):
         raise StatetrimError(
             f"config field {name!r} lists {len(value)} layers, 'num_hidden_layers' {total}"
@@ -336,7 +345,7 @@ def num_softmax_layers(config: Config, geometry: Geometry, default: int | None =
     layer_types = layer_types or layer_types_field(config, "layers_block_type")
     if layer_types is not None:
         return len(layer_types) - len(geometry.layers)
-    total = int_field(config, "num_hidden_layers", default=default, maximum=MAX_LAYERS)
+    total = num_layers(config, default)
     return total - len(geometry.layers)
 
 
@@ -352,31 +361,11 @@ def attention_kv_cache_size(
     """The KV cache of `layers` layers of ordinary attention, from its usual config fields. `heads`
     and `default_*` are the stock class's defaults; None means one KV head per query head, and the
     hidden size divided by the heads."""
-    heads = int_field(config, "num_attention_heads", default=heads, maximum=MAX_HEADS)
-    kv_heads = int_field(
-        config, "num_key_value_heads", default=default_kv_heads or heads, maximum=MAX_HEADS
-    )
+    heads = int_field(config, "num_attention_heads", default=heads)
+    kv_heads = int_field(config, "num_key_value_heads", default=default_kv_heads or heads)
     width_per_head = max(1, int_field(config, "hidden_size", default=default_hidden_size) // heads)
-    width = int_field(
-        config, "head_dim", default=default_head_dim or width_per_head, maximum=MAX_CHANNELS
-    )
+    width = int_field(config, "head_dim", default=default_head_dim or width_per_head)
     return KVCacheSize(layers, 2 * kv_heads * width, kv_heads)
-
-
-def validated_geometry(geometry: Geometry) -> Geometry:
-    """Returns `geometry`; refuses head counts and widths that no real model has."""
-    if geometry.num_v_heads % geometry.num_k_heads:
-        raise StatetrimError(
-            f"the config has {geometry.num_v_heads} value heads for {geometry.num_k_heads} key "
-            f"heads, which is not a whole number for each"
-        )
-    for channels in (geometry.head_k_dim, geometry.head_v_dim):
-        if not 1 <= geometry.num_v_heads * channels <= _MAX_ROWS:
-            raise StatetrimError(
-                f"the config asks for {geometry.num_v_heads} heads of {channels} channels, "
-                f"which no real model has"
-            )
-    return geometry
 
 
 def _short_repr(value: object) -> str:

@@ -1,10 +1,9 @@
 """DeltaNet (fla): the config gives widths as multiples of the hidden size."""
 
 from ..errors import StatetrimError
-from ..geometry import ChannelRows, Geometry
+from ..geometry import ChannelRows, Geometry, head_rows_from_channels, per_head_rows
 from ._fla import HEAD_GATES, FlaFamily, conv_fields, linear_layers, query_key_rows, value_rows
-from ._heads import head_rows_from_channels, per_head_rows
-from .contract import MAX_HEADS, Config, float_field, int_field, validated_geometry
+from .contract import Config, float_field, int_field
 from .recurrences import Recurrence, delta_rule
 
 
@@ -15,16 +14,14 @@ class DeltaNet(FlaFamily):
     kernels = ("chunk_delta_rule", "fused_recurrent_delta_rule")
 
     def geometry(self, config: Config) -> Geometry:
-        heads = int_field(config, "num_heads", default=16, maximum=MAX_HEADS)
-        return validated_geometry(
-            Geometry(
-                layers=linear_layers(config, default_total=24),
-                num_k_heads=heads,
-                num_v_heads=heads,
-                head_k_dim=head_dim(config, "expand_k", heads),
-                head_v_dim=head_dim(config, "expand_v", heads),
-                **conv_fields(config, 2 * heads, heads),
-            )
+        heads = int_field(config, "num_heads", default=16)
+        return Geometry(
+            layers=linear_layers(config, default_total=24),
+            num_k_heads=heads,
+            num_v_heads=heads,
+            head_k_dim=head_dim(config, "expand_k", heads),
+            head_v_dim=head_dim(config, "expand_v", heads),
+            **conv_fields(config, 2 * heads, heads),
         )
 
     def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:

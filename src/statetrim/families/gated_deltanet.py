@@ -1,7 +1,7 @@
 """Gated DeltaNet (also preconditioned), Comba and Gated DeltaProduct (fla): the key width is
 `head_dim`, the value width `head_dim * expand_v`."""
 
-from ..geometry import ChannelRows, Geometry, row_indices
+from ..geometry import ChannelRows, Geometry, head_rows_from_channels, per_head_rows, row_indices
 from ._fla import (
     HEAD_GATES,
     PRECONDITIONER_HEAD_REFUSAL,
@@ -15,8 +15,7 @@ from ._fla import (
     query_key_rows,
     value_rows,
 )
-from ._heads import head_rows_from_channels, per_head_rows
-from .contract import MAX_CHANNELS, MAX_HEADS, Config, float_field, int_field, validated_geometry
+from .contract import Config, float_field, int_field
 from .recurrences import Recurrence, delta_rule
 
 
@@ -35,10 +34,11 @@ class GatedDeltaNet(FlaFamily):
         "chunk_precond_gated_delta_rule",
         "fused_recurrent_precond_gated_delta_rule",
     )
+    other_keys = ("p",)  # Comba's
     projections = (*PROJECTIONS, "a_atk_proj", "b_atk_proj")
 
     def geometry(self, config: Config) -> Geometry:
-        heads = int_field(config, "num_heads", default=6, maximum=MAX_HEADS)
+        heads = int_field(config, "num_heads", default=6)
         # DeltaProduct's model class never passes num_v_heads on to its layers.
         is_delta_product = config.get("model_type") == "gated_deltaproduct"
         value_heads = heads if is_delta_product else num_value_heads(config, heads)
@@ -84,7 +84,7 @@ class GatedDeltaNet(FlaFamily):
 
 def num_value_heads(config: Config, heads: int) -> int:
     """`num_v_heads`; by default as many as key heads."""
-    return int_field(config, "num_v_heads", default=heads, maximum=MAX_HEADS)
+    return int_field(config, "num_v_heads", default=heads)
 
 
 def householder_steps(config: Config) -> int:
@@ -106,16 +106,14 @@ def head_dim_geometry(
 ) -> Geometry:
     """The geometry of a config with `head_dim` and `expand_v`. The convolutions have the keys and
     values of `steps` Householder steps. Refuses a value width that is not whole."""
-    dim = int_field(config, "head_dim", default=default_dim, maximum=MAX_CHANNELS)
-    return validated_geometry(
-        Geometry(
-            layers=layers,
-            num_k_heads=heads,
-            num_v_heads=value_heads,
-            head_k_dim=dim,
-            head_v_dim=head_v_dim(config, dim, float_field(config, "expand_v", default_expand)),
-            **conv_fields(config, (1 + steps) * heads, steps * value_heads),
-        )
+    dim = int_field(config, "head_dim", default=default_dim)
+    return Geometry(
+        layers=layers,
+        num_k_heads=heads,
+        num_v_heads=value_heads,
+        head_k_dim=dim,
+        head_v_dim=head_v_dim(config, dim, float_field(config, "expand_v", default_expand)),
+        **conv_fields(config, (1 + steps) * heads, steps * value_heads),
     )
 
 

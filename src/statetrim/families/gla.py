@@ -4,10 +4,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from ..geometry import ChannelRows, Geometry, Role, row_indices
+from ..geometry import ChannelRows, Geometry, Role, head_rows_from_channels, row_indices
 from ._fla import HEAD_GATES, PROJECTIONS, FlaFamily, conv_fields, linear_layers, v_proj_rows
-from ._heads import head_rows_from_channels
-from .contract import MAX_HEADS, Config, int_field, validated_geometry
+from .contract import Config, int_field
 from .delta_net import head_dim
 
 
@@ -19,18 +18,16 @@ class GLA(FlaFamily):
     projections = (*PROJECTIONS, "gk_proj.0", "gk_proj.1")
 
     def geometry(self, config: Config) -> Geometry:
-        heads = int_field(config, "num_heads", default=4, maximum=MAX_HEADS)
-        key_heads = int_field(config, "num_kv_heads", default=heads, maximum=MAX_HEADS)
-        return validated_geometry(
-            Geometry(
-                layers=linear_layers(config, default_total=24),
-                num_k_heads=key_heads,
-                num_v_heads=heads,  # keys and values are repeated: one state per query head
-                head_k_dim=head_dim(config, "expand_k", heads, default=0.5),
-                head_v_dim=head_dim(config, "expand_v", heads),
-                shared_values=heads // key_heads or 1,
-                **conv_fields(config, heads + key_heads, key_heads, default=False),
-            )
+        heads = int_field(config, "num_heads", default=4)
+        key_heads = int_field(config, "num_kv_heads", default=heads)
+        return Geometry(
+            layers=linear_layers(config, default_total=24),
+            num_k_heads=key_heads,
+            num_v_heads=heads,  # keys and values are repeated: one state per query head
+            head_k_dim=head_dim(config, "expand_k", heads, default=0.5),
+            head_v_dim=head_dim(config, "expand_v", heads),
+            shared_values=heads // key_heads or 1,
+            **conv_fields(config, heads + key_heads, key_heads, default=False),
         )
 
     def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:

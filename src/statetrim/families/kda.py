@@ -1,6 +1,6 @@
 """Kimi Delta Attention (fla), also preconditioned: every key channel has its own decay gate."""
 
-from ..geometry import ChannelRows, Geometry, row_indices
+from ..geometry import ChannelRows, Geometry, head_rows_from_channels, per_head_rows, row_indices
 from ._fla import (
     HEAD_GATES,
     PRECONDITIONER_HEAD_REFUSAL,
@@ -11,9 +11,8 @@ from ._fla import (
     query_key_rows,
     v_proj_rows,
 )
-from ._heads import head_rows_from_channels, per_head_rows
 from ._refused import GATE_RANK_REFUSAL
-from .contract import MAX_HEADS, Config, int_field
+from .contract import Config, int_field
 from .gated_deltanet import head_dim_geometry, num_value_heads, resized_head_dim_config
 from .recurrences import Recurrence, delta_rule
 
@@ -42,7 +41,7 @@ class KDA(FlaFamily):
     projections = (*PROJECTIONS, "b_atk_proj", "f_proj.0", "f_proj.1", "g_proj.0", "g_proj.1")
 
     def geometry(self, config: Config) -> Geometry:
-        heads = int_field(config, "num_heads", default=16, maximum=MAX_HEADS)
+        heads = int_field(config, "num_heads", default=16)
         return head_dim_geometry(
             config,
             layers=linear_layers(config, default_total=24),

@@ -2,14 +2,10 @@
 
 from dataclasses import replace
 
-from ..geometry import ChannelRows, Geometry, row_indices
+from ..geometry import ChannelRows, Geometry, head_rows_from_channels, per_head_rows, row_indices
 from ._fla import query_key_rows, v_proj_rows
-from ._heads import head_rows_from_channels, per_head_rows
 from ._refused import ONE_WIDTH_REFUSAL
 from .contract import (
-    MAX_CHANNELS,
-    MAX_HEADS,
-    MAX_LAYERS,
     Config,
     Family,
     KVCacheSize,
@@ -18,8 +14,8 @@ from .contract import (
     layer_types_field,
     layers_of_type,
     nested_config,
+    num_layers,
     num_softmax_layers,
-    validated_geometry,
 )
 from .recurrences import Recurrence, delta_rule
 
@@ -57,21 +53,19 @@ class KimiLinear(Family):
         default = 32 if config["model_type"] == "kimi_linear" else 64
         fields = config | nested
         head_names = ("num_heads", "linear_num_heads")
-        heads = int_field(fields, *head_names, default=default, maximum=MAX_HEADS)
+        heads = int_field(fields, *head_names, default=default)
         default_dim = int_field(config, "linear_head_dim", default=128)
-        dim = int_field(nested, "head_dim", default=default_dim, maximum=MAX_CHANNELS)
+        dim = int_field(nested, "head_dim", default=default_dim)
         conv_names = ("short_conv_kernel_size", "linear_conv_kernel_dim")
-        return validated_geometry(
-            Geometry(
-                layers=_linear_layers(config, nested),
-                num_k_heads=heads,
-                num_v_heads=heads,
-                head_k_dim=dim,
-                head_v_dim=dim,
-                conv_key_heads=2 * heads,
-                conv_value_heads=heads,
-                conv_width=int_field(fields, *conv_names, default=4, maximum=1024),
-            )
+        return Geometry(
+            layers=_linear_layers(config, nested),
+            num_k_heads=heads,
+            num_v_heads=heads,
+            head_k_dim=dim,
+            head_v_dim=dim,
+            conv_key_heads=2 * heads,
+            conv_value_heads=heads,
+            conv_width=int_field(fields, *conv_names, default=4),
         )
 
     def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
@@ -122,8 +116,8 @@ class KimiLinear(Family):
         for GLM-5-Next, whose indexer has caches of its own."""
         if config["model_type"] != "kimi_linear":
             return None
-        latent = int_field(config, "kv_lora_rank", default=512, maximum=MAX_CHANNELS)
-        rotary = int_field(config, "qk_rope_head_dim", default=64, maximum=MAX_CHANNELS)
+        latent = int_field(config, "kv_lora_rank", default=512)
+        rotary = int_field(config, "qk_rope_head_dim", default=64)
         layers = num_softmax_layers(config, geometry, default=27)
         return KVCacheSize(layers, latent + rotary, latent=True)
 
@@ -153,9 +147,9 @@ def _linear_layers(config: Config, nested: Config) -> tuple[int, ...]:
     if config["model_type"] == "kimi_linear":
         if kda_layers:
             return tuple(layer - 1 for layer in kda_layers if layer)  # counted from 1 on the hub
-        total = int_field(config, "num_hidden_layers", default=27, maximum=MAX_LAYERS)
+        total = num_layers(config, 27)
         return tuple(i for i in range(total) if not i or i % 4)
-    total = int_field(config, "num_hidden_layers", default=45, maximum=MAX_LAYERS)
+    total = num_layers(config, 45)
     return tuple(i for i in range(total) if i % 4 != 3)
 
 

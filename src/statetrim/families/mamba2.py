@@ -10,11 +10,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..errors import StatetrimError
-from ..geometry import ChannelRows, Geometry, Role, row_indices
+from ..geometry import MAX_LAYERS, ChannelRows, Geometry, Role, row_indices
 from .contract import (
-    MAX_CHANNELS,
-    MAX_HEADS,
-    MAX_LAYERS,
     NO_KV_CACHE,
     Config,
     Family,
@@ -26,8 +23,8 @@ from .contract import (
     layer_types_field,
     layers_of_type,
     nested_text_config,
+    num_layers,
     num_softmax_layers,
-    validated_geometry,
 )
 from .recurrences import Recurrence, mamba2
 
@@ -148,21 +145,17 @@ class Mamba2(Family):
     def geometry(self, config: Config) -> Geometry:
         config = _text_config(config)
         fields = FIELDS_BY_TYPE[config["model_type"]]
-        groups = int_field(config, *fields.groups, default=fields.default_groups, maximum=MAX_HEADS)
+        groups = int_field(config, *fields.groups, default=fields.default_groups)
         heads, head_dim = _heads_and_width(config, fields)
-        return validated_geometry(
-            Geometry(
-                layers=_linear_layers(config, fields),
-                num_k_heads=groups,
-                num_v_heads=heads,
-                head_k_dim=int_field(
-                    config, fields.state, default=fields.default_state, maximum=MAX_CHANNELS
-                ),
-                head_v_dim=head_dim,
-                conv_key_heads=2 * groups,
-                conv_value_heads=heads,
-                conv_width=int_field(config, *fields.conv, default=4, maximum=1024),
-            )
+        return Geometry(
+            layers=_linear_layers(config, fields),
+            num_k_heads=groups,
+            num_v_heads=heads,
+            head_k_dim=int_field(config, fields.state, default=fields.default_state),
+            head_v_dim=head_dim,
+            conv_key_heads=2 * groups,
+            conv_value_heads=heads,
+            conv_width=int_field(config, *fields.conv, default=4),
         )
 
     def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
@@ -305,17 +298,12 @@ def _heads_and_width(config: Config, fields: ConfigFields) -> tuple[int, int]:
         inner = int(float_field(config, fields.expand, 2.0) * hidden)
     has_head_dim = fields.head_dim and config.get(fields.head_dim) not in (None, "auto")
     if has_head_dim or (fields.default_head_dim and config.get(fields.heads) is None):
-        dim = int_field(
-            config, str(fields.head_dim), default=fields.default_head_dim, maximum=MAX_CHANNELS
-        )
+        dim = int_field(config, str(fields.head_dim), default=fields.default_head_dim)
         heads = int_field(
-            config,
-            fields.heads,
-            default=fields.default_heads or max(1, inner // dim),
-            maximum=MAX_HEADS,
+            config, fields.heads, default=fields.default_heads or max(1, inner // dim)
         )
         return heads, dim
-    heads = int_field(config, fields.heads, default=fields.default_heads, maximum=MAX_HEADS)
+    heads = int_field(config, fields.heads, default=fields.default_heads)
     if inner % heads:
         raise StatetrimError(
             f"config field {fields.heads!r} = {heads} does not divide the inner width {inner}"
@@ -331,7 +319,7 @@ def _linear_layers(config: Config, fields: ConfigFields) -> tuple[int, ...]:
     layer_types = layer_types_field(config, fields.layer_types) if fields.layer_types else None
     if layer_types is not None:
         return layers_of_type(layer_types, "linear_attention", "mamba")
-    total = int_field(config, "num_hidden_layers", maximum=MAX_LAYERS)
+    total = num_layers(config)
     softmax_layers = layer_indices_field(config, "attn_layer_indices")
     layer_types = ["other" if i in softmax_layers else "mamba" for i in range(total)]
     return layers_of_type(layer_types, "mamba")
@@ -360,9 +348,9 @@ def _zamba2_kv_cache_size(config: Config) -> KVCacheSize | None:
     layer_types = layer_types_field(config, "layers_block_type")
     if layer_types is None:
         return None
-    heads = int_field(config, "num_attention_heads", default=32, maximum=MAX_HEADS)
+    heads = int_field(config, "num_attention_heads", default=32)
     width = max(1, 2 * int_field(config, "hidden_size", default=2560) // heads)
-    width = int_field(config, "attention_head_dim", default=width, maximum=MAX_CHANNELS)
+    width = int_field(config, "attention_head_dim", default=width)
     return attention_kv_cache_size(config | {"head_dim": width}, layer_types.count("hybrid"))
 
 

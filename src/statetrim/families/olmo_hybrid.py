@@ -1,21 +1,17 @@
 """OLMo-Hybrid: separate projections; three convolutions on disk, concatenated in the module."""
 
-from ..geometry import ChannelRows, Geometry
+from ..geometry import ChannelRows, Geometry, head_rows_from_channels, per_head_rows
 from ._fla import HEAD_GATES, PROJECTIONS, query_key_rows, value_rows
-from ._heads import head_rows_from_channels, per_head_rows
 from ._linear_fields import LinearFieldsFamily, resized_linear_config
 from .contract import (
-    MAX_CHANNELS,
-    MAX_HEADS,
-    MAX_LAYERS,
     Config,
     KVCacheSize,
     attention_kv_cache_size,
     int_field,
     layer_types_field,
     layers_of_type,
+    num_layers,
     num_softmax_layers,
-    validated_geometry,
 )
 
 
@@ -30,31 +26,21 @@ class OlmoHybrid(LinearFieldsFamily):
 
     def geometry(self, config: Config) -> Geometry:
         hidden = int_field(config, "hidden_size", default=3840)
-        attention_heads = int_field(config, "num_attention_heads", default=30, maximum=MAX_HEADS)
-        key_heads = int_field(
-            config, "linear_num_key_heads", default=attention_heads, maximum=MAX_HEADS
-        )
-        value_heads = int_field(
-            config, "linear_num_value_heads", default=attention_heads, maximum=MAX_HEADS
-        )
+        attention_heads = int_field(config, "num_attention_heads", default=30)
+        key_heads = int_field(config, "linear_num_key_heads", default=attention_heads)
+        value_heads = int_field(config, "linear_num_value_heads", default=attention_heads)
         default_dim = max(1, int(0.75 * hidden / key_heads))
-        head_k_dim = int_field(
-            config, "linear_key_head_dim", default=default_dim, maximum=MAX_CHANNELS
-        )
-        head_v_dim = int_field(
-            config, "linear_value_head_dim", default=2 * head_k_dim, maximum=MAX_CHANNELS
-        )
-        return validated_geometry(
-            Geometry(
-                layers=layers_of_type(_layer_types(config), "linear_attention"),
-                num_k_heads=key_heads,
-                num_v_heads=value_heads,
-                head_k_dim=head_k_dim,
-                head_v_dim=head_v_dim,
-                conv_key_heads=2 * key_heads,
-                conv_value_heads=value_heads,
-                conv_width=int_field(config, "linear_conv_kernel_dim", default=4, maximum=1024),
-            )
+        head_k_dim = int_field(config, "linear_key_head_dim", default=default_dim)
+        head_v_dim = int_field(config, "linear_value_head_dim", default=2 * head_k_dim)
+        return Geometry(
+            layers=layers_of_type(_layer_types(config), "linear_attention"),
+            num_k_heads=key_heads,
+            num_v_heads=value_heads,
+            head_k_dim=head_k_dim,
+            head_v_dim=head_v_dim,
+            conv_key_heads=2 * key_heads,
+            conv_value_heads=value_heads,
+            conv_width=int_field(config, "linear_conv_kernel_dim", default=4),
         )
 
     def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
@@ -78,7 +64,7 @@ def _layer_types(config: Config) -> list[str]:
     than four."""
     layer_types = layer_types_field(config, "layer_types")
     if layer_types is None:
-        total = int_field(config, "num_hidden_layers", default=32, maximum=MAX_LAYERS)
+        total = num_layers(config, 32)
         layer_types = ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(total)]
         if "full_attention" not in layer_types:
             layer_types[-1] = "full_attention"

@@ -5,8 +5,7 @@ MiniCPM-V 4.6 and 4.7 and MiniCPM-OCR put other vision towers in front of a Qwen
 
 from dataclasses import replace
 
-from ..geometry import ChannelRows, Geometry, row_indices
-from ._heads import head_rows_from_channels, per_head_rows
+from ..geometry import ChannelRows, Geometry, head_rows_from_channels, per_head_rows, row_indices
 from ._linear_fields import (
     LinearFieldsFamily,
     contiguous_conv_rows,
@@ -15,7 +14,6 @@ from ._linear_fields import (
     resized_linear_config,
 )
 from .contract import (
-    MAX_CHANNELS,
     Config,
     KVCacheSize,
     attention_kv_cache_size,
@@ -78,7 +76,7 @@ class Qwen35(LinearFieldsFamily):
             default_head_dim=256,
         )
         # Qwen4-Exp caches the keys of its indexer as well.
-        indexer_width = int_field(text, "indexer_head_dim", default=0, maximum=MAX_CHANNELS)
+        indexer_width = int_field(text, "indexer_head_dim", default=0)
         return replace(cache_size, numel=cache_size.numel + indexer_width)
 
     def _text_config(self, config: Config) -> Config:

@@ -1,7 +1,6 @@
 """Qwen3-Next: one projection for q, k, v and z, interleaved by key head."""
 
-from ..geometry import ChannelRows, Geometry, row_indices
-from ._heads import head_rows_from_channels, per_head_rows
+from ..geometry import ChannelRows, Geometry, head_rows_from_channels, per_head_rows, row_indices
 from ._linear_fields import (
     LinearFieldsFamily,
     contiguous_conv_rows,

@@ -12,6 +12,7 @@ from math import prod
 import torch
 
 from ..runtime.placement import Placement, free_gpu_memory
+from ..serving.state_size import weight_bytes
 from ..storage.checkpoint import Checkpoint
 
 _DISK_BYTES_PER_SECOND = 1e9  # a common SSD; not measured
@@ -67,11 +68,6 @@ def needs_streaming(model: Checkpoint, copies: int, memory: int) -> bool:
     """Whether `copies` of the weights take more than 70 % of `memory` bytes; activations need the
     rest."""
     return copies * weight_bytes(model) > _WEIGHT_FRACTION * memory
-
-
-def weight_bytes(model: Checkpoint) -> int:
-    """Bytes of all tensors of the checkpoint."""
-    return sum(tensor.nbytes for _, tensor in model.tensors.values())
 
 
 def reading_seconds(

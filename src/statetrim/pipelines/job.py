@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..artifacts.header import header
+from ..artifacts.record import header
 from ..defaults import HEAD_METHOD
 from ..errors import StatetrimError
 from ..geometry import Geometry

@@ -102,7 +102,7 @@ class TrimOptions(Devices):
         """Raise StatetrimError for a placement or a state dtype that is not valid."""
         super().check()
         if self.state_dtype is not None:
-            from ..runtime.states.stored import StateStorage  # imports torch
+            from ..runtime.states import StateStorage  # imports torch
 
             StateStorage(self.state_dtype)
 
@@ -143,7 +143,8 @@ class SensitivityOptions(Placement, ProgressOptions):
         default=VALUE_METHOD, help="Selection method for value channels.", check=checks.method
     )
     calibration_tokens: int = option(default=2**15, help="Tokens to choose channels on.")
-    windows: int = option(default=64, help="Windows of 256 tokens to measure.")
+    windows: int = option(default=64, help="Windows of text to measure.")
+    length: int = option(default=256, help="Tokens per window.", check=checks.at_least_one)
     rows: int = option(default=32, help="Recall sequences of each load.")
     skip: int | str = option(default=0, default_text="0", help=SKIP_HELP, check=checks.token_count)
     batch_size: int = option(

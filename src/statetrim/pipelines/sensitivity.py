@@ -30,10 +30,10 @@ def sensitivity(model: ModelLike, options: SensitivityOptions) -> Sensitivity:
     """Cut each layer alone at each of `widths` on each of `axes`, and measure text and recall.
 
     `axes` None means keys, and values at the widths that the model's config can hold. Channels are
-    chosen on `calibration_tokens` of `text` after `skip`; the `windows` of 256 tokens that are
-    measured follow them, with `rows` recall sequences of each load. The cost is one such evaluation
-    for each layer, width and axis, and a few more. With `out` the run can be interrupted and
-    resumed, and its figure is drawn into the directory `figures`.
+    chosen on `calibration_tokens` of `text` after `skip`; the `windows` of `length` tokens that
+    are measured follow them, with `rows` recall sequences of each load. The cost is one such
+    evaluation for each layer, width and axis, and a few more. With `out` the run can be interrupted
+    and resumed, and its figure is drawn into the directory `figures`.
     """
     figure_paths, draw = _figure_outputs(options.out, options.figures)
     if options.out is not None:
@@ -61,6 +61,7 @@ def sensitivity(model: ModelLike, options: SensitivityOptions) -> Sensitivity:
             plans,
             corpus,
             windows=options.windows,
+            length=options.length,
             rows=options.rows,
             skip=skip + options.calibration_tokens,
             batch_size=options.batch_size,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..artifacts.plan import Plan
-from ..artifacts.record import write_artifact
+from ..artifacts.record import as_fields
 from ..artifacts.scores import Scores
 from ..artifacts.statistics import Statistics
 from ..benchmarking.benchmark import benchmark
@@ -100,7 +100,7 @@ class StageRunner:
         write_text(card, with_measurements(card.read_text(encoding="utf-8"), scores, verdict))
         findings = {"checks": checks, "warnings": list(verdict.warnings)}
         measured = {"measured_from": self.evaluated.start}
-        write_artifact(artifacts_dir / RECORD, "trim", record | findings | measured)
+        write_json(artifacts_dir / RECORD, as_fields(record | findings | measured))
         return final.path
 
     def ensure_refitted(self, pruned: Checkpoint, name: str = REFITTED) -> Checkpoint:

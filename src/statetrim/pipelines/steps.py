@@ -1,6 +1,7 @@
 """The steps of a run of `trim`, with an estimate of what each takes."""
 
 from ..options import takes_options
+from ..serving.state_size import weight_bytes
 from ..storage.models import ModelLike, as_checkpoint
 from . import estimate as cost
 from .estimate import Machine, Step
@@ -27,7 +28,7 @@ def estimate(model: ModelLike, options: TrimOptions) -> list[Step]:
 def steps(job: Job, machine: Machine) -> list[Step]:
     """The steps of `trim` in order, with their estimated costs on `machine`."""
     model, options, after = job.model, job.options, job.after
-    nbytes = cost.weight_bytes(model)
+    nbytes = weight_bytes(model)
     weights, process = _weights_in_memory(job), cost.PROCESS_BYTES
     result = [_calibrate_step(job, machine)] if job.calibrated_methods else []
     result.append(_select_step(job))
@@ -59,7 +60,7 @@ def steps(job: Job, machine: Machine) -> list[Step]:
 
 def _weights_in_memory(job: Job) -> int:
     """Bytes that the weights of one model take in memory; 0 if they are streamed."""
-    return 0 if job.streams_weights else cost.weight_bytes(job.model)
+    return 0 if job.streams_weights else weight_bytes(job.model)
 
 
 def _calibrate_step(job: Job, machine: Machine) -> Step:
@@ -85,14 +86,14 @@ def _select_step(job: Job) -> Step:
 def _refit_step(job: Job, machine: Machine) -> Step:
     model, options, after = job.model, job.options, job.after
     if job.removes_heads:  # uses the statistics of calibration
-        does, nbytes = "output projections, from the same statistics", cost.weight_bytes(model)
+        does, nbytes = "output projections, from the same statistics", weight_bytes(model)
         return Step("refit", does, cost.copying_seconds(nbytes), cost.PROCESS_BYTES, nbytes)
     seconds = 2 * cost.reading_seconds(
         model, job.tokens, options.batch_size, options.length, machine
     )
     width = after.num_v_heads * (model.geometry.head_v_dim + after.head_v_dim)
     moments = 8 * len(after.layers) * after.num_v_heads * after.head_v_dim * width
-    disk = cost.weight_bytes(model) + moments
+    disk = weight_bytes(model) + moments
     memory = cost.PROCESS_BYTES + 2 * _weights_in_memory(job) + moments
     return Step("refit", "output projections, in closed form", seconds, memory, disk)
 
@@ -104,14 +105,14 @@ def _evaluate_step(job: Job, machine: Machine, models: int) -> Step:
     seconds = (2 * models - 1) * cost.reading_seconds(model, tokens, 8, EVAL_LENGTH, machine)
     does = f"{', '.join(options.tasks)} on {models} models, {options.limit} samples a task"
     memory = cost.PROCESS_BYTES + 2 * _weights_in_memory(job)
-    return Step("evaluate", does, seconds, memory, cost.weight_bytes(model))
+    return Step("evaluate", does, seconds, memory, weight_bytes(model))
 
 
 def _comparison_steps(job: Job, machine: Machine) -> list[Step]:
     """The prediction, which runs every mixer once per shape, and pruning, refitting and measuring
     the best; the cut to the chosen one is the result."""
     model, options, count = job.model, job.options, len(job.candidates)
-    nbytes, weights = cost.weight_bytes(model), _weights_in_memory(job)
+    nbytes, weights = weight_bytes(model), _weights_in_memory(job)
     batching = options.batch_size, options.length, machine
     result = []
     if predicts_shapes(job):

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from .delta_net import DeltaNetConfig, DeltaNetForCausalLM, DeltaNetModel
-from .gated_deltanet import GatedDeltaNetConfig, GatedDeltaNetForCausalLM, GatedDeltaNetModel
-from .kda import KDAConfig, KDAForCausalLM, KDAModel
+from .configs import DeltaNetConfig, GatedDeltaNetConfig, KDAConfig
+from .models import (
+    DeltaNetForCausalLM,
+    DeltaNetModel,
+    GatedDeltaNetForCausalLM,
+    GatedDeltaNetModel,
+    KDAForCausalLM,
+    KDAModel,
+)
 
 __all__ = [
     "DeltaNetConfig",
@@ -21,17 +27,14 @@ __all__ = [
     "register",
 ]
 
-MODELS = (
-    (DeltaNetConfig, DeltaNetModel, DeltaNetForCausalLM),
-    (GatedDeltaNetConfig, GatedDeltaNetModel, GatedDeltaNetForCausalLM),
-    (KDAConfig, KDAModel, KDAForCausalLM),
-)
+_CAUSAL_LMS = (DeltaNetForCausalLM, GatedDeltaNetForCausalLM, KDAForCausalLM)
 
 
 def register() -> None:
     """Register these models with transformers' Auto classes. Meant for machines where fla cannot
     run: fla registers the same `model_type`s, and the last registration is used."""
-    for config, model, causal_lm in MODELS:
+    for causal_lm in _CAUSAL_LMS:
+        config = causal_lm.config_class
         AutoConfig.register(config.model_type, config, exist_ok=True)
-        AutoModel.register(config, model, exist_ok=True)
+        AutoModel.register(config, causal_lm.backbone, exist_ok=True)
         AutoModelForCausalLM.register(config, causal_lm, exist_ok=True)

@@ -14,8 +14,7 @@ class PlainConsole(Console):
 
 
 def _plain(segment: Segment) -> Segment:
-    """The segment with spaces for non-printable characters, except newlines; control segments
-    stay."""
+    """The segment with spaces for non-printable characters, except newlines."""
     if segment.control or segment.text.isprintable() or segment.text == "\n":
         return segment
     text = "".join(c if c.isprintable() or c == "\n" else " " for c in segment.text)

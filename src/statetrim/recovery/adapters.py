@@ -5,8 +5,9 @@ An `Update` maps trained parameters to names in the checkpoint, where they are w
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +17,25 @@ from ..errors import StatetrimError
 from ..runtime.live import LiveModel
 from ..storage.checkpoint import Checkpoint
 from ..storage.safetensors_file import DTYPES
-from .coverage import Coverage
 from .options import RecoverOptions
+
+
+@dataclass
+class Coverage:
+    """How much of the live model is trained."""
+
+    layers: int = 0
+    projections: int = 0
+    convolutions: int = 0
+    softmax: tuple[int, int] = (0, 0)  # linear modules: adapted, all
+    mlp: tuple[int, int] = (0, 0)
+    trained_parameters: int = 0
+    all_parameters: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """A dictionary for JSON records."""
+        return asdict(self) | {"softmax": list(self.softmax), "mlp": list(self.mlp)}
+
 
 LayerContext = Callable[[nn.Module], AbstractContextManager[None]]
 Replacement = Callable[[Tensor], Tensor]
@@ -52,13 +70,9 @@ class Update:
         value, start = trained[self.parameters[0]].float(), 0
         for name in self.stored:
             end = start + model.tensors[name][1].shape[0]
-            replacements[name] = partial(_reshape_like, value[start:end])
+            replacements[name] = partial(Tensor.reshape_as, value[start:end])
             start = end
         return replacements
-
-
-def _reshape_like(value: Tensor, reference: Tensor) -> Tensor:
-    return value.reshape(reference.shape)
 
 
 @dataclass
@@ -67,15 +81,6 @@ class Adapters:
 
     updates: list[Update] = field(default_factory=list)
     coverage: Coverage = field(default_factory=Coverage)
-
-
-def check_groups(also: Sequence[str]) -> None:
-    """Raise StatetrimError for a group that is not in EXTRA_GROUPS."""
-    unknown = sorted(set(also) - set(EXTRA_GROUPS))
-    if unknown:
-        raise StatetrimError(
-            f"{unknown[0]!r} cannot be adapted too; choose from {', '.join(EXTRA_GROUPS)}"
-        )
 
 
 def attach_adapters(
@@ -97,12 +102,13 @@ def attach_adapters(
         with nullcontext() if layer_context is None else layer_context(layer):
             mixer = live.mixers.get(number)
             by_group = _linear_by_group(layer, mixer)
-            for group in EXTRA_GROUPS:
-                if group in also and by_group[group]:
+            for group, module_names in by_group.items():
+                if group in also and module_names:
                     root = names[id(layer)]
-                    _inject_lora(layer, root, by_group[group], model, adapters, options)
-            coverage.softmax = _add_counts(coverage.softmax, by_group["softmax"], "softmax" in also)
-            coverage.mlp = _add_counts(coverage.mlp, by_group["mlp"], "mlp" in also)
+                    _inject_lora(layer, root, module_names, model, adapters, options)
+                adapted, total = getattr(coverage, group)
+                adapted += len(module_names) if group in also else 0
+                setattr(coverage, group, (adapted, total + len(module_names)))
             if mixer is not None and number in mixers:
                 adapt_mixer(mixer, names[id(mixer)], model, adapters, options)
     coverage.all_parameters = model.parameters
@@ -135,59 +141,39 @@ def _linear_by_group(layer: nn.Module, mixer: nn.Module | None) -> dict[str, lis
     return by_group
 
 
-def _add_counts(
-    counts: tuple[int, int], modules: Sequence[str], is_adapted: bool
-) -> tuple[int, int]:
-    """(adapted, all) after `modules` of one more layer."""
-    adapted, total = counts
-    return adapted + (len(modules) if is_adapted else 0), total + len(modules)
-
-
 def adapt_mixer(
     mixer: nn.Module, name: str, model: Checkpoint, adapters: Adapters, options: RecoverOptions
 ) -> None:
     """Make one mixer, `name` in the live model, trainable: all its weights, or LoRA on its linear
     modules and its convolutions in full; adds to `adapters`. Raises StatetrimError if the mixer has
     no linear module for LoRA, or one that the family does not list."""
-    if options.whole:
-        _unfreeze_mixer(mixer, name, model, adapters)
-        return
-    linear = _linear_names(mixer)
-    if not linear:
-        raise StatetrimError(f"{name} has no linear module, so there is nothing to adapt")
-    unlisted = sorted(set(linear) - set(model.family.projections))
-    if unlisted:
-        family = type(model.family).__name__
-        raise StatetrimError(
-            f"recovery would miss the linear module {name}.{unlisted[0]}: family {family} does not "
-            f"list it in 'projections'"
-        )
-    _inject_lora(mixer, name, linear, model, adapters, options)
-    for module_name, module in list(mixer.named_modules()):
-        if isinstance(module, nn.Conv1d):
-            full_name = f"{name}.{module_name}"
-            for leaf in ("weight", "bias"):
-                if getattr(module, leaf) is not None:
-                    adapters.updates.append(_unfreeze_parameter(module, full_name, leaf, model))
-            adapters.coverage.convolutions += 1
-    adapters.coverage.layers += 1
-    adapters.coverage.projections += len(linear)
-
-
-def _unfreeze_mixer(mixer: nn.Module, name: str, model: Checkpoint, adapters: Adapters) -> None:
-    """Train every weight of one mixer in full, norms and decays included; adds to `adapters`."""
-    for parameter_path, _ in list(mixer.named_parameters()):
-        module_path, _, leaf = parameter_path.rpartition(".")
+    linear, convolutions = list[str](), dict[str, nn.Conv1d]()
+    for module_name, module in mixer.named_modules():
+        if isinstance(module, nn.Linear):
+            linear.append(module_name)
+        elif isinstance(module, nn.Conv1d):
+            convolutions[module_name] = module
+    trained = [parameter_name for parameter_name, _ in mixer.named_parameters()]
+    if not options.whole:
+        if not linear:
+            raise StatetrimError(f"{name} has no linear module, so there is nothing to adapt")
+        unlisted = sorted(set(linear) - set(model.family.projections))
+        if unlisted:
+            family = type(model.family).__name__
+            raise StatetrimError(
+                f"recovery would miss the linear module {name}.{unlisted[0]}: family {family} does "
+                f"not list it in 'projections'"
+            )
+        _inject_lora(mixer, name, linear, model, adapters, options)
+        trained = [path for path in trained if path.rpartition(".")[0] in convolutions]
+    for path in trained:
+        module_path, _, leaf = path.rpartition(".")
         full_name = f"{name}.{module_path}" if module_path else name
         module = mixer.get_submodule(module_path)
         adapters.updates.append(_unfreeze_parameter(module, full_name, leaf, model))
     adapters.coverage.layers += 1
-    adapters.coverage.projections += len(_linear_names(mixer))
-    adapters.coverage.convolutions += sum(isinstance(m, nn.Conv1d) for m in mixer.modules())
-
-
-def _linear_names(mixer: nn.Module) -> list[str]:
-    return [name for name, module in mixer.named_modules() if isinstance(module, nn.Linear)]
+    adapters.coverage.projections += len(linear)
+    adapters.coverage.convolutions += len(convolutions)
 
 
 def _inject_lora(
@@ -240,8 +226,7 @@ class _Cast(nn.Module):
 
 
 def _unfreeze_parameter(module: nn.Module, name: str, leaf: str, model: Checkpoint) -> Update:
-    """Train the parameter `leaf` of `module`, `name` in the live model, in full. One that is not
-    float32 becomes a parametrization of a float32 parameter."""
+    """Train a parameter in full, in float32: one of another dtype becomes a parametrization."""
     parameter: nn.Parameter = getattr(module, leaf)
     stored = find_stored_names(f"{name}.{leaf}", parameter, model)
     if parameter.dtype == torch.float32:
@@ -279,8 +264,7 @@ def find_stored_names(name: str, value: Tensor, model: Checkpoint) -> tuple[str,
 
 
 def _equals_stored(names: Sequence[str], live_value: Tensor, model: Checkpoint) -> bool:
-    """Whether the stored tensors, concatenated and in the live dtype, have the values of the live
-    parameter, in any shape. False for a stored dtype that cannot be read."""
+    """Whether the stored tensors, concatenated, have the values of the live parameter."""
     for name in names:
         if model.tensors[name][1].dtype not in DTYPES:
             return False

@@ -108,11 +108,15 @@ def is_shard(tensor: Tensor) -> bool:
     )
 
 
-def gather_full(tensor: Tensor) -> Tensor:
-    """The full value on the CPU. Collective for a sharded tensor: every process must call it."""
+def full_value(tensor: Tensor) -> Tensor:
+    """A sharded tensor in full, for which every process must call this; any other as it is."""
     full_tensor: Any = getattr(tensor, "full_tensor", None)
-    value: Tensor = tensor if full_tensor is None else full_tensor()
-    return value.detach().cpu()
+    return tensor if full_tensor is None else full_tensor()
+
+
+def gather_full(tensor: Tensor) -> Tensor:
+    """`full_value` on the CPU."""
+    return full_value(tensor).detach().cpu()
 
 
 def shard_like(value: Tensor, reference: Tensor) -> Tensor:

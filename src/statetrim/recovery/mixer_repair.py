@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from ..errors import StatetrimError
 from ..progress import OnProgress, Progress
+from ..runtime.live import MixerCall, hook_mixers
 from ..runtime.loading import load_live
-from ..runtime.mixers import MixerCall, hook_mixers
 from ..runtime.sequential import LayerPass, LayerWalk
 from ..storage.checkpoint import Checkpoint
 from ..storage.safetensors_file import save_tensors
@@ -102,8 +102,7 @@ class LayerwiseRecovery:
     def _start_training(
         self, number: int, steps: int, recall: RecallRows | None
     ) -> "_MixerTraining":
-        """Load the student's mixer of layer `number`, and make it trainable; seeds torch's global
-        generator. `steps` sets the length of the learning-rate schedule."""
+        """Load the student's mixer of a layer, and make it trainable; seeds torch's generator."""
         mixer = self.mixers[number]
         name = next(name for name, module in self.student.module.named_modules() if module is mixer)
         assert self.student.weights is not None
@@ -174,8 +173,7 @@ class _MixerTraining:
         self._measure_held_out(0)
 
     def _measure_held_out(self, tokens: int) -> None:
-        """Append the error on the held-out call to its curve, with `tokens` as the training tokens
-        so far, and set `stopped` if the error no longer falls."""
+        """Append the error on the held-out call; set `stopped` if it no longer falls."""
         assert self.held_out_call is not None
         all_recall = torch.ones(len(self.held_out_call.output), dtype=torch.bool)
         with torch.no_grad():

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..runtime.corpus import Corpus
     from ..storage.models import ModelLike
     from ..storage.text import Sequences
-    from .coverage import Coverage
+    from .adapters import Coverage
 
 NOT_LAYERWISE = ("temperature", "micro_batch", "save_every", "report_to")
 """Options that layerwise recovery does not use."""

@@ -17,8 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..artifacts.card.model_card import recovered_card
-from ..artifacts.header import header
-from ..artifacts.record import write_artifact
+from ..artifacts.record import as_fields, header
 from ..errors import StatetrimError
 from ..options import as_record, takes_options
 from ..progress import OnProgress, progress_reporter
@@ -27,7 +26,7 @@ from ..runtime.placement import default_device
 from ..storage.atomic import atomic_write
 from ..storage.auxiliary_files import copy_all_but_weights, is_newer
 from ..storage.checkpoint import Checkpoint, open_checkpoint, require_prunable
-from ..storage.json_file import read_json, write_text
+from ..storage.json_file import read_json, write_json, write_text
 from ..storage.models import ModelLike, as_checkpoint
 from ..storage.output import (
     ARTIFACTS,
@@ -41,7 +40,7 @@ from ..storage.output import (
 from ..storage.safetensors_file import patch_shard
 from ..storage.space import check_space, check_writable
 from ..version import __version__
-from .adapters import Adapters, attach_adapters, check_groups
+from .adapters import EXTRA_GROUPS, Adapters, attach_adapters
 from .data import TrainingRows, load_training_rows
 from .fsdp import Sharder, check_launch
 from .options import RecoverOptions, RecoverRunOptions
@@ -113,9 +112,7 @@ class _RecoveryRun:
         return partial_path(self.out)
 
     def recover_in_memory(self) -> None:
-        """Train with the whole model in memory, in as many processes as were launched, and publish
-        the merged checkpoint as `out`. Resumes from `OUT.partial`; does nothing if `out` is
-        complete."""
+        """Train with the whole model in memory, in all launched processes, and publish `out`."""
         from . import trainer as training
 
         options, steps = self.options, len(self.data.ids) // self.options.batch_size
@@ -145,8 +142,7 @@ class _RecoveryRun:
             _barrier()
 
     def recover_layerwise(self) -> None:
-        """Train one mixer after the other, in one process, and publish the merged checkpoint as
-        `out`. Resumes from `OUT.partial`; does nothing if `out` is complete."""
+        """Train one mixer after the other, in one process, and publish `out`."""
         from .mixer_repair import LayerwiseRecovery
 
         assert self.teacher is not None
@@ -171,10 +167,8 @@ class _RecoveryRun:
             yield partial_output
 
     def _build_distillation(self, device: torch.device) -> tuple[Any, Adapters]:
-        """Load student and teacher, and make the student trainable: the model that returns the
-        loss, and what it trains. Raises StatetrimError if their vocabularies differ in size."""
-        from .distillation import Distillation
-        from .logit_head import get_logit_head
+        """Load student and teacher: the model that returns the loss, and what it trains."""
+        from .distillation import Distillation, get_logit_head
 
         options = self.options
         placement = replace(options.placement, device=device, layerwise=options.shard)
@@ -252,28 +246,23 @@ class _RecoveryRun:
         result = require_prunable(open_checkpoint(self.partial, self.student.family))
         assert result.geometry == self.student.geometry
         assert [s.tensors for s in result.shards] == [s.tensors for s in self.student.shards]
-        write_artifact(self.partial / ARTIFACTS / RECORD, "recover", finished_record)
+        write_json(self.partial / ARTIFACTS / RECORD, as_fields(finished_record))
 
     def _publish(self, partial_output: Output) -> None:
         """Delete the training state, keep files that trackers wrote, and rename `OUT.partial`."""
         training = self.partial / TRAINING
         if training.is_dir():
-            _delete_training_state(training)
+            for pattern in STATE_PATTERNS:
+                for path in training.glob(pattern):
+                    if path.is_dir():
+                        shutil.rmtree(path)
+                    else:
+                        path.unlink()
             if any(training.iterdir()):
                 training.rename(self.partial / ARTIFACTS / TRAINING)
             else:
                 training.rmdir()
         partial_output.publish()
-
-
-def _delete_training_state(directory: Path) -> None:
-    """Delete saved steps, hidden states and finished layers; files of trackers stay."""
-    for pattern in STATE_PATTERNS:
-        for path in directory.glob(pattern):
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
 
 
 def _check_options(
@@ -285,8 +274,6 @@ def _check_options(
         require_prunable(teacher)
     if min(options.rank, options.batch_size, options.length) < 1 or not options.alpha > 0:
         raise StatetrimError("rank, alpha, batch size and length must be positive")
-    if not 0 <= options.seed < 2**32:
-        raise StatetrimError(f"a seed must be between 0 and {2**32 - 1}, not {options.seed}")
     largest = max(max(info.shape, default=1) for _, info in student.tensors.values())
     if options.rank > largest:
         raise StatetrimError(
@@ -321,13 +308,16 @@ def _check_options(
             f"the whole model trains on the first GPU that it sees; instead of --device "
             f"{options.device} set CUDA_VISIBLE_DEVICES={placement.input_device.index}"
         )
-    check_groups(options.also)
+    unknown = sorted(set(options.also) - set(EXTRA_GROUPS))
+    if unknown:
+        raise StatetrimError(
+            f"{unknown[0]!r} cannot be adapted too; choose from {', '.join(EXTRA_GROUPS)}"
+        )
     check_launch(options.shard)
 
 
 def _set_batch_sizes(args: Any, batch_size: int, micro_batch: int | None) -> None:
-    """Set in `args` the sequences per forward pass (default: the process's whole share) and the
-    gradient accumulation. Raises StatetrimError if the batch cannot be divided so."""
+    """Set the sequences per forward pass and the gradient accumulation."""
     args._n_gpu = min(1, args.n_gpu)  # one GPU per process: no DataParallel
     micro = micro_batch or batch_size // args.world_size
     if micro < 1 or batch_size % (micro * args.world_size):

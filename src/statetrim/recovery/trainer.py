@@ -16,7 +16,13 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    default_data_collator,
+)
 
 from ..errors import StatetrimError
 from ..maths.units import MIB
@@ -75,12 +81,17 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
         options: RecoverOptions,
         progress: OnProgress,
     ) -> None:
-        tokens_per_step = _global_batch_size(args) * data.ids.shape[1]
+        rows_per_pass = args.per_device_train_batch_size * args.world_size
+        tokens_per_step = rows_per_pass * args.gradient_accumulation_steps * data.ids.shape[1]
+        rows = [{"input_ids": ids} for ids in data.ids]
+        if data.recall is not None:
+            for row, is_recall in zip(rows, data.recall.is_recall, strict=True):
+                row["is_recall"] = is_recall
         super().__init__(
             model=model,
             args=args,
-            train_dataset=_RowDataset(data),
-            data_collator=_collate,
+            train_dataset=rows,
+            data_collator=default_data_collator,
             callbacks=[_ProgressCallback(progress, tokens_per_step, options.shard)],
         )
         self.remove_callback(PrinterCallback)
@@ -167,8 +178,7 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
     # --- checkpoints -----------------------------------------------------------------------------
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write `checkpoint-STEP` in rank 0, and delete earlier ones. Collective: every process
-        must call it."""
+        """Write `checkpoint-STEP` in rank 0, and delete earlier ones; collective."""
         tensors = {f"parameter.{name}": value for name, value in self.gather_trained().items()}
         optimizer_state = self.optimizer.state_dict()
         for number, state in optimizer_state["state"].items():
@@ -258,26 +268,6 @@ def build_trainer(
         raise StatetrimError(f"the run cannot be reported as asked: {reason}") from None
 
 
-class _RowDataset(torch.utils.data.Dataset[dict[str, Tensor]]):
-    def __init__(self, data: TrainingRows) -> None:
-        self.ids, self.is_recall = data.ids, None if data.recall is None else data.recall.is_recall
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __getitem__(self, row: int) -> dict[str, Tensor]:
-        item = {"input_ids": self.ids[row].long()}
-        return item if self.is_recall is None else item | {"is_recall": self.is_recall[row]}
-
-
-def _collate(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """A batch: `input_ids` [rows, length] and, if there is recall, `is_recall` [rows]."""
-    batch = {}
-    for name in rows[0]:
-        batch[name] = torch.stack([row[name] for row in rows])
-    return batch
-
-
 class _HeldOutCallback(TrainerCallback):  # type: ignore[misc]
     """Measures held-out recall during training, and stops when it no longer rises."""
 
@@ -332,12 +322,6 @@ def list_checkpoints(directory: Path) -> list[Path]:
     """The complete checkpoints in `directory`, oldest first."""
     matches = [p for p in directory.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)]
     return sorted(matches, key=lambda path: int(path.name.partition("-")[2]))
-
-
-def _global_batch_size(args: TrainingArguments) -> int:
-    """Sequences per step, over all processes."""
-    batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    return int(batch)
 
 
 def _load_tensors(checkpoint: str) -> dict[str, Tensor]:

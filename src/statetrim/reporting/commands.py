@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..artifacts.card.markdown import one_line
@@ -10,6 +10,7 @@ from ..artifacts.steps import data_sources
 from ..maths.units import is_number
 from ..serving.deployment import serve_commands
 from ..serving.engine_names import requested_engine
+from .document import Missing
 from .findings import Findings
 
 MIN_RECOVERY_TOKENS = 16 * 512  # one step of training
@@ -55,6 +56,12 @@ def _calibration_texts(findings: Findings) -> Iterator[tuple[str, int]]:
     text, tokens = decision.get("text"), decision.get("tokens")
     if isinstance(text, str) and is_number(tokens) and tokens:
         yield shell_quoted(text), int(tokens)
+
+
+def missing(findings: Findings, text: str, command: str) -> Missing:
+    """What a section lacks, and the command that measures it, in which {model}, {cut}, {text} and
+    {tokens} are filled in."""
+    return Missing(text, [command.format(**asdict(command_arguments(findings)))])
 
 
 def trim_command(findings: Findings, to: str, out: str = "OUT") -> str:

@@ -5,13 +5,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from ..artifacts.analysis import Analysis
 from ..artifacts.decision import Decision
-from ..artifacts.header import kind_of
 from ..artifacts.plan import Plan
-from ..artifacts.scores import MAX_BYTES, Scores
+from ..artifacts.record import kind_of
+from ..artifacts.scores import Scores
 from ..artifacts.sensitivity import Sensitivity
 from ..artifacts.snapshots import Snapshots
 from ..artifacts.steps import PruneRecord, RecoverRecord, RefitRecord, TrimRecord
@@ -22,6 +20,7 @@ from ..geometry import Geometry
 from ..storage.checkpoint import Checkpoint, open_checkpoint, path_inside
 from ..storage.hub.download import HubModel
 from ..storage.json_file import read_json
+from ..storage.quantized.siblings import is_sibling
 
 SWEEP_FILE = "sweep.json"
 RECORDS_DIR = "statetrim"  # in a checkpoint: the files that say how it was made
@@ -135,14 +134,22 @@ class Findings:
             faults += run.faults_of(fingerprint)
         return faults
 
+    def _is_planned_for(self, model: Checkpoint) -> bool:
+        """Whether the plan was made for this model, or for its unquantised sibling."""
+        assert self.plan is not None
+        source = self.plan.lineage.get("source")
+        return model.has_digest(source) or is_sibling(model, self.plan.lineage)
+
     @property
     def mismatches(self) -> Iterator[str]:
         """A sentence for each artifact that does not belong to the others."""
         source = None if self.plan is None else self.plan.lineage.get("source")
-        if source and self.prune and self.prune.source != source:
+        original = self.original if self.original is not None and self.original.shards else None
+        is_quantized = self.cut is not None and bool(self.cut.quantized)
+        if source and self.prune and self.prune.source != source and not is_quantized:
+            # A quantised checkpoint may be cut by the plan of its sibling, which `prune` checks.
             yield "the plan was made for another model than the one the checkpoint was cut from"
-        original = self.original
-        if source and original is not None and original.shards and not original.has_digest(source):
+        if source and original is not None and not self._is_planned_for(original):
             yield f"the plan was not made for {original.name}"
         if not self.has_own_scores:
             yield "the scores are of other weights than this checkpoint's"
@@ -155,6 +162,16 @@ class Findings:
         for run in self.verifications:
             if cut.digest not in (run.lineage.get("models") or []):
                 yield f"{run.version or run.engine} ran other weights than this checkpoint's"
+
+
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """A part of an untrusted record if it is a dict, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def truncated_text(value: Any) -> str:
+    """The first 16 characters, as of a digest; empty for None."""
+    return "" if value is None else str(value)[:16]
 
 
 def read_findings(artifacts: Sequence[str | Path | Checkpoint]) -> Findings:
@@ -171,8 +188,9 @@ def read_findings(artifacts: Sequence[str | Path | Checkpoint]) -> Findings:
     for artifact in artifacts:
         if isinstance(artifact, Checkpoint):
             checkpoints[artifact.path] = artifact
-        elif (Path(artifact) / SWEEP_FILE).is_file():
-            _read_sweep(findings, Path(artifact))
+        elif (Path(artifact) / SWEEP_FILE).is_file():  # an earlier version wrote it
+            _read_artifact(findings, path_inside(Path(artifact), SWEEP_FILE))
+            _list_compared_plans(findings, Path(artifact))
         elif Path(artifact).is_dir():
             checkpoints[Path(artifact)] = open_checkpoint(artifact)
         elif _is_hub_name(artifact):
@@ -194,12 +212,6 @@ def _is_hub_name(artifact: str | Path) -> bool:
     return not (path.exists() or path.suffix == ".json") and bool(HubModel.parse(str(artifact)))
 
 
-def _read_sweep(findings: Findings, directory: Path) -> None:
-    """Read the sweep in a directory that an earlier version wrote."""
-    _read_artifact(findings, path_inside(directory, SWEEP_FILE))
-    _list_compared_plans(findings, directory)
-
-
 def _list_compared_plans(findings: Findings, directory: Path) -> None:
     """List the plans of compared shapes in `directory`, unread."""
     for path in sorted(directory.glob("plan-*x*.json")):
@@ -214,10 +226,8 @@ def _assign_checkpoints(findings: Findings, checkpoints: Mapping[Path, Checkpoin
     pruned_paths = [path for path in checkpoints if (path / PLAN_FILE).exists()]
     for path, checkpoint in checkpoints.items():
         is_source = any(other != path and _is_cut_from(other, checkpoint) for other in pruned_paths)
-        if path in pruned_paths and not is_source:
-            _register(findings, "cut", checkpoint, path)
-        else:
-            _register(findings, "original", checkpoint, path)
+        role = "cut" if path in pruned_paths and not is_source else "original"
+        _register(findings, role, checkpoint, path)
 
 
 def _is_cut_from(cut_path: Path, model: Checkpoint) -> bool:
@@ -258,7 +268,7 @@ def _read_artifact(findings: Findings, path: Path) -> None:
     Raises StatetrimError for an unknown kind, and for a second file of a kind, except that
     verifications are collected.
     """
-    kind = kind_of(read_json(path, MAX_BYTES)) or ""
+    kind = kind_of(read_json(path, Scores.MAX_BYTES)) or ""
     if kind == "verification":
         verification = Verification.load(path)
         findings.verifications.append(verification)
@@ -279,7 +289,6 @@ _LOADERS: dict[str, Callable[[Path], Any]] = {
     "timings": Timings.load,
     "snapshots": Snapshots.load,
     "sensitivity": Sensitivity.load,
-    "sweep": Decision.load,  # of an earlier version
     "decision": Decision.load,
     "prune": PruneRecord.load,
     "refit": RefitRecord.load,
@@ -291,7 +300,7 @@ _LOADERS: dict[str, Callable[[Path], Any]] = {
 
 def _field_name(kind: str) -> str:
     """The field of Findings, and key of `sources`, for a kind of file."""
-    return {"recover": "recovery", "sweep": "decision"}.get(kind, kind)
+    return {"recover": "recovery"}.get(kind, kind)
 
 
 def _register(findings: Findings, name: str, value: object, path: Path) -> None:
@@ -309,12 +318,8 @@ def _register(findings: Findings, name: str, value: object, path: Path) -> None:
 
 
 def _keep_same_channels(first: Plan, second: Plan) -> bool:
-    return (
-        _equal_tables(first.kept, second.kept)
-        and _equal_tables(first.kept_values or {}, second.kept_values or {})
-        and _equal_tables(first.kept_heads or {}, second.kept_heads or {})
-    )
-
-
-def _equal_tables(first: Mapping[int, Tensor], second: Mapping[int, Tensor]) -> bool:
-    return set(first) == set(second) and all(first[n].equal(second[n]) for n in first)
+    for name in ("kept", "kept_values", "kept_heads"):
+        old, new = getattr(first, name) or {}, getattr(second, name) or {}
+        if set(old) != set(new) or not all(old[layer].equal(new[layer]) for layer in old):
+            return False
+    return True

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from ..artifacts.sensitivity import LayerCut, Sensitivity
-from ..geometry import Axis
+from ..artifacts.sensitivity import LayerCut, Sensitivity, variant_text
 from .charts import Point, Series, line_chart
 from .drawing import Drawing, Sheet
 
@@ -50,12 +49,6 @@ def pictures(sensitivity: Sensitivity) -> list[Drawing]:
         if drawing:
             drawings.append(drawing)
     return drawings
-
-
-def variant_text(sensitivity: Sensitivity, variant: tuple[Axis, int]) -> str:
-    """Axis and kept channels in words: "32 of 64 keys"."""
-    axis, keep = variant
-    return f"{keep} of {sensitivity.widths[axis]} {axis}s"
 
 
 def _picture(

@@ -7,7 +7,7 @@ from ..geometry import Geometry
 from ..judging.recommendation import Recommendation, recommend
 from ..judging.verdict import Outcome, Verdict, metric_label
 from ..maths.formatting import bytes_text, relative_change_text
-from ..serving.capacity.alternatives import CONTEXT, MEMORY_GIB, alternatives
+from ..serving.capacity.compare import DEFAULT_CONTEXT, DEFAULT_MEMORY_GIB, alternatives
 from ..serving.deployment import ship_verdict
 from ..serving.engine_names import command_below_comment
 from ..serving.engines import compatibility_of_geometry
@@ -118,8 +118,8 @@ def _memory_fact(findings: Findings, cut_geometry: Geometry | None) -> Iterator[
     ]
     if full.sequences is not None:
         lines.append(
-            f"{full.sequences:,} → {cut.sequences:,} sequences of {CONTEXT:,} tokens in "
-            f"{MEMORY_GIB:g} GiB of cache; bfloat16 alone {bfloat16.sequences:,}, both "
+            f"{full.sequences:,} → {cut.sequences:,} sequences of {DEFAULT_CONTEXT:,} tokens in "
+            f"{DEFAULT_MEMORY_GIB:g} GiB of cache; bfloat16 alone {bfloat16.sequences:,}, both "
             f"{both.sequences:,}"
         )
     yield Fact("Memory", lines)

@@ -110,8 +110,7 @@ def _signals_as_system_exit() -> Iterator[None]:
 
 
 def _terminate(process: Process) -> None:
-    """End the child and all it started, which are one process group: SIGTERM, up to 20 seconds
-    later SIGKILL. Waits for it."""
+    """End the child and all it started, a process group: SIGTERM, 20 seconds later SIGKILL."""
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, signal_number)

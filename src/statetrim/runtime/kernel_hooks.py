@@ -28,11 +28,17 @@ class KernelCall:
     """One call of a layer's kernel: its inputs and its output."""
 
     layer: int
-    query: Tensor  # [batch, time, key heads, channels]
+    query: Tensor  # [batch, time, query heads, channels]; several may read one key head
     key: Tensor  # [batch, time, key heads, channels]
     output: Tensor  # [batch, time, value heads, value channels]
     kernel: str = ""  # name of the called function
     arguments: Mapping[str, Any] = field(default_factory=dict)  # all, by name, with defaults
+
+    @property
+    def queries_by_key_head(self) -> Tensor:
+        """[batch x query heads of a key head, time, key heads, channels]"""
+        grouped = torch.unflatten(self.query, 2, (self.key.shape[2], -1))
+        return grouped.movedim(3, 1).flatten(0, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,13 +92,8 @@ def hook_kernels(
             stack.callback(handle.remove)
         stack.enter_context(wrapped_kernels(live, recorder.wrap))
         yield
-    expected = checkpoint.geometry.layers if layers is None else layers
-    missing = sorted(set(expected) - recorder.called_layers)
-    if missing:
-        raise StatetrimError(
-            f"layers {missing[:5]} never called a recurrence kernel that statetrim knows, so "
-            f"nothing was recorded for them"
-        )
+    what = "a recurrence kernel that statetrim knows"
+    _require_calls(live, layers, recorder.called_layers, what)
 
 
 @contextmanager
@@ -122,8 +123,7 @@ def wrapped_kernels(
 def _hook_readouts(
     live: LiveModel, on_readout: Callable[[Readout], None], layers: Iterable[int] | None
 ) -> Iterator[None]:
-    """Within, every call of an output projection is passed to `on_readout`, its output without
-    bias. Raises StatetrimError on exit if one of `layers` (default: all) did not call its own."""
+    """Within, every call of an output projection is passed to `on_readout`."""
     called_layers: set[int] = set()
 
     def record(layer: int, module: nn.Module, args: Any, output: Tensor) -> None:
@@ -135,12 +135,18 @@ def _hook_readouts(
             hook = module.register_forward_hook(functools.partial(record, layer))
             stack.callback(hook.remove)
         yield
+    _require_calls(live, layers, called_layers, "their output projection")
+
+
+def _require_calls(
+    live: LiveModel, layers: Iterable[int] | None, called: set[int], what: str
+) -> None:
+    """Refuse if one of `layers` (None: all linear ones) is not among the `called`."""
     expected = live.checkpoint.geometry.layers if layers is None else layers
-    missing = sorted(set(expected) - called_layers)
+    missing = sorted(set(expected) - called)
     if missing:
         raise StatetrimError(
-            f"layers {missing[:5]} never called their output projection, so nothing was recorded "
-            f"for their values"
+            f"layers {missing[:5]} never called {what}, so nothing was recorded for them"
         )
 
 
@@ -203,8 +209,9 @@ class _Recorder:
             arguments = dict(zip(positional_names, args, strict=False)) | kwargs
             query_name, key_name = self._argument_names(name, arguments)
             if self.layer in self.kept_keys:
-                for argument in (query_name, key_name):
-                    arguments[argument] = self._mask_channels(arguments[argument])
+                for argument in (query_name, key_name, *self.family.other_keys):
+                    if argument in arguments:
+                        arguments[argument] = self._mask_channels(arguments[argument])
                 # Keywords stay keywords: a wrapped kernel may have another order of parameters.
                 positional = list(args)
                 for index, argument in enumerate(positional_names[: len(args)]):
@@ -221,15 +228,14 @@ class _Recorder:
                 result = _scale_output(result, mask * self._scale(self.kept_values, width))
             output = result[0] if isinstance(result, tuple) else result
             query, key = arguments[query_name], arguments[key_name]
-            self._report(name, _detach_tensors(defaults | arguments), query, key, output)
+            self._report(name, defaults | arguments, query, key, output)
             return result
 
         record_call.__signature__ = signature  # type: ignore[attr-defined]
         return record_call
 
     def _argument_names(self, kernel: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
-        """(query, key): the first pair of the family's `query_and_key` that the arguments have;
-        refuses a call without any."""
+        """(query, key): the first pair of `query_and_key` that the arguments have."""
         for pair in self.family.query_and_key:
             if set(pair) <= set(arguments):
                 return pair
@@ -241,15 +247,16 @@ class _Recorder:
     def _report(
         self, kernel: str, arguments: Mapping[str, Any], query: Tensor, key: Tensor, output: Tensor
     ) -> None:
-        """Pass the call to `on_call`, with one copy of each key head in q and k, and mark its layer
-        as called."""
+        """Pass the call to `on_call`, without the copies of q and k."""
         assert self.layer is not None, "a kernel ran outside every mixer"
         self.called_layers.add(self.layer)
-        query = self._unrepeat_key_heads(query.detach())
+        query = query.detach()
+        if self.geometry.shared_values == 1:  # else each query head has queries of its own (GLA)
+            query = self._unrepeat_key_heads(query)
         key = self._unrepeat_key_heads(key.detach())
+        detached = {n: x.detach() if isinstance(x, Tensor) else x for n, x in arguments.items()}
         with torch.no_grad():
-            call = KernelCall(self.layer, query, key, output.detach(), kernel, arguments)
-            self.on_call(call)
+            self.on_call(KernelCall(self.layer, query, key, output.detach(), kernel, detached))
 
     def _mask_channels(self, x: Tensor) -> Tensor:
         """Zero the pruned channels of x [..., heads, channels], whose key heads may be repeated."""
@@ -301,7 +308,3 @@ def _positional_and_defaults(
         if parameter.default is not parameter.empty:
             defaults[name] = parameter.default
     return tuple(positional), defaults
-
-
-def _detach_tensors(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return {n: x.detach() if isinstance(x, Tensor) else x for n, x in arguments.items()}

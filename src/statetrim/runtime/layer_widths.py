@@ -20,7 +20,7 @@ from ..errors import StatetrimError
 from ..families.contract import LAYER_WIDTHS_FIELD, Config
 from ..geometry import Axis, kept_masks
 from ..storage.checkpoint import Checkpoint
-from .mixers import find_mixers
+from .live import find_mixers
 from .stored_weights import empty_model
 
 
@@ -61,8 +61,7 @@ def narrow_buffers(module: nn.Module, checkpoint: Checkpoint) -> None:
 
 
 def _mixer_builders(checkpoint: Checkpoint, staging_directory: Path) -> set[type[nn.Module]]:
-    """The classes whose constructor takes a config and a layer index: for every mixer its own
-    class, or else that of the closest module around it. Refuses a mixer without either."""
+    """For every mixer its class, or that of a module around it, that takes config and layer."""
     module = empty_model(checkpoint, staging_directory)
     modules = dict(module.named_modules())
     names = {id(submodule): name for name, submodule in modules.items()}
@@ -85,8 +84,7 @@ def _takes_config_and_layer(module_class: type[nn.Module]) -> bool:
 
 
 def _init_with_layer_config(original: Any, checkpoint: Checkpoint) -> Any:
-    """A constructor that calls `original` with the config of its own layer, if that is a linear
-    one."""
+    """A constructor that calls `original` with the config of its own linear layer."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -114,16 +112,14 @@ def _layer_config(config: Any, checkpoint: Checkpoint, layer: int) -> Any:
 
 
 def _differing_fields(config: Config, other: Config) -> Config:
-    """The fields of `config` that `other` lacks or has with another value, except
-    `LAYER_WIDTHS_FIELD`."""
+    """The fields of `config` that `other` lacks or has with another value."""
     differing = {name: value for name, value in config.items() if value != other.get(name)}
     differing.pop(LAYER_WIDTHS_FIELD, None)
     return differing
 
 
 def _matching_section(stored: Config, config: Any) -> Config:
-    """The section of a config.json that the live config was built from: its `text_config` if the
-    model types agree, else all of it."""
+    """The section of a config.json that the live config was built from."""
     text_config = stored.get("text_config")
     if isinstance(text_config, dict) and text_config.get("model_type") == config.model_type:
         return text_config

@@ -44,12 +44,17 @@ def verify_weights(module: Any, checkpoint: Checkpoint) -> int:
             stored = _read_values(positions, names, sizes, checkpoint, files)
             loaded = tensor[torch.unravel_index(torch.tensor(positions), tensor.shape)].cpu()
             if not torch.equal(stored.to(loaded.dtype), loaded):
-                raise StatetrimError(
-                    f"{checkpoint.path} was loaded with other values of {names[0][:200]!r} than "
-                    f"its files hold; something in its config redirects or ties it"
-                )
+                raise other_values(checkpoint, names[0])
             compared += len(names)
     return compared
+
+
+def other_values(checkpoint: Checkpoint, name: str) -> StatetrimError:
+    """The error of a model that does not have the values of a stored tensor."""
+    return StatetrimError(
+        f"{checkpoint.path} was loaded with other values of {name[:200]!r} than its files hold; "
+        f"something in its config redirects or ties it"
+    )
 
 
 def _tensors_in_memory(module: Any, checkpoint: Checkpoint) -> Iterator[tuple[list[str], Tensor]]:
@@ -97,8 +102,7 @@ def check_finite(names: list[str], tensor: Tensor, checkpoint: Checkpoint) -> No
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Whether there is no NaN or infinity, without a copy of the tensor; True for integers and
-    8-bit floats, which are not checked."""
+    """Whether there is no NaN or infinity; True for integers and 8-bit floats."""
     if not tensor.is_floating_point() or not tensor.numel() or tensor.element_size() < 2:
         return True
     lowest, highest = torch.aminmax(tensor)  # both are NaN if any value is

@@ -1,4 +1,8 @@
-"""Load a checkpoint as a running model; here transformers, fla or portable is chosen."""
+"""Load a checkpoint as a running model; here transformers, fla or portable is chosen.
+
+Libraries also look for adapters, code, other weights, and links out of a directory. So they load
+from a staging directory with links to the checked files, where they find only what may be read.
+"""
 
 import importlib.util
 import logging
@@ -14,16 +18,20 @@ import torch
 
 from ..errors import StatetrimError, is_out_of_memory
 from ..families.contract import Config, Family, RuntimeName
+from ..maths.units import MIB
 from ..options import takes_options
-from ..storage.checkpoint import Checkpoint
+from ..storage.auxiliary_files import auxiliary_files
+from ..storage.checkpoint import Checkpoint, path_inside
+from ..storage.file_names import CONFIG, INDEX
+from ..storage.json_file import read_json, write_json
 from ..storage.models import ModelLike, as_checkpoint
+from ..storage.redirections import check_no_redirections, without_redirections
 from ..storage.safetensors_file import DTYPES
 from .layer_widths import build_with_layer_widths, narrow_buffers
 from .live import LiveModel, Runtime
 from .loaded_weights import verify_weights
 from .placement import Placement, default_device
-from .staging import stage_checkpoint, staged_tokenizer
-from .stored_weights import StoredWeights, auto_class, empty_model
+from .stored_weights import StoredWeights, auto_class, check_complete, empty_model
 
 _GPU_KERNELS = ("fla", "causal_conv1d", "mamba_ssm")
 
@@ -126,8 +134,7 @@ def load_live(model: ModelLike, placement: Placement | None = None) -> LiveModel
 def _load_in_memory(
     checkpoint: Checkpoint, staging_directory: Path, placement: Placement, runtime: Runtime
 ) -> LiveModel:
-    """Load all weights with `from_pretrained`. Refuses missing tensors, other shapes, and values
-    that differ from the files or are not finite."""
+    """Load all weights with `from_pretrained`, and check that they are those of the files."""
     module, info = auto_class(checkpoint).from_pretrained(
         staging_directory,
         dtype=placement.torch_dtype or "auto",
@@ -137,7 +144,9 @@ def _load_in_memory(
         output_loading_info=True,
         **placement.from_pretrained_kwargs,
     )
-    _check_loading_info(info, checkpoint.path)
+    check_complete(module, checkpoint.path, info["missing_keys"])
+    mismatched = [name for name, *_ in info["mismatched_keys"]]
+    check_complete(module, checkpoint.path, mismatched, "mismatched")
     verify_weights(module, checkpoint)
     device = module.get_input_embeddings().weight.device
     return LiveModel(module.eval(), checkpoint, device, runtime)
@@ -183,11 +192,23 @@ def _register_model_types(family: Family, runtime: Runtime) -> None:
     """Register the model types of this family and runtime with transformers' Auto classes."""
     family.register()
     if runtime.name == "fla":
-        import fla  # noqa: F401  (registers its model types)
+        _register_fla()
     elif runtime.name == "portable":
         from .. import portable
 
         portable.register()
+
+
+def _register_fla() -> None:
+    """Register fla's configs: its import does so only once, and `portable` registers some of the
+    same types."""
+    import fla.models
+    from transformers import AutoConfig, PreTrainedConfig
+
+    for value in vars(fla.models).values():
+        if isinstance(value, type) and issubclass(value, PreTrainedConfig):
+            config: Any = value
+            AutoConfig.register(config.model_type, config, exist_ok=True)
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Any:
@@ -212,17 +233,6 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
         raise StatetrimError(f"{checkpoint.path} has no tokenizer that loads: {reason}") from None
 
 
-def _check_loading_info(info: dict[str, Any], path: Path) -> None:
-    """Refuse missing tensors and wrong shapes; unused tensors (a vision tower) are allowed."""
-    for problem in ("missing_keys", "mismatched_keys"):
-        if info.get(problem):
-            name = sorted(map(str, info[problem]))[0]
-            raise StatetrimError(
-                f"{path} does not fit its own config: {len(info[problem])} {problem.split('_')[0]} "
-                f"tensors, the first is {name}"
-            )
-
-
 @contextmanager
 def _hide_gpu_kernels(device: torch.device | None = None) -> Iterator[None]:
     """Within, hide packages with GPU kernels from transformers, unless a GPU is used or they are
@@ -241,3 +251,57 @@ def _hide_gpu_kernels(device: torch.device | None = None) -> Iterator[None]:
         for name in hidden_names:
             if sys.modules.get(name) is None:
                 del sys.modules[name]
+
+
+GENERATION_CONFIG = "generation_config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+_MAX_BYTES = 16 * MIB
+_CODE_FIELDS = ("auto_map", "custom_generate")  # fields that may name code
+
+
+@contextmanager
+def staged_tokenizer(checkpoint: Checkpoint) -> Iterator[Path]:
+    """Yields a temporary directory with config.json and links to the tokenizer's files, without
+    code; config fields that name files or code are removed."""
+    with tempfile.TemporaryDirectory(prefix="statetrim-") as name:
+        directory = Path(name)
+        files = auxiliary_files(checkpoint)
+        _write_config(checkpoint, directory)
+        if TOKENIZER_CONFIG in files:
+            fields = read_json(files.pop(TOKENIZER_CONFIG), _MAX_BYTES)
+            # Its files have fixed names, so a path there is obsolete or malicious.
+            for field in list(fields):
+                if field.endswith(("_file", "_files")) or field in (*_CODE_FIELDS, "name_or_path"):
+                    del fields[field]
+            write_json(directory / TOKENIZER_CONFIG, fields)
+        for relative, path in files.items():
+            if path.suffix not in (".py", ".md"):
+                _link(path, directory / relative)
+        yield directory
+
+
+def stage_checkpoint(checkpoint: Checkpoint, directory: Path) -> None:
+    """Link the weights into `directory`, and write their configs without redirections; refuses a
+    checkpoint that redirects to other files."""
+    check_no_redirections(checkpoint.path, checkpoint.config)
+    _write_config(checkpoint, directory)
+    if checkpoint.index is not None:
+        write_json(directory / INDEX, checkpoint.index)
+    for shard in checkpoint.shards:
+        _link(shard.path, directory / shard.path.name)
+    generation = checkpoint.path / GENERATION_CONFIG
+    if generation.exists() or generation.is_symlink():
+        fields = read_json(path_inside(checkpoint.path, GENERATION_CONFIG), _MAX_BYTES)
+        kept = {name: value for name, value in fields.items() if name not in _CODE_FIELDS}
+        write_json(directory / GENERATION_CONFIG, kept)
+
+
+def _write_config(checkpoint: Checkpoint, directory: Path) -> None:
+    """Write config.json without the fields that choose code or kernels."""
+    write_json(directory / CONFIG, without_redirections(checkpoint.config))
+
+
+def _link(path: Path, target: Path) -> None:
+    """Make `target` a symbolic link to `path`; creates its parent directory."""
+    target.parent.mkdir(exist_ok=True)
+    target.symlink_to(path.resolve())

@@ -172,8 +172,8 @@ def _parse_device(requested: "str | torch.device") -> "torch.device":
 
 
 def _parse_max_memory(max_memory: MaxMemory | None) -> dict[int, int] | None:
-    """Bytes by GPU index, from "0=70GiB,1=40GiB" or a mapping; None for None. Refuses other
-    text."""
+    """Bytes by GPU index, from "0=70GiB,1=40GiB" or a mapping; None for None. A size without a unit
+    is in bytes. Refuses other text."""
     if max_memory is None:
         return None
     if isinstance(max_memory, str):
@@ -182,19 +182,12 @@ def _parse_max_memory(max_memory: MaxMemory | None) -> dict[int, int] | None:
         items = [f"{gpu}={size}" for gpu, size in max_memory.items()]
     sizes = dict[int, int]()
     for item in items:
-        gpu, _, size = item.partition("=")
-        index, nbytes = _parse_memory(gpu.strip(), size.strip())
-        sizes[index] = nbytes
+        gpu, _, size = (part.strip() for part in item.partition("="))
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", size.lower())
+        if not gpu.isdecimal() or match is None or match.group(2) not in _UNITS:
+            raise StatetrimError(
+                f"--max-memory names GPUs and their memory, such as 0=70GiB,1=40GiB, not "
+                f"{f'{gpu}={size}'[:60]!r}"
+            )
+        sizes[int(gpu)] = int(float(match.group(1)) * _UNITS[match.group(2)])
     return sizes
-
-
-def _parse_memory(gpu: str, size: str) -> tuple[int, int]:
-    """(GPU index, bytes) from texts such as "0" and "70GiB"; a size without a unit is in bytes.
-    Refuses other text."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", size.lower())
-    if not gpu.isdecimal() or match is None or match.group(2) not in _UNITS:
-        raise StatetrimError(
-            f"--max-memory names GPUs and their memory, such as 0=70GiB,1=40GiB, not "
-            f"{f'{gpu}={size}'[:60]!r}"
-        )
-    return int(gpu), int(float(match.group(1)) * _UNITS[match.group(2)])

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from ..storage.atomic import move_into_place, scratch_path
 from ..storage.safetensors_file import write_tensors
-from .live import LiveModel
-from .mixers import MixerCall, hook_mixers, output_hidden_states
+from .live import LiveModel, MixerCall, hook_mixers, output_hidden_states
 
 
 class LayerPass:
@@ -44,9 +43,7 @@ class LayerWalk:
     ) -> None:
         assert live.weights is not None, "a walk is for models whose weights are on disk"
         self.live, self.batches, self.weights = live, batches, live.weights
-        self.hidden_store: HiddenStore = (
-            MemoryHiddenStore() if directory is None else DiskHiddenStore(directory)
-        )
+        self.hidden_store = HiddenStore() if directory is None else DiskHiddenStore(directory)
 
     @property
     def first_layer(self) -> int:
@@ -115,39 +112,26 @@ def from_final_hidden(live: LiveModel, hidden: Tensor | None, tuple_size: int) -
 
 
 class HiddenStore:
-    """The input of layer `layer` for every batch; `tuple_size` is the length of the tuple that a
-    layer returns, 0 if it returns a bare tensor."""
+    """The input of layer `layer` for every batch, in main memory; `tuple_size` is the length of the
+    tuple that a layer returns, 0 if it returns a bare tensor."""
 
     layer = 0
     tuple_size = 0
-
-    def read(self, step: int) -> Tensor | None:
-        """The layer's input [rows, time, hidden] for batch `step`; None before the first layer."""
-        raise NotImplementedError
-
-    def write(self, step: int, hidden: Tensor, tuple_size: int) -> None:
-        """Store the layer's output [rows, time, hidden] for batch `step`, and `tuple_size` for all
-        batches."""
-        raise NotImplementedError
-
-    def next_layer(self) -> None:
-        """The outputs of this layer become the inputs of the next; the old inputs are deleted."""
-        raise NotImplementedError
-
-
-class MemoryHiddenStore(HiddenStore):
-    """Hidden states in main memory."""
 
     def __init__(self) -> None:
         self._states: dict[int, Tensor] = {}
 
     def read(self, step: int) -> Tensor | None:
+        """The layer's input [rows, time, hidden] for batch `step`; None before the first layer."""
         return self._states.get(step)
 
     def write(self, step: int, hidden: Tensor, tuple_size: int) -> None:
+        """Store the layer's output [rows, time, hidden] for batch `step`, and `tuple_size` for all
+        batches."""
         self._states[step], self.tuple_size = hidden, tuple_size
 
     def next_layer(self) -> None:
+        """The outputs of this layer become the inputs of the next; the old inputs are deleted."""
         self.layer += 1
 
 

@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from ..errors import StatetrimError
 from ..storage.checkpoint import Checkpoint
 from ..storage.safetensors_file import DTYPES
-from .loaded_weights import check_finite
+from .loaded_weights import check_finite, other_values
 
 
 class StoredWeights:
@@ -35,7 +35,19 @@ class StoredWeights:
         self._hooks: dict[int, tuple[RemovableHandle, ...]] = {}
         self._paused = False
         missing = [name for name in self._names if self._stored_name(name) is None]
-        _check_complete(module, checkpoint.path, missing)
+        check_complete(module, checkpoint.path, missing)
+        self._check_tied()
+
+    def _check_tied(self) -> None:
+        """Refuse a head that the config ties to the embeddings, though the files hold another."""
+        head = self.module.get_output_embeddings()
+        for name, others in self._tied_names.items():
+            for other in set(others) & self._sources.keys() if name in self._sources else ():
+                if self._owner(other)[0] is head:
+                    first, second = self._sources[name][0], self._sources[other][0]
+                    values = self.checkpoint.tensor(first), self.checkpoint.tensor(second)
+                    if not torch.equal(*values):
+                        raise other_values(self.checkpoint, second)
 
     def load(self, submodule: nn.Module) -> None:
         """Load the tensors of `submodule` and its children that are not in memory yet."""
@@ -96,12 +108,12 @@ class StoredWeights:
             self._paused = before
 
     def _streaming_hooks(self, submodule: nn.Module) -> tuple[RemovableHandle, ...]:
-        """Hooks that load `submodule` before a call and unload it after, unless it was in memory
-        already or streaming is paused."""
+        """Hooks that load `submodule` before a call and unload it after, unless paused."""
         loaded_by_call: list[bool] = []  # a stack: calls may nest
 
         def load_before(module: nn.Module, args: Any) -> None:
-            loaded_by_call.append(not self._paused and not self._is_loaded(module))
+            is_loaded = self._unloaded.isdisjoint(self._names_in(module))
+            loaded_by_call.append(not self._paused and not is_loaded)
             if loaded_by_call[-1]:
                 self.load(module)
 
@@ -113,9 +125,6 @@ class StoredWeights:
             submodule.register_forward_pre_hook(load_before, prepend=True),
             submodule.register_forward_hook(unload_after, always_call=True),
         )
-
-    def _is_loaded(self, submodule: nn.Module) -> bool:
-        return self._unloaded.isdisjoint(self._names_in(submodule))
 
     def _prefix(self, submodule: nn.Module) -> str:
         name = self._module_names[id(submodule)]
@@ -169,7 +178,11 @@ class StoredWeights:
                 to_load.add(stored_name)
         if not to_load:
             return
-        requires_grad = {name: _requires_grad(*self._owner(name)) for name in to_load}
+        requires_grad = dict[str, bool]()
+        for name in to_load:
+            owner, leaf = self._owner(name)
+            parameter = owner._parameters.get(leaf)
+            requires_grad[name] = parameter is not None and parameter.requires_grad
         self._read_tensors(sorted(to_load))
         for name in to_load:
             owner, leaf = self._owner(name)
@@ -184,8 +197,7 @@ class StoredWeights:
         self._unloaded -= to_load
 
     def _read_tensors(self, names: list[str]) -> None:
-        """Read the model's tensors `names` onto the device with transformers' loader. Refuses
-        missing tensors, other shapes, and NaN or infinity."""
+        """Read the model's tensors `names` onto the device with transformers' loader."""
         from transformers.core_model_loading import convert_and_load_state_dict_in_model
         from transformers.modeling_utils import LoadStateDictConfig
 
@@ -203,8 +215,8 @@ class StoredWeights:
         with torch.inference_mode(False), _progress_bar_disabled():
             info, _ = convert_and_load_state_dict_in_model(self.module, tensors, config)
         path, mismatched = self.checkpoint.path, [name for name, *_ in info.mismatched_keys]
-        _check_complete(self.module, path, set(names).intersection(info.missing_keys))
-        _check_complete(self.module, path, mismatched, "mismatched")
+        check_complete(self.module, path, set(names).intersection(info.missing_keys))
+        check_complete(self.module, path, mismatched, "mismatched")
 
 
 class _LazyTensor:
@@ -311,12 +323,7 @@ def _tied_names(module: Any) -> dict[str, list[str]]:
     return tied_names
 
 
-def _requires_grad(owner: nn.Module, leaf: str) -> bool:
-    parameter = owner._parameters.get(leaf)
-    return parameter is not None and parameter.requires_grad
-
-
-def _check_complete(module: Any, path: Any, names: Iterable[str], problem: str = "missing") -> None:
+def check_complete(module: Any, path: Any, names: Iterable[str], problem: str = "missing") -> None:
     """Refuse a checkpoint with `problem` tensors `names`, unless the model ignores all of them."""
     affected = sorted(names)
     for pattern in getattr(module, "_keys_to_ignore_on_load_missing", None) or ():

@@ -10,6 +10,7 @@ from ..geometry import Geometry
 from ..judging.verdict import Verdict, cut_models, judge_cut
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, as_checkpoint
+from .capacity.arithmetic import Fit
 from .capacity.compare import DEFAULT_CONTEXT, Capacity, capacities
 from .capacity.try_first import Gain, gains
 from .engines import (
@@ -42,6 +43,11 @@ class Deployment:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    @property
+    def served_original(self) -> Fit:
+        """What fits of the original without a flag: gains are over it."""
+        return next(row.fit for row in self.capacity if row.is_default)
 
 
 def deployment(model: Checkpoint, after: Geometry | None, serving: ServingOptions) -> Deployment:

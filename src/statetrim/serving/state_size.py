@@ -42,6 +42,11 @@ class StateSize:
         )
 
 
+def weight_bytes(model: Checkpoint) -> int:
+    """Bytes of all tensors of the checkpoint."""
+    return sum(tensor.nbytes for _, tensor in model.tensors.values())
+
+
 def stored_dtype(model: Checkpoint) -> str:
     """The dtype of the model's largest tensor, else of its config, else bfloat16; always one of
     float32, float16 and bfloat16, so that others are passed over."""

@@ -1,16 +1,15 @@
 """A model and a request -> the geometry after pruning, or several to compare."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..errors import StatetrimError
 from ..families.contract import resized_config
-from ..geometry import Geometry, resolve_heads, resolve_width
+from ..geometry import KERNEL_TILE, Geometry, resolve_heads, resolve_width
 from ..maths.formatting import shorten
 from ..maths.units import MIB
 from ..request import OTHERS, Request, Sides
 from ..storage.checkpoint import Checkpoint, check_heads_removable, check_values_prunable
-from .budget import widest_that_fits
 from .engine_names import engine_name
 from .engines import Shape, known_engines
 from .shapes import (
@@ -100,16 +99,19 @@ def candidate_targets(
 
     Raises StatetrimError if there is none, and for a listed shape that `for_` does not serve.
     """
+    model_type = str(model.config.get("model_type"))
     targets: dict[CandidateShape, Target] = {}
     if request.share is None:
         for sides in request.shapes:
             target = resolve_target(model, Request(shapes=(sides,)), for_)
-            targets[_as_candidate(model, target)] = target
+            shape = Shape.from_geometry(target.after)
+            share = target.after.state_numel / target.before.state_numel
+            candidate = CandidateShape(shape, share, refusing_engines(model_type, shape))
+            targets[candidate] = target
         if len(targets) < len(request.shapes):
             raise StatetrimError(f"{request} names a shape twice; shapes to compare must differ")
         return targets
     share = float(request.share)
-    model_type = str(model.config.get("model_type"))
     engine = None if for_ is None else engine_name(for_)
     last_error: StatetrimError | None = None
     for candidate in candidate_shapes(model_type, model.geometry, share, engine):
@@ -125,14 +127,6 @@ def candidate_targets(
 def target_for_shape(model: Checkpoint, shape: Shape) -> Target:
     """The target with exactly this shape; raises StatetrimError if the model does not allow it."""
     return _shape_target(model, (shape.head_k_dim, shape.head_v_dim))
-
-
-def _as_candidate(model: Checkpoint, target: Target) -> CandidateShape:
-    shape = Shape.from_geometry(target.after)
-    share = target.after.state_numel / target.before.state_numel
-    return CandidateShape(
-        shape, share, refusing_engines(str(model.config.get("model_type")), shape)
-    )
 
 
 def _shape_target(model: Checkpoint, sides: Sides) -> Target:
@@ -197,11 +191,35 @@ def _target_within_bytes(model: Checkpoint, max_bytes: float) -> Target:
     of a sequence take at most `max_bytes`; values keep their width."""
     dtype = stored_dtype(model)
     widest = widest_that_fits(
-        model.geometry,
-        max_bytes,
-        lambda geometry: StateSize.from_geometry(geometry, dtype).total,
+        model.geometry, max_bytes, lambda after: StateSize.from_geometry(after, dtype).total
     )
     return _checked_target(model, widest)
+
+
+def widest_that_fits(
+    geometry: Geometry, max_bytes: float, count_bytes: Callable[[Geometry], int]
+) -> Geometry:
+    """The geometry with the most key channels of which a sequence takes at most `max_bytes`, as
+    `count_bytes` counts them.
+
+    Wide heads keep multiples of 16 channels, to which kernels pad them. Raises StatetrimError if
+    the model fits already or one channel per head is too much.
+    """
+    if count_bytes(geometry) <= max_bytes:
+        raise StatetrimError(
+            f"a sequence takes {count_bytes(geometry) / MIB:.1f} MiB now, which is within the "
+            f"{max_bytes / MIB:.1f} MiB asked for; nothing needs to be cut"
+        )
+    step = KERNEL_TILE if geometry.head_k_dim >= 4 * KERNEL_TILE else 1
+    candidate = geometry
+    for width in range((geometry.head_k_dim - 1) // step * step, 0, -step):
+        candidate = geometry.resized(width)
+        if count_bytes(candidate) <= max_bytes:
+            return candidate
+    raise StatetrimError(
+        f"even with {candidate.head_k_dim} channels per head a sequence takes "
+        f"{count_bytes(candidate) / MIB:.1f} MiB, more than the {max_bytes / MIB:.1f} MiB asked for"
+    )
 
 
 def _served_target(model: Checkpoint, target: Target, engine: str, *, exact: bool) -> Target:

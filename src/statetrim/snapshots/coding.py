@@ -11,9 +11,8 @@ from torch import Tensor
 
 from ..errors import StatetrimError
 from . import layout
-from .components import right_vectors
-from .layout import BFLOAT16, DENSE, FLOAT32, LOW_RANK, MAX_EXPONENT, HeadCodes
-from .low_rank import WIDTHS, LowRank, Search, relative
+from .layout import BFLOAT16, DENSE, FLOAT32, LOW_RANK, MAX_EXPONENT, PLAIN, HeadCodes
+from .low_rank import WIDTHS, LowRank, Search, relative, right_vectors
 
 FLOOR = 0.02  # of the float32 bytes; below, a state of one repeated token lost too much
 MAX_NUMBERS = 2**31  # of coded states that are decoded together
@@ -47,31 +46,20 @@ class Coded:
         return layout.parse(self.payload, self.shape, torch.device("cpu"))
 
 
-def encode(
-    states: Tensor,
-    tolerance: float = 0.05,
-    metric: Tensor | None = None,
-    previous: Coded | None = None,
-) -> Coded:
+def encode(states: Tensor, tolerance: float = 0.05, metric: Tensor | None = None) -> Coded:
     """Code states [..., keys, values] so that |W (decoded - state)| <= tolerance |W state| for
     every head, in the Frobenius norm, with W = `metric` [heads or fewer, keys, keys] (None: 1).
 
-    A metric of fewer heads repeats. `previous`, the code of the same sequence some tokens earlier,
-    makes it faster. Refuses numbers that are not finite.
+    A metric of fewer heads repeats. Refuses numbers that are not finite.
     """
     states = _check_states(states, tolerance, metric)
     heads, keys, values = states.shape
-    near = None
-    if previous is not None and previous.shape == (heads, keys, values):
-        near = previous.codes.components()[..., keys:].to(states)
     parts, errors = list[HeadCodes](), list[Tensor]()
     cycle = 1 if metric is None else len(metric)
     at_once = cycle * max(1, _HEADS_AT_ONCE // cycle)
-    for first in range(0, heads, at_once):
-        chunk = states[first : first + at_once]
+    for chunk in torch.split(states, at_once):
         weight = None if metric is None else _repeat(metric.to(states), len(chunk))
-        start = None if near is None else near[first : first + at_once]
-        part, error = _encode_heads(chunk, tolerance, weight, start)
+        part, error = _encode_heads(chunk, tolerance, weight)
         parts.append(part)
         errors.append(error)
     payload = layout.write(layout.join(parts))
@@ -124,7 +112,7 @@ def _check_states(states: Tensor, tolerance: float, metric: Tensor | None) -> Te
 
 
 def _encode_heads(
-    states: Tensor, tolerance: float, metric: Tensor | None, start: Tensor | None
+    states: Tensor, tolerance: float, metric: Tensor | None
 ) -> tuple[HeadCodes, Tensor]:
     """The cheapest code of each head that meets the bound, and its relative error."""
     heads, keys, values = states.shape
@@ -138,8 +126,7 @@ def _encode_heads(
     if bool(extreme.any()):
         scaled[extreme] = 0
     weighted = scaled if metric is None else metric @ scaled
-    vectors = right_vectors(weighted, tolerance, start)
-    search = Search(scaled, weighted, metric, vectors)
+    search = Search(scaled, weighted, metric, right_vectors(weighted, tolerance))
     low_rank_codes = search.run(tolerance * _MARGIN, FLOOR * keys * values * 32)
     modes = torch.full((heads,), LOW_RANK, dtype=torch.uint8, device=states.device)
     bits, errors = low_rank_codes.bits.clone(), low_rank_codes.errors.clone()
@@ -182,27 +169,24 @@ def _collect(
     """The codes of the chosen mode of every head."""
     low_rank = modes == LOW_RANK
     used = (low_rank_codes.widths > 0) & low_rank.unsqueeze(1)
-    widths, codes = low_rank_codes.widths[used], low_rank_codes.codes[used]
-    by_width = {}
-    for width in WIDTHS:
-        if bool((widths == width).any()):
-            by_width[width] = codes[widths == width]
-    dense = {bits: modes == bits for bits in DENSE if bool((modes == bits).any())}
-    rows = {bits: _round_rows(scaled[heads], bits) for bits, heads in dense.items()}
-    plain = {}
-    for mode, dtype in ((BFLOAT16, torch.bfloat16), (FLOAT32, torch.float32)):
-        if bool((modes == mode).any()):
-            plain[mode] = states[modes == mode].to(dtype)
-    return HeadCodes(
+    heads = HeadCodes(
         keys=states.shape[1],
         values=states.shape[2],
         modes=modes,
         exponents=exponents,
         ranks=used.sum(1)[low_rank].byte(),
-        widths=widths,
+        widths=low_rank_codes.widths[used],
         steps=low_rank_codes.steps[used],
-        codes=by_width,
-        row_steps={bits: steps for bits, (steps, _) in rows.items()},
-        row_codes={bits: codes for bits, (_, codes) in rows.items()},
-        plain=plain,
     )
+    codes = low_rank_codes.codes[used]
+    for width in WIDTHS:
+        if bool((heads.widths == width).any()):
+            heads.codes[width] = codes[heads.widths == width]
+    for bits in DENSE:
+        if bool((modes == bits).any()):
+            steps, row_codes = _round_rows(scaled[modes == bits], bits)
+            heads.row_steps[bits], heads.row_codes[bits] = steps, row_codes
+    for mode, dtype in PLAIN.items():
+        if bool((modes == mode).any()):
+            heads.plain[mode] = states[modes == mode].to(dtype)
+    return heads

@@ -3,6 +3,9 @@
 Modes and exponents of all heads, ranks, widths and steps of the components, their codes by width,
 then steps and codes of the dense heads by width, then bfloat16 and float32 states. Every size
 follows from the arrays before it.
+
+Codes of a few bits are packed without gaps: eight share `bits` bytes. They are an eighth of all
+codes apart, so that every operation runs along contiguous memory.
 """
 
 from dataclasses import dataclass, field
@@ -13,13 +16,12 @@ from torch import Tensor
 
 from ..errors import StatetrimError
 from .low_rank import WIDTHS, dequantize, product
-from .packing import pack, packed_size, unpack
 
 LOW_RANK, BFLOAT16, FLOAT32 = 0, 16, 32
 DENSE = (4, 5, 6, 8)
 MODES = (LOW_RANK, *DENSE, BFLOAT16, FLOAT32)
 MAX_EXPONENT = 100
-_PLAIN = {BFLOAT16: torch.bfloat16, FLOAT32: torch.float32}
+PLAIN = {BFLOAT16: torch.bfloat16, FLOAT32: torch.float32}
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +119,7 @@ def parse(payload: Tensor, shape: tuple[int, int, int], device: torch.device) ->
             heads.row_steps[bits] = reader.take_steps(number * keys).reshape(number, keys)
             codes = reader.take_packed(number * keys * values, bits)
             heads.row_codes[bits] = codes.reshape(number, keys, values)
-    for mode, dtype in _PLAIN.items():
+    for mode, dtype in PLAIN.items():
         if number := int((modes == mode).sum()):
             plain = reader.take(number * keys * values, dtype)
             heads.plain[mode] = plain.reshape(number, keys, values)
@@ -149,3 +151,34 @@ class _Reader:
         steps = self.take(count, torch.float16)
         self.require(bool((torch.isfinite(steps) & (steps >= 0)).all()), "steps")
         return steps
+
+
+def packed_size(count: int, bits: int) -> int:
+    """Bytes that `count` codes of `bits` bits take, filled up to a multiple of eight codes."""
+    return -(-count // 8) * bits
+
+
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """uint8 codes below 2**bits, of any shape, as bytes; `bits` is at most 8."""
+    flat = codes.flatten()
+    eighths = torch.nn.functional.pad(flat, (0, -len(flat) % 8)).reshape(8, -1)
+    packed = torch.zeros(bits, eighths.shape[1], dtype=torch.uint8, device=codes.device)
+    for index, part in enumerate(eighths):
+        byte, shift = divmod(index * bits, 8)
+        packed[byte] |= part << shift
+        if shift + bits > 8:
+            packed[byte + 1] |= part >> (8 - shift)
+    return packed.flatten()
+
+
+def unpack(packed: Tensor, count: int, bits: int) -> Tensor:
+    """The first `count` codes, uint8, of bytes that `pack` made."""
+    rows = packed.reshape(bits, -1)
+    codes = torch.empty(8, rows.shape[1], dtype=torch.uint8, device=packed.device)
+    for index in range(8):
+        byte, shift = divmod(index * bits, 8)
+        code = rows[byte] >> shift
+        if shift + bits > 8:
+            code |= rows[byte + 1] << (8 - shift)
+        torch.bitwise_and(code, 2**bits - 1, out=codes[index])
+    return codes.flatten()[:count]

@@ -1,5 +1,6 @@
 """Save the cache of a prompt in coded form, and restore it into a loaded model."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,17 +10,19 @@ from torch import Tensor
 
 from ..artifacts.statistics import Statistics
 from ..errors import StatetrimError
+from ..portable.kernels import DeferredState
 from ..runtime.live import LiveModel, Runtime
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, as_checkpoint, load_if_path
 from ..storage.output import run_and_save
-from .cache import Slot, slots
 from .coding import Coded, decode, encode
 from .metric import Metrics, metric_digest, state_metrics
 from .stream import StateFile, StreamHeader, checksum
 
 CONVOLUTION_TOLERANCE = 0.01
 """Of convolution states: 8 bits a number. They matter for three tokens, and are few."""
+_STATES = {"_state", "recurrent_state", "recurrent_states"}  # of portable, fla, transformers
+_CONVOLUTIONS = {"conv_state", "conv_states"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,28 +66,94 @@ def load_prompt(module: Any, path: str | Path, *, model: ModelLike) -> Any:
         raise StatetrimError(f"{path} was saved from another model than {checkpoint.path}")
     device = module.get_input_embeddings().weight.device
     live = LiveModel(module, checkpoint, device, Runtime("transformers", "given"))
-    return restore_cache(stored, live)
+    # Running one token makes the cache: its structure comes from the model, and only tensors of the
+    # shapes that the model makes are taken from the file.
+    token = torch.zeros(stored.header.batch, 1, dtype=torch.long)
+    with torch.inference_mode():
+        _, cache = live.forward_with_cache(token)
+    wanted = list(slots(cache))
+    names = {*stored.coded, *stored.plain, *stored.header.counters}
+    if {slot.name for slot in wanted} != names:
+        differing = sorted({slot.name for slot in wanted} ^ names)
+        raise StatetrimError(f"the file and this model's cache differ in {differing[0][:80]!r}")
+    for slot in wanted:
+        slot.put(restored(slot, stored, checkpoint))
+    return cache
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """A place in a cache: `holder[key]`, or of a tuple there the item `index`."""
+
+    name: str  # such as "3.recurrent_states.0"
+    layer: int
+    attribute: str  # of the layer, or the last name in the dictionaries below it
+    holder: dict[Any, Any]
+    key: Any
+    index: int | None = None
+
+    @property
+    def value(self) -> Any:
+        """The tensor or counter; a state has all pending writes applied."""
+        value = self.holder[self.key]
+        value = value if self.index is None else value[self.index]
+        return value.flush() if isinstance(value, DeferredState) else value
+
+    def put(self, value: Any) -> None:
+        """Replace the value."""
+        if self.index is not None:
+            items = list(self.holder[self.key])
+            items[self.index] = value
+            value = tuple(items)
+        self.holder[self.key] = value
+
+    @property
+    def is_state(self) -> bool:
+        """Whether it holds recurrent states [batch, heads, ., .]."""
+        return self.attribute in _STATES and self._dimensions == 4
+
+    @property
+    def is_convolution(self) -> bool:
+        """Whether it holds convolution states [batch, channels, taps]."""
+        return self.attribute in _CONVOLUTIONS and self._dimensions == 3
+
+    @property
+    def _dimensions(self) -> int:
+        value = self.value
+        return value.dim() if isinstance(value, Tensor) else 0
+
+
+def slots(cache: Any) -> Iterator[Slot]:
+    """Every tensor and counter of a cache of transformers, fla or portable."""
+    for layer, cached in enumerate(cache.layers):
+        yield from _slots_in(vars(cached), str(layer), layer, "")
+
+
+def _slots_in(holder: dict[Any, Any], place: str, layer: int, attribute: str) -> Iterator[Slot]:
+    for key in list(holder):
+        value, name = holder[key], f"{place}.{key}"
+        owner = key if isinstance(key, str) else attribute
+        if isinstance(value, dict):
+            yield from _slots_in(value, name, layer, owner)
+        elif isinstance(value, tuple | list):
+            for index, item in enumerate(value):
+                if isinstance(item, Tensor):
+                    yield Slot(f"{name}.{index}", layer, owner, holder, key, index)
+        elif isinstance(value, Tensor | DeferredState) or type(value) is int:
+            yield Slot(name, layer, owner, holder, key)
 
 
 def code_cache(
-    cache: Any,
-    model: Checkpoint,
-    tolerance: float,
-    metrics: Metrics | None = None,
-    previous: StateFile | None = None,
+    cache: Any, model: Checkpoint, tolerance: float, metrics: Metrics | None = None
 ) -> StateFile:
-    """The contents of a cache, its states coded; refuses a cache without states.
-
-    `previous` is that of the same sequence some tokens earlier.
-    """
+    """The contents of a cache, its states coded; refuses a cache without states."""
     coded, plain, counters = dict[str, Coded](), dict[str, Tensor](), dict[str, int]()
     worst, batch = 0.0, 1
     for slot in slots(cache):
-        earlier = None if previous is None else previous.coded.get(slot.name)
         if slot.is_state:
             metric = None if metrics is None else metrics[slot.layer]
             states, batch = keys_first(slot.value, model), len(slot.value)
-            coded[slot.name] = encode(states, tolerance, metric, earlier)
+            coded[slot.name] = encode(states, tolerance, metric)
             worst = max(worst, float(coded[slot.name].errors.max()))  # type: ignore[union-attr]
         elif slot.is_convolution:
             coded[slot.name] = encode(slot.value.mT, min(tolerance, CONVOLUTION_TOLERANCE))
@@ -97,22 +166,6 @@ def code_cache(
     digest = metric_digest(metrics)
     header = StreamHeader(model.digest, tolerance, worst, digest, batch, counters=counters)
     return StateFile(header, coded, plain)
-
-
-def restore_cache(stored: StateFile, live: LiveModel) -> Any:
-    """A cache with the contents of `stored`, made by running one token: so its structure comes from
-    the model, and only tensors of the shapes that the model makes are taken from the file."""
-    token = torch.zeros(stored.header.batch, 1, dtype=torch.long)
-    with torch.inference_mode():
-        _, cache = live.forward_with_cache(token)
-    wanted = list(slots(cache))
-    names = {*stored.coded, *stored.plain, *stored.header.counters}
-    if {slot.name for slot in wanted} != names:
-        differing = sorted({slot.name for slot in wanted} ^ names)
-        raise StatetrimError(f"the file and this model's cache differ in {differing[0][:80]!r}")
-    for slot in wanted:
-        slot.put(restored(slot, stored, live.checkpoint))
-    return cache
 
 
 def restored(slot: Slot, stored: StateFile, model: Checkpoint) -> Any:

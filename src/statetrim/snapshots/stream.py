@@ -16,8 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ..artifacts.header import check_header, header
-from ..artifacts.record import as_fields, parse_record
+from ..artifacts.record import as_fields, check_header, header, parse_record
 from ..errors import StatetrimError
 from ..storage.json_file import parse_json
 from ..storage.safetensors_file import read_shard, save_tensors

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from ..artifacts.plan import Plan
 from ..errors import StatetrimError
 from ..runtime.kernel_hooks import KernelCall, hook_kernels
-from ..runtime.live import LiveModel
+from ..runtime.live import LiveModel, MixerCall
 from ..runtime.loading import load_live
-from ..runtime.mixers import MixerCall
 from ..runtime.placement import Placement
 from ..runtime.sequential import mixer_calls
 from ..storage.checkpoint import Checkpoint

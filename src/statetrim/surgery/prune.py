@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from ..artifacts.card.model_card import model_card
-from ..artifacts.header import header
 from ..artifacts.plan import Plan
+from ..artifacts.record import header
 from ..errors import StatetrimError
 from ..families.contract import Config, resized_config
 from ..geometry import Geometry

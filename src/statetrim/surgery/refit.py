@@ -19,9 +19,8 @@ from typing import Any
 from torch import Tensor
 
 from ..artifacts.card.model_card import refitted_card
-from ..artifacts.header import header
 from ..artifacts.mixture import mix_statistics
-from ..artifacts.record import write_artifact
+from ..artifacts.record import as_fields, header
 from ..artifacts.statistics import REFIT_SUM_NAMES, LayerStatistics, Statistics
 from ..errors import StatetrimError
 from ..maths.least_squares import fit_least_squares, relative_residual
@@ -31,7 +30,7 @@ from ..storage.atomic import atomic_write
 from ..storage.auxiliary_files import copy_all_but_weights
 from ..storage.channel_rows import names_by_layer
 from ..storage.checkpoint import Checkpoint, open_checkpoint, require_prunable
-from ..storage.json_file import write_text
+from ..storage.json_file import write_json, write_text
 from ..storage.models import ModelLike, as_checkpoint, load_if_path
 from ..storage.output import ARTIFACTS, CARD, open_output
 from ..storage.quantized.rewrite import quantize_like
@@ -90,7 +89,7 @@ def refit(small: ModelLike, options: RefitOptions) -> Checkpoint:
             original_card = copy_all_but_weights(small, partial, RECORD)
             card = refitted_card(original_card, small.path.resolve().name, finished_record)
             write_text(partial / CARD, card)
-            write_artifact(partial / ARTIFACTS / RECORD, "refit", finished_record)
+            write_json(partial / ARTIFACTS / RECORD, as_fields(finished_record))
             result = require_prunable(open_checkpoint(partial, small.family))
             for written, source in zip(result.shards, small.shards, strict=True):
                 assert written.tensors == source.tensors

@@ -58,8 +58,7 @@ class Task:
 
 
 def _lm_eval_task(name: str, metric: str, files: str, stock: str = "", choices: int = 0) -> Task:
-    """A stock task of lm-eval, whose YAML is `stock` (default: NAME/NAME.yaml); guessing is right
-    in one of `choices` cases, or never for 0."""
+    """A stock task of lm-eval; guessing is right in one of `choices` cases, or never for 0."""
     group = "perplexity" if "perplexity" in metric else "accuracy"
     path, chance = stock or f"{name}/{name}.yaml", 1 / choices if choices else 0.0
     return Task(name, "stock", metric, group, files, path, chance=chance)
@@ -142,7 +141,8 @@ def prepare_rows(
         return list(rows)
     try:
         if task.question is None:
-            return [_key_value_row(row, spans) for row in rows]
+            prompts = [(row, recall.key_value_prompt(row, spans)) for row in rows]
+            return [{"prompt": text, "answers": [[row["value"]]]} for row, text in prompts]
         questions = [task.question(row) for row in rows]
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise StatetrimError(
@@ -191,14 +191,8 @@ def score(row: Row, results: list[str]) -> dict[str, int]:
     return {"contains": int(recall.contains(results[0], row["answers"]))}
 
 
-def _key_value_row(row: Row, spans: recall.Spans) -> Row:
-    """The prompt and the one accepted answer of a row of key-value retrieval."""
-    return {"prompt": recall.key_value_prompt(row, spans), "answers": [[row["value"]]]}
-
-
 def _read_rows(task: Task, source: Path | None) -> Iterator[Row]:
-    """The rows of a JSON Lines file, or of the hub without `source`. Refuses a line that is not a
-    JSON object."""
+    """The rows of a JSON Lines file, or of the hub without `source`."""
     if source is None:
         yield from _hub_rows(task)
         return
@@ -215,8 +209,7 @@ def _read_rows(task: Task, source: Path | None) -> Iterator[Row]:
 
 
 def _hub_rows(task: Task) -> Iterator[Row]:
-    """The validation split of the task's dataset on the hub. Refuses a task without one, and a
-    failed download."""
+    """The validation split of the task's dataset on the hub."""
     if not task.hub:
         raise StatetrimError(
             f"{task.name} is on no hub; give --data, a directory with {task.files}"

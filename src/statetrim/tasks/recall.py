@@ -37,8 +37,7 @@ def contains(prediction: str, answers: Sequence[Sequence[str]]) -> bool:
 
 
 def _has_all_parts(text: str, parts: Sequence[str]) -> bool:
-    """Whether all parts are in `text`, which is lower case; False without parts or for an empty
-    part."""
+    """Whether all parts are in the lower-case `text`; False for an empty part, or none."""
     return bool(parts) and all(part and part.lower() in text for part in parts)
 
 
@@ -191,8 +190,7 @@ def _evenly_spread(numbers: list[int], count: int) -> list[int]:
 
 
 def _records_prompt(records: list[list[str]], key: str, kept: set[int]) -> str:
-    """Ask for the value of `key` in a JSON object of the (key, value) `records` whose numbers are
-    in `kept`."""
+    """Ask for the value of `key` in a JSON object of the `records` in `kept`."""
     lines = [f'"{records[n][0]}": "{records[n][1]}"' for n in sorted(kept)]
     return (
         "Extract the value corresponding to the specified key in the JSON object below.\n\n"

@@ -12,7 +12,7 @@ from ..options import option, options, output_option
 if TYPE_CHECKING:
     from ..storage.models import ModelLike
 
-DRIVERS = ("mlx", "vllm", "llamacpp")
+DRIVERS = ("mlx", "vllm", "llamacpp", "transformers")
 """Engines with a `drivers/ask_ENGINE.py`."""
 
 

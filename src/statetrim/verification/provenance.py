@@ -1,8 +1,8 @@
 """Check without running a model that a cut is the original pruned by the cut's plan.
 
-Config fields and pruned tensors must be equal to what pruning gives. Tensors that a refit or a
-recovery trained cannot be compared byte for byte; most of their rows must still be nearest to the
-rows that they were pruned from.
+Config fields and pruned tensors must be equal to what pruning gives, also those that it quantises
+again. Tensors that a refit or a recovery trained cannot be compared byte for byte; most of their
+rows must still be nearest to the rows that they were pruned from.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,6 +18,8 @@ from ..geometry import ChannelRows, Role
 from ..storage.channel_rows import LayerRows
 from ..storage.checkpoint import Checkpoint, path_inside
 from ..storage.output import ARTIFACTS
+from ..storage.quantized.rewrite import cut_values
+from ..storage.safetensors_file import TensorEdit
 
 PLAN_FILE = f"{ARTIFACTS}/plan.json"
 _MIN_NEAREST = 0.5  # share of a trained tensor's rows that must be nearest to their origin
@@ -88,14 +90,19 @@ def _expected_tensor(
 ) -> Tensor:
     """The tensor right after pruning, which multiplies a norm that heads share into o_proj and
     leaves ones in the norm; without `shared_norms`, only rows and columns are removed."""
-    tensor, channel_rows = original.tensor(name), layer_rows.channel_rows
-    role = channel_rows[0].role
+    channel_rows = layer_rows.channel_rows
+    role, factors = channel_rows[0].role, None
+    masks = plan.kept_masks(layer_rows.layer, channel_rows, original.geometry)
     if role == "o_proj" and layer_rows.layer in shared_norms:
         factors = torch.ones(channel_rows[0].size, dtype=torch.float64)
         for entry in channel_rows:
             factors[entry.rows] = original.tensor(shared_norms[layer_rows.layer]).double()
+    if name in original.quantized:
+        return cut_values(original.quantized[name], TensorEdit(masks, factors), original)
+    tensor = original.tensor(name)
+    if factors is not None:
         tensor = (tensor.double() * factors).to(tensor.dtype)
-    for dim, mask in plan.kept_masks(layer_rows.layer, channel_rows, original.geometry).items():
+    for dim, mask in masks.items():
         tensor = tensor.index_select(dim, mask.nonzero().squeeze(1))
     return torch.ones_like(tensor) if role == "shared_norm" and shared_norms else tensor
 

@@ -19,6 +19,8 @@ from ..serving.engine_names import ENGINE_NAMES
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.models import ModelLike, as_checkpoint, as_checkpoints, short_names
 from ..storage.output import run_and_save
+from ..storage.quantized.siblings import is_sibling
+from ..storage.redirections import check_no_redirections
 from ..version import __version__
 from . import provenance
 from .engine import Answer, EngineError, Request, run_engine
@@ -33,8 +35,9 @@ DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 @takes_options(VerifyOptions)
 def verify(models: ModelLike | Sequence[ModelLike], options: VerifyOptions) -> Verification:
-    """Run the cuts `models` and their original `baseline` in `engine`: mlx, vllm or llamacpp.
+    """Run the cuts `models` and their original `baseline` in `engine`.
 
+    It is mlx, vllm, llamacpp, or transformers, which loads quantised weights as they are stored.
     `engine_python` is the executable of the engine's environment. Every model reads `count`
     sequences of `length` tokens of `text`, and continues the first half of each by `generate`
     tokens. `dtype` None is the stored one, in vLLM bfloat16. `engine_options` go to the engine. The
@@ -44,6 +47,8 @@ def verify(models: ModelLike | Sequence[ModelLike], options: VerifyOptions) -> V
     with too few tokens.
     """
     checkpoints = [require_prunable(as_checkpoint(options.baseline)), *as_checkpoints(models)]
+    for checkpoint in checkpoints:  # an engine reads the directory itself
+        check_no_redirections(checkpoint.path, checkpoint.config)
     record = {
         "format": "statetrim verify",
         "models": [checkpoint.digest for checkpoint in checkpoints],
@@ -158,7 +163,7 @@ def _compare_with_plan(original: Checkpoint, cut: Checkpoint) -> tuple[list[str]
     plan = provenance.load_carried_plan(cut)
     if plan is None:
         return [], ["it carries no plan, so its weights were not compared with the original's"]
-    if plan.lineage.get("source") != original.digest:
+    if plan.lineage.get("source") != original.digest and not is_sibling(original, plan.lineage):
         return [], ["its plan is of another model, so its weights were not compared"]
     faults = list(provenance.config_faults(original, cut, plan))
     if not faults:

@@ -50,11 +50,6 @@ class Layout:
         return directory
 
 
-def with_tokenizer(directory: Path) -> Path:
-    tiny.write_tokenizer(directory)
-    return directory
-
-
 def hub_config(name: str) -> dict[str, Any]:
     config: dict[str, Any] = json.loads((CONFIGS / f"{name}_config.json").read_text())
     return config

@@ -5,23 +5,21 @@ from pathlib import Path
 from typing import Any
 
 from ...maths.paired import Interval, Pairs, difference_interval, zero_event_bound
-from ...maths.units import MIB
-from ...storage.json_file import write_json
-from ..header import header
-from ..record import as_fields, parse_record, read_fields
+from ..record import Artifact, as_fields, header
 from .agreement import Agreement, Kind
 
-MAX_BYTES = 16 * MIB
 CONFIDENCE_LEVEL = 0.95
 
 
 @dataclass(frozen=True)
-class Verification:
+class Verification(Artifact):
     """How an engine's output compares with transformers, for each of `models`, the original first.
 
     `faults` and `notes` are sentences by model, empty if there is no problem; `refusals` say why a
     model did not run in the engine.
     """
+
+    KIND = "verification"
 
     engine: str
     version: str
@@ -77,18 +75,13 @@ class Verification:
 
     def as_json(self) -> dict[str, Any]:
         """The content of the JSON file."""
-        return {**as_fields(self), **header("verification"), "engine_version": self.version}
-
-    def save(self, path: str | Path) -> None:
-        """Write a JSON file atomically, replacing an existing one."""
-        write_json(Path(path), self.as_json())
+        return {**as_fields(self), **header(self.KIND), "engine_version": self.version}
 
     @classmethod
-    def load(cls, path: str | Path) -> "Verification":
-        """Read an untrusted file; raises StatetrimError if it is damaged."""
-        stored = read_fields(path, "verification", MAX_BYTES)
-        stored["version"] = stored.get("engine_version")  # "version" is that of the format
-        return parse_record(stored, cls, path)
+    def read_fields(cls, path: str | Path) -> dict[str, Any]:
+        """The fields, with the engine's version in place of that of the format."""
+        stored = super().read_fields(path)
+        return stored | {"version": stored.get("engine_version")}
 
     def check(self) -> None:
         """Raise ValueError if an untrusted file compares nothing, or lists no fingerprints."""
@@ -96,3 +89,15 @@ class Verification:
             raise ValueError("models must name the original and a cut")
         if not isinstance(self.lineage.get("models", []), list):
             raise ValueError("lineage.models must be a list")
+
+
+def loss_text(verification: Verification, agreement: Agreement) -> str:
+    """What agreement a cut lost against the original, in points with its interval; empty for the
+    original, and if one of them did not run."""
+    if agreement.model == verification.models[0]:
+        return ""
+    change = verification.agreement_change(agreement.model, agreement.kind)
+    if change is None:
+        return ""
+    loss = -change
+    return f"{loss.estimate:+.2f} ({loss.low:+.2f} to {loss.high:+.2f})"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,13 +20,17 @@ from ..command import command
 
 if TYPE_CHECKING:
     from ...artifacts.analysis import Analysis
+    from ...artifacts.sensitivity import LayerCut, Sensitivity
+    from ...selection.allocate import Allocation
+    from ...serving.capacity.parts import Paging
     from ...storage.checkpoint import Checkpoint
 
-SENSITIVITY_WINDOW = 256  # tokens per window of text that --sensitivity measures
+SENSITIVITY_WINDOW = 256  # tokens; `analyze` itself reads longer sequences
+SHARES = (0.5, 0.25)  # of the bytes, for which --sensitivity proposes widths by layer
 
 Output = Annotated[Path, typer.Option("-o", "--output", help="JSON file to write.")]
 Figures = Annotated[Path | None, typer.Option(help="Directory for PNG and SVG figures.")]
-Sensitivity = Annotated[
+ByLayer = Annotated[
     bool,
     typer.Option(
         "--sensitivity", help="Instead, cut each layer alone and measure what text and recall lose."
@@ -42,7 +47,7 @@ def analyze(
     output: Output,
     options: AnalyzeOptions,
     figures: Figures = None,
-    sensitivity: Sensitivity = False,
+    sensitivity: ByLayer = False,
     widths: Widths = "0.5,0.25",
     family: FamilyFile = None,
     as_json: Json = False,
@@ -125,23 +130,22 @@ def _run_sensitivity(
     from ...pipelines.sensitivity import sensitivity as run
     from ...serving.capacity.parts import Paging
     from ..progress import show_progress
-    from .sensitivity import show_sensitivity
 
-    windows = parse_token_count(options.tokens) // SENSITIVITY_WINDOW
+    length = options.length or SENSITIVITY_WINDOW
     with show_progress("cutting one layer after the other") as progress:
         chosen = derive(
             SensitivityOptions,
             options,
             widths=widths,
-            windows=windows,
+            windows=parse_token_count(options.tokens) // length,
+            length=length,
             out=output,
             figures=figures,
             progress=progress,
         )
         result = run.run(model, chosen)
-    figure_files = (
-        [figures / f"sensitivity.{suffix}" for suffix in ("png", "svg")] if figures else []
-    )
+    suffixes = ("png", "svg") if figures else ()
+    figure_files = [Path(str(figures)) / f"sensitivity.{suffix}" for suffix in suffixes]
     kv_cache = model.family.kv_cache_size(model.config, model.geometry)
     paging = Paging.of(model.geometry, kv_cache.layers if kv_cache else 0)
     show_sensitivity(result, paging, str(output), figure_files, as_json=as_json)
@@ -151,8 +155,6 @@ def show_analysis(
     analysis: Analysis, output: str, figures: Sequence[Path], *, as_json: bool
 ) -> None:
     """Print a row per layer, narrow enough for a terminal of 80 columns."""
-    from rich.table import Table
-
     if as_json:
         terminal.print_json(
             {
@@ -163,16 +165,10 @@ def show_analysis(
             }
         )
         return
-    layer_table, baseline = analysis.table(), analysis.baseline
-    *rows, means = layer_table.rows
-    table = Table(title=layer_table.title, title_justify="left", show_footer=True)
-    for name, mean in zip(layer_table.header, means, strict=True):
-        table.add_column(
-            name, mean, justify="left" if name == "heads" else "right", no_wrap=name == "heads"
-        )
-    for row in rows:
-        table.add_row(*row)
-    terminal.print_table(table)
+    table, baseline = analysis.table(), analysis.baseline
+    bars = (table.header.index("heads"),)
+    *rows, means = table.rows
+    terminal.print_table(table.title, table.header, rows, left=bars, unwrapped=bars, total=means)
     data, before = analysis.lineage["data"], f", before {baseline.max_rank}" if baseline else ""
     state_dtype = analysis.lineage.get("state_dtype")
     for line in (
@@ -182,6 +178,83 @@ def show_analysis(
         f"{analysis.burn_in}; heads: one bar each",
         *([f"states are stored in {state_dtype}, as an engine would"] if state_dtype else []),
         "κ: condition number, median head; filters: mean |cosine|, of queries, of keys",
-        f"written to {output}" + (f", and {len(figures)} pictures" if figures else ""),
+        _written_text(output, figures),
     ):
         terminal.print_text(line)
+
+
+def _written_text(output: str, figures: Sequence[Path]) -> str:
+    return f"written to {output}" + (f", and {len(figures)} pictures" if figures else "")
+
+
+def show_sensitivity(
+    sensitivity: Sensitivity,
+    paging: Paging,
+    output: str,
+    figures: Sequence[Path],
+    *,
+    as_json: bool,
+) -> None:
+    """Print a row per layer with the cost of each width, the conclusion, and widths by layer."""
+    from ...artifacts.sensitivity import variant_text
+    from ...selection.allocate import allocate, allocate_in_pages
+
+    if as_json:
+        terminal.print_json(
+            {
+                "sensitivity": output,
+                "figures": [str(path) for path in figures],
+                "finding": sensitivity.sentence,
+                "cuts": [_cut_json(sensitivity, cut) for cut in sensitivity.cuts],
+            }
+        )
+        return
+    rows = []
+    for layer in sensitivity.layers:
+        cuts = [sensitivity.find(layer, axis, keep) for axis, keep in sensitivity.variants]
+        rows.append([str(layer), *(_cost_text(sensitivity, cut) for cut in cuts)])
+    columns = [variant_text(sensitivity, variant) for variant in sensitivity.variants]
+    title = "Each layer cut alone: NLL, recall lost"
+    terminal.print_table(title, ["layer", *columns], rows, left=())
+    terminal.print_text(sensitivity.sentence)
+    loads = ", ".join(map(str, sensitivity.recalled_pair_counts)) or "none"
+    terminal.print_text(f"NLL in nats per token; recall in points, mean over {loads} pairs")
+    for share in SHARES:
+        _show_allocation(f"{share:.0%} of the bytes", partial(allocate, sensitivity, share))
+        _show_allocation(
+            f"As much of vLLM's cache, with its plugin, as one shape of {share:.0%}",
+            partial(allocate_in_pages, sensitivity, share, paging),
+        )
+    terminal.print_text(_written_text(output, figures))
+
+
+def _show_allocation(budget: str, find: Callable[[], Allocation]) -> None:
+    """Print the best widths by layer for a budget; nothing if no widths fit."""
+    try:
+        allocation = find()
+    except StatetrimError:
+        return
+    terminal.print_text(
+        f"{budget}, by layer (docs/widths-by-layer.md): --to {allocation}, which would cost "
+        f"{allocation.cost:.3f} (nats and recall), if costs of layers add up"
+    )
+
+
+def _cost_text(sensitivity: Sensitivity, cut: LayerCut) -> str:
+    """Increase of NLL in nats per token and, if it was measured, change of recall in points,
+    negative if lost."""
+    drop = sensitivity.recall_drop(cut)
+    recall = "" if drop is None else f", {-100 * drop.estimate:+.1f}"
+    return f"{sensitivity.nll_increase(cut).estimate:+.3f}{recall}"
+
+
+def _cut_json(sensitivity: Sensitivity, cut: LayerCut) -> dict[str, object]:
+    nll, drop = sensitivity.nll_increase(cut), sensitivity.recall_drop(cut)
+    return {
+        "layer": cut.layer,
+        "axis": cut.axis,
+        "keep": cut.keep,
+        "nll_increase": [nll.estimate, nll.low, nll.high],
+        "recall_drop": None if drop is None else [drop.estimate, drop.low, drop.high],
+        "error": dict(cut.error),
+    }

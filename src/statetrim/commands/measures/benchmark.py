@@ -34,7 +34,8 @@ def show_timings(timings: Timings, output: str, *, as_json: bool) -> None:
     if as_json:
         terminal.print_json(timings.as_json() | {"output": output})
         return
-    terminal.print_artifact_table(timings.table(), left_columns=1)
+    table = timings.table()
+    terminal.print_table(table.title, table.header, table.rows)
     for label, lines in timings.lineage.get("log", {}).items():
         for line in lines:
             terminal.print_text(f"{label}: {line}")

@@ -75,7 +75,8 @@ def show_scores(
         }
         terminal.print_json(scores.as_json(samples=False) | extra)
         return
-    terminal.print_artifact_table(scores_table(scores), left_columns=2)
+    table = scores_table(scores)
+    terminal.print_table(table.title, table.header, table.rows, left=(0, 1))
     for loss in losses:
         p = "" if loss.p is None else f" (McNemar p = {loss.p:.3g})"
         terminal.print_text(f"{loss.task}, {loss.metric}, {loss.model}: {loss.sentence}{p}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from ...maths.formatting import bytes_text, relative_change_text
 from ...serving.options import InspectOptions
@@ -11,8 +12,6 @@ from ..arguments import FamilyFile, Json, Model
 from ..command import command
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from ...serving.capacity.arithmetic import Fit
     from ...serving.deployment import Deployment
     from ...serving.engines import Compatibility
@@ -35,80 +34,20 @@ def show_report(report: StateReport, *, as_json: bool) -> None:
     if as_json:
         terminal.print_json(report.as_json())
         return
-    _show_state(report)
+    header = ["", "now"]
+    if report.after:
+        header += [_kept_text(report.before, report.after), "change"]
+    terminal.print_table(f"{report.model_type}: recurrent state", header, _state_rows(report))
+    for warning in report.warnings:
+        terminal.warn(f"note: {warning}")
     if report.after is not None:
         _show_engines(report.deployment)
     elif report.shapes:
         _show_shapes(report.shapes)
     if report.deployment.capacity:
         _show_capacity(report.deployment)
-
-
-def _show_state(report: StateReport) -> None:
-    from rich.table import Table
-
-    total_text = f" of {report.total_layers}" if report.total_layers else ""
-    table = Table(title=f"{report.model_type}: recurrent state", title_justify="left")
-    table.add_column("")
-    table.add_column("now", justify="right")
-    if report.after:
-        table.add_column(_kept_text(report.before, report.after), justify="right")
-        table.add_column("change", justify="right")
-    _add_row(table, "linear-attention layers", f"{report.layers}{total_text}")
-    if report.after and report.after.num_v_heads != report.num_v_heads:
-        _add_comparison(
-            table,
-            "key heads / value heads",
-            report,
-            lambda s: f"{s.num_k_heads} / {s.num_v_heads}",
-            "num_v_heads",
-        )
-        _add_comparison(
-            table,
-            "devices that can share them",
-            report,
-            lambda s: ", ".join(map(str, s.tensor_parallel)),
-            "num_k_heads",
-        )
-    else:
-        _add_row(table, "key heads / value heads", f"{report.num_k_heads} / {report.num_v_heads}")
-    _add_comparison(table, "state per head, keys x values", report, lambda s: s.shape)
-    _add_comparison(
-        table,
-        "recurrent state per sequence, float32",
-        report,
-        lambda s: bytes_text(s.state_bytes),
-        "state_bytes",
-    )
-    _add_comparison(
-        table,
-        "the same in bfloat16 (an engine option)",
-        report,
-        lambda s: bytes_text(s.state_bytes / 2),
-        "state_bytes",
-    )
-    _add_comparison(
-        table,
-        f"convolution state per sequence, {report.conv_dtype}",
-        report,
-        lambda s: bytes_text(s.conv_bytes),
-        "conv_bytes",
-    )
-    if report.quantized:
-        _add_row(table, "quantised weights", report.quantized)
-    if report.parameters:
-        cells = [f"{report.parameters:,}"]
-        if report.after:
-            cells += [
-                f"{report.parameters_after:,}",
-                relative_change_text(report.parameters, report.parameters_after),
-            ]
-        table.add_row("parameters", *cells)
-    else:
-        _add_row(table, "parameters", "no weights here")
-    terminal.print_table(table)
-    for warning in report.warnings:
-        terminal.warn(f"note: {warning}")
+    if report.deployment.try_first:
+        _show_try_first(report.deployment)
 
 
 def _kept_text(before: StateSize, after: StateSize) -> str:
@@ -119,32 +58,68 @@ def _kept_text(before: StateSize, after: StateSize) -> str:
     return f"keep {after.head_k_dim}{value_text}"
 
 
-def _add_row(table: Table, name: str, value: str) -> None:
-    """Add a row whose value a cut does not change."""
-    cells = [value, value] if len(table.columns) > 2 else [value]
-    table.add_row(name, *cells)
+def _state_rows(report: StateReport) -> Iterator[list[str]]:
+    """Rows of a name, the value before and, if there is a cut, the value after it and the
+    change."""
+    before, after = report.before, report.after
 
+    def unchanged(name: str, value: str) -> list[str]:
+        return [name, value, value] if after else [name, value]
 
-def _add_comparison(
-    table: Table, name: str, report: StateReport, to_text: Any, field: str = ""
-) -> None:
-    """Add a row with the value before and, if there is a cut, after it, and the change of `field`
-    (of a head's state, if no field is named)."""
-    cells = [to_text(report.before)]
-    if report.after:
-        old, new = _state_number(report.before, field), _state_number(report.after, field)
-        cells += [to_text(report.after), relative_change_text(old, new)]
-    table.add_row(name, *cells)
+    def compared(
+        name: str, to_text: Callable[[StateSize], str], to_number: Callable[[StateSize], int]
+    ) -> list[str]:
+        if after is None:
+            return [name, to_text(before)]
+        change = relative_change_text(to_number(before), to_number(after))
+        return [name, to_text(before), to_text(after), change]
 
-
-def _state_number(state: StateSize, field: str) -> int:
-    """The value of a field, or without one the elements of one head's state."""
-    return int(getattr(state, field)) if field else state.head_k_dim * state.head_v_dim
+    total_text = f" of {report.total_layers}" if report.total_layers else ""
+    yield unchanged("linear-attention layers", f"{report.layers}{total_text}")
+    if after and after.num_v_heads != before.num_v_heads:
+        yield compared(
+            "key heads / value heads",
+            lambda size: f"{size.num_k_heads} / {size.num_v_heads}",
+            lambda size: size.num_v_heads,
+        )
+        yield compared(
+            "devices that can share them",
+            lambda size: ", ".join(map(str, size.tensor_parallel)),
+            lambda size: size.num_k_heads,
+        )
+    else:
+        yield unchanged("key heads / value heads", f"{report.num_k_heads} / {report.num_v_heads}")
+    yield compared(
+        "state per head, keys x values",
+        lambda size: size.shape,
+        lambda size: size.head_k_dim * size.head_v_dim,
+    )
+    for name, divisor in (
+        ("recurrent state per sequence, float32", 1),
+        ("the same in bfloat16 (an engine option)", 2),
+    ):
+        yield compared(
+            name,
+            lambda size, divisor=divisor: bytes_text(size.state_bytes / divisor),  # type: ignore[misc]
+            lambda size: size.state_bytes,
+        )
+    yield compared(
+        f"convolution state per sequence, {report.conv_dtype}",
+        lambda size: bytes_text(size.conv_bytes),
+        lambda size: size.conv_bytes,
+    )
+    if report.quantized:
+        yield unchanged("quantised weights", report.quantized)
+    old, new = report.parameters, report.parameters_after
+    if not old:
+        yield unchanged("parameters", "no weights here")
+    elif after is None:
+        yield ["parameters", f"{old:,}"]
+    else:
+        yield ["parameters", f"{old:,}", f"{new:,}", relative_change_text(old, new)]
 
 
 def _show_engines(deployment: Deployment) -> None:
-    from rich.table import Table
-
     from ...serving.deployment import relevant_lines
     from ...serving.engine_names import command_with_comment
 
@@ -154,115 +129,87 @@ def _show_engines(deployment: Deployment) -> None:
             f"no engine is known to serve or refuse {deployment.shape} for this model type"
         )
         return
-    table = Table(title=f"Engines and a state of {deployment.shape}", title_justify="left")
-    for name in ("engine", "on", "verdict", "to know"):
-        table.add_column(name)
-    for line, hardware in _merge_hardware(lines):
-        remark = line.error or (_flag_text(line) if line.flag else line.note)
-        table.add_row(
-            f"{line.engine} {line.versions}",
-            ", ".join(hardware),
-            f"{line.verdict} ({line.evidence})" if line.evidence else line.verdict,
-            remark,
-        )
-    terminal.print_table(table)
+    hardware_by_cells: dict[tuple[str, ...], list[str]] = {}
+    for line in lines:
+        verdict = f"{line.verdict} ({line.evidence})" if line.evidence else line.verdict
+        cells = (f"{line.engine} {line.versions}", verdict, _remark_text(line))
+        hardware_by_cells.setdefault(cells, []).append(line.hardware)
+    terminal.print_table(
+        f"Engines and a state of {deployment.shape}",
+        ("engine", "on", "verdict", "to know"),
+        [(name, ", ".join(on), *cells) for (name, *cells), on in hardware_by_cells.items()],
+        left=range(4),
+    )
     for engine, serving in deployment.commands.items():
         terminal.print_command(command_with_comment(engine, serving))
     if deployment.everywhere and deployment.everywhere != deployment.shape:
         terminal.print_text(f"nearest shape every engine serves: --to {deployment.everywhere}")
 
 
+def _remark_text(line: Compatibility) -> str:
+    """The engine's error, a hint at its flag, which is in the command below because a cell may wrap
+    it, or a note."""
+    if line.error or not line.flag:
+        return line.error or line.note
+    return "needs the flag in its command below" if line.serves else f"add {line.flag}"
+
+
 def _show_shapes(shapes: list[ServedShape]) -> None:
     """Print a row per engine and a column per shape; seven shapes fit into 80 columns."""
-    from rich.table import Table
-
-    table = Table(title="Which engines serve which shape, keys x values", title_justify="left")
-    table.add_column("engine")
-    for served_shape in shapes:
-        table.add_column(f"{served_shape.shape}\n{served_shape.share:.0%}", justify="right")
+    rows = []
     for engine in shapes[0].engines:
-        cells = [engine]
-        for served_shape in shapes:
-            answer = served_shape.engines[engine]
-            cells.append("?" if answer == "unknown" else answer)
-        table.add_row(*cells)
-    terminal.print_table(table)
+        answers = [served_shape.engines[engine] for served_shape in shapes]
+        rows.append([engine, *("?" if answer == "unknown" else answer for answer in answers)])
+    columns = [f"{served_shape.shape}\n{served_shape.share:.0%}" for served_shape in shapes]
+    title = "Which engines serve which shape, keys x values"
+    terminal.print_table(title, ["engine", *columns], rows)
     terminal.print_text(
         "flag: some hardware needs a flag; ?: not known. Commands and reasons for one shape: "
         "add --to KEYSxVALUES"
     )
 
 
-def _flag_text(line: Compatibility) -> str:
-    """A hint at the flag; the flag itself is in the command below, since a cell may wrap it."""
-    return "needs the flag in its command below" if line.serves else f"add {line.flag}"
-
-
-def _merge_hardware(lines: list[Compatibility]) -> list[tuple[Compatibility, list[str]]]:
-    """Group lines that differ only in hardware: the first line, and the hardware of all."""
-    merged: dict[tuple[str, ...], tuple[Compatibility, list[str]]] = {}
-    for line in lines:
-        key = (line.engine, line.versions, line.verdict, line.evidence, line.flag, line.error)
-        merged.setdefault(key, (line, []))[1].append(line.hardware)
-    return list(merged.values())
-
-
 def _show_capacity(deployment: Deployment) -> None:
-    from rich.table import Table
-
-    engine, first = deployment.engine, deployment.capacity[0]
-    table = Table(
-        title=f"Sequences of {deployment.context:,} tokens in {deployment.memory_gib:g} GiB, "
-        f"by {engine}",
-        title_justify="left",
-    )
-    names = ("state", "per request", "sequences", "gain", "stored state", "to decode")
-    for name in names:
-        table.add_column(name, justify="left" if name == "state" else "right")
+    served, rows = deployment.served_original, []
     for row in deployment.capacity:
         fit = row.fit
-        table.add_row(
-            f"{row.shape} {row.state_dtype}{' (default)' if row.is_default else ''}",
-            f"{fit.states:g} x {bytes_text(fit.state_bytes)}",
-            sequences_text(fit.sequences),
-            _gain_text(fit, first.fit) if row is not first else "",
-            bytes_text(fit.stored_bytes),
-            f"{bytes_text(fit.transfer_bytes)}, {row.transfer_seconds * 1000:.0f} ms",
+        rows.append(
+            (
+                f"{row.shape} {row.state_dtype}{' (default)' if row.is_default else ''}",
+                f"{fit.states:g} x {bytes_text(fit.state_bytes)}",
+                sequences_text(fit.sequences),
+                _gain_text(fit, served) if fit is not served else "",
+                bytes_text(fit.stored_bytes),
+                f"{bytes_text(fit.transfer_bytes)}, {row.transfer_seconds * 1000:.0f} ms",
+            )
         )
-    terminal.print_table(table)
-    text = f"keys and values: {first.fit.token_bytes / 2**10:,.1f} KiB per token"
-    if first.fit.host_bytes:
-        text += f"; checkpoints in host memory: {bytes_text(first.fit.host_bytes)} a slot"
+    terminal.print_table(
+        f"Sequences of {deployment.context:,} tokens in {deployment.memory_gib:g} GiB, "
+        f"by {deployment.engine}",
+        ("state", "per request", "sequences", "gain", "stored state", "to decode"),
+        rows,
+    )
+    text = f"keys and values: {served.token_bytes / 2**10:,.1f} KiB per token"
+    if served.host_bytes:
+        text += f"; checkpoints in host memory: {bytes_text(served.host_bytes)} a slot"
     terminal.print_text(f"{text}; docs/capacity.md explains the columns")
-    if deployment.try_first:
-        _show_try_first(deployment)
 
 
 def _show_try_first(deployment: Deployment) -> None:
     """Print what each flag of the engine gives, alone and with the cut."""
-    from rich.table import Table
-
-    first = next((row for row in deployment.capacity if row.is_default), deployment.capacity[0])
-    has_cut = deployment.try_first[0].cut_fit is not None
-    table = Table(title="Try these first", title_justify="left")
-    for name in ("flag", "sequences", "with the cut") if has_cut else ("flag", "sequences"):
-        table.add_column(name, justify="left" if name == "flag" else "right")
-    table.add_column("cost")
+    served, rows = deployment.served_original, []
     for gain in deployment.try_first:
-        cells = [_with_gain(gain.fit, first.fit)]
-        if gain.cut_fit is not None:
-            cells.append(_with_gain(gain.cut_fit, first.fit))
-        table.add_row(gain.flag, *cells, gain.cost)
-    terminal.print_table(table)
+        fits = [gain.fit, gain.cut_fit] if gain.cut_fit else [gain.fit]
+        cells = [f"{sequences_text(fit.sequences)} ({_gain_text(fit, served)})" for fit in fits]
+        rows.append((gain.flag, *cells, gain.cost))
+    with_cut = ("with the cut",) if deployment.try_first[0].cut_fit else ()
+    header = ("flag", "sequences", *with_cut, "cost")
+    terminal.print_table("Try these first", header, rows, left=(0, len(header) - 1))
 
 
 def sequences_text(sequences: float) -> str:
     return f"{sequences:,.1f}" if sequences % 1 else f"{sequences:,.0f}"
 
 
-def _with_gain(fit: Fit, first: Fit) -> str:
-    return f"{sequences_text(fit.sequences)} ({_gain_text(fit, first)})"
-
-
-def _gain_text(fit: Fit, first: Fit) -> str:
-    return f"{fit.sequences / first.sequences:.2f}x" if first.sequences else "from none"
+def _gain_text(fit: Fit, served: Fit) -> str:
+    return f"{fit.sequences / served.sequences:.2f}x" if served.sequences else "from none"

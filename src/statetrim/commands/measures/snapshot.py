@@ -33,7 +33,8 @@ def show_snapshots(measured: Snapshots, options: SnapshotOptions, *, as_json: bo
     if as_json:
         terminal.print_json(measured.as_json())
         return
-    terminal.print_artifact_table(measured.table(), left_columns=1)
+    table = measured.table()
+    terminal.print_table(table.title, table.header, table.rows)
     ranks = [f"{layer}: {sum(r) / len(r):.1f}" for layer, r in measured.ranks.items()]
     terminal.print_text(f"mean rank by layer within {measured.tolerance:g}: {', '.join(ranks)}")
     shares = [f"{tokens}: {100 * share:.1f} %" for tokens, share in measured.lengths.items()]

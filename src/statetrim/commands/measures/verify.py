@@ -14,12 +14,8 @@ from ..arguments import FamilyFile, Json
 from ..command import command
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from ...artifacts.verification import Verification
-    from ...artifacts.verification.agreement import Agreement
 
-COLUMNS = ("choices equal", "loss, points", "largest gap")
 Cuts = Annotated[list[str], typer.Argument(help="Cut models to run.")]
 
 
@@ -46,7 +42,7 @@ def show_verification(verification: Verification, output: str, *, as_json: bool)
         terminal.print_json(verification.as_json() | {"output": output})
         return
     if verification.agreements:
-        terminal.print_table(_table(verification))
+        _show_agreements(verification)
     for model, notes in verification.notes.items():
         for note in notes:
             terminal.print_text(f"note, {model}: {note}")
@@ -61,26 +57,14 @@ def show_verification(verification: Verification, output: str, *, as_json: bool)
     )
 
 
-def _table(verification: Verification) -> Table:
-    title = f"{verification.version}, {verification.dtype}, compared with transformers"
-    table = terminal.new_table(title, "model", "tokens", *COLUMNS, left=2)
+def _show_agreements(verification: Verification) -> None:
+    from ...artifacts.verification import loss_text
+
+    rows = []
     for agreement in verification.agreements:
-        table.add_row(
-            agreement.model,
-            agreement.kind,
-            f"{sum(agreement.agreed):,} of {sum(agreement.places):,}",
-            _loss_text(verification, agreement),
-            f"{agreement.largest_gap:.2g}",
-        )
-    return table
-
-
-def _loss_text(verification: Verification, agreement: Agreement) -> str:
-    """What agreement a cut lost against the original, in points; empty for the original."""
-    if agreement.model == verification.models[0]:
-        return ""
-    change = verification.agreement_change(agreement.model, agreement.kind)
-    if change is None:
-        return ""
-    loss = -change
-    return f"{loss.estimate:+.2f} ({loss.low:+.2f} to {loss.high:+.2f})"
+        agreed = f"{sum(agreement.agreed):,} of {sum(agreement.places):,}"
+        loss, gap = loss_text(verification, agreement), f"{agreement.largest_gap:.2g}"
+        rows.append((agreement.model, agreement.kind, agreed, loss, gap))
+    title = f"{verification.version}, {verification.dtype}, compared with transformers"
+    header = ("model", "tokens", "choices equal", "loss, points", "largest gap")
+    terminal.print_table(title, header, rows, left=(0, 1))

@@ -59,14 +59,14 @@ def show_statistics(
             }
         )
         return
-    table = terminal.new_table("Statistics", left=0)
-    table.add_row("tokens", f"{tokens:,}")
-    for name, count in generated_tokens.items():
-        table.add_row(f"tokens of {name}", f"{count:,}")
-    table.add_row("layers x key heads", f"{len(statistics.layers)} x {model.geometry.num_k_heads}")
-    table.add_row("sums", ", ".join(sorted(statistics.sum_names)))
-    table.add_row("written to", output)
-    terminal.print_table(table)
+    rows = [
+        ("tokens", f"{tokens:,}"),
+        *((f"tokens of {name}", f"{count:,}") for name, count in generated_tokens.items()),
+        ("layers x key heads", f"{len(statistics.layers)} x {model.geometry.num_k_heads}"),
+        ("sums", ", ".join(sorted(statistics.sum_names))),
+        ("written to", output),
+    ]
+    terminal.print_table("Statistics", (), rows)
     if mean_squares and min(mean_squares) < NORM_EPS:
         small_layers = sum(mean_square < NORM_EPS for mean_square in mean_squares)
         terminal.note(

@@ -58,23 +58,19 @@ def show_surgery(surgery: Surgery, output: str, *, done: bool, as_json: bool) ->
             }
         )
         return
-    title = "Pruned" if done else "Dry run: nothing was written"
-    table = terminal.new_table(title, "", "before", "after", "change", left=1)
-    table.add_row(
-        "state per head, keys x values",
-        before.describe_against(after),
-        after.describe_against(before),
-        relative_change_text(before.state_numel, after.state_numel),
-    )
+    shapes = before.describe_against(after), after.describe_against(before)
+    change = relative_change_text(before.state_numel, after.state_numel)
+    rows = [("state per head, keys x values", *shapes, change)]
     for name, old, new in (
         ("recurrent state per sequence, float32", before.state_numel * 4, after.state_numel * 4),
         ("the same in bfloat16 (an engine option)", before.state_numel * 2, after.state_numel * 2),
         ("weights", surgery.bytes_before, surgery.bytes_after),
     ):
-        table.add_row(name, bytes_text(old), bytes_text(new), relative_change_text(old, new))
+        rows.append((name, bytes_text(old), bytes_text(new), relative_change_text(old, new)))
     old, new = surgery.model.parameters, surgery.parameters_after
-    table.add_row("parameters", f"{old:,}", f"{new:,}", relative_change_text(old, new))
-    terminal.print_table(table)
+    rows.append(("parameters", f"{old:,}", f"{new:,}", relative_change_text(old, new)))
+    title = "Pruned" if done else "Dry run: nothing was written"
+    terminal.print_table(title, ("", "before", "after", "change"), rows)
     files = f"{len(surgery.shards)} weight files, {len(surgery.auxiliary_files)} other files"
     verb = "written to" if done else "would go to"
     terminal.print_text(f"{len(surgery.edits)} tensors cut; {files} {verb} {output}")

@@ -14,7 +14,7 @@ from ..arguments import FamilyFile, Json
 from ..command import command
 
 if TYPE_CHECKING:
-    from ...recovery.coverage import Coverage
+    from ...recovery.adapters import Coverage
     from ...storage.checkpoint import Checkpoint
 
 
@@ -25,7 +25,6 @@ Model = Annotated[str, typer.Argument(help="The pruned checkpoint.")]
 def recover(
     model: Model, options: RecoverRunOptions, family: FamilyFile = None, as_json: Json = False
 ) -> None:
-    from ...progress import is_rank_zero
     from ...recovery.recover import recover as run
     from ..progress import show_progress
 
@@ -40,19 +39,15 @@ def recover(
 
 
 def show_coverage(coverage: Coverage) -> None:
-    """Print what will be trained to standard error, in rank 0 only."""
-    if is_rank_zero():
-        terminal.note(coverage_text(coverage))
-
-
-def coverage_text(coverage: Coverage) -> str:
-    """How many modules and parameters are trained, as a sentence."""
+    """Print how many modules and parameters will be trained to standard error, in rank 0 only."""
+    if not is_rank_zero():
+        return
     share = coverage.trained_parameters / max(1, coverage.all_parameters)
     others = []
     for name, (adapted, total) in (("softmax", coverage.softmax), ("MLP", coverage.mlp)):
         if total:
             others.append(f"{name} {adapted} of {total}")
-    return (
+    terminal.note(
         f"training {coverage.projections} of {coverage.projections} projections and "
         f"{coverage.convolutions} convolutions of {coverage.layers} linear-attention layers"
         + (f" ({', '.join(others)} projections)" if others else "")
@@ -74,18 +69,18 @@ def show_recovery(recovered: Checkpoint, output: str, *, as_json: bool) -> None:
         terminal.print_json({"output": output, "coverage": record.coverage, "curve": curve})
         return
     steps = max(1, len(curve) // 10)
-    columns = ("training loss", f"first {steps} steps", f"last {steps} steps")
-    table = terminal.new_table("Recovery", *columns, left=1)
+    rows = []
     for name in ("loss", "ce", "kl"):
         if curve[0].get(name) is not None:
             first = mean(step[name] for step in curve[:steps])
             last = mean(step[name] for step in curve[-steps:])
-            table.add_row(name, f"{first:.4f}", f"{last:.4f}")
+            rows.append((name, f"{first:.4f}", f"{last:.4f}"))
     checks = record.held_out
     if checks and "recall" in checks[0]:
         first, last = checks[0]["recall"], checks[-1]["recall"]
-        table.add_row("held-out recall", f"{first:.4f}", f"{last:.4f}")
-    terminal.print_table(table)
+        rows.append(("held-out recall", f"{first:.4f}", f"{last:.4f}"))
+    header = ("training loss", f"first {steps} steps", f"last {steps} steps")
+    terminal.print_table("Recovery", header, rows)
     trained = len(record.trained_tensors)
     terminal.print_text(
         f"{curve[-1]['tokens']:,} tokens in {len(curve)} steps; {trained} tensors changed, the "

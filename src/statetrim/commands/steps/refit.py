@@ -41,10 +41,10 @@ def show_refit(model: Checkpoint, output: str, *, as_json: bool) -> None:
     if as_json:
         terminal.print_json({"output": output, "layers": layers})
         return
-    title = "Refitted: relative error of each layer's output"
-    table = terminal.new_table(title, "layer", "before", "after", "change", left=0)
+    rows = []
     for layer, error in layers.items():
         before, after = error["before"], error["after"]
-        table.add_row(layer, f"{before:.2%}", f"{after:.2%}", f"{after / before - 1:+.0%}")
-    terminal.print_table(table)
+        rows.append((layer, f"{before:.2%}", f"{after:.2%}", f"{after / before - 1:+.0%}"))
+    title = "Refitted: relative error of each layer's output"
+    terminal.print_table(title, ("layer", "before", "after", "change"), rows, left=())
     terminal.print_text(f"sums of squares, on the text of the fit; written to {output}")

@@ -56,6 +56,14 @@ def show_plan(plan: Plan, before: Geometry, output: str, *, as_json: bool) -> No
     """Print methods and what the plan keeps."""
     from ..state import tensor_parallel_text
 
+    after, heads = plan.pruned_geometry(before), dict[str, Any]()
+    if plan.kept_heads is not None:
+        heads = {
+            "head_method": plan.head_method,
+            "keep_heads": plan.keep_heads,
+            "num_k_heads": after.num_k_heads,
+            "tensor_parallel": after.tensor_parallel,
+        }
     if as_json:
         terminal.print_json(
             {
@@ -64,48 +72,34 @@ def show_plan(plan: Plan, before: Geometry, output: str, *, as_json: bool) -> No
                 "keep": plan.keep,
                 "value_method": plan.value_method,
                 "keep_values": plan.keep_values,
-                **_heads_json(plan, before),
+                **heads,
             }
         )
         return
-    table = terminal.new_table("Plan", left=0)
-    layers = len(plan.kept)
+    rows, layers = [], len(plan.kept)
     if plan.method != "none":
-        table.add_row("method", _with_options(plan.method, plan.options))
-        table.add_row(
-            "keeps per key head", f"{plan.key_width_range} of {before.head_k_dim} channels"
-        )
-        table.add_row("layers x key heads", f"{layers} x {before.num_k_heads}")
+        rows += [
+            ("method", _with_options(plan.method, plan.options)),
+            ("keeps per key head", f"{plan.key_width_range} of {before.head_k_dim} channels"),
+            ("layers x key heads", f"{layers} x {before.num_k_heads}"),
+        ]
     if plan.value_method is not None:
-        table.add_row("method for values", _with_options(plan.value_method, plan.value_options))
-        table.add_row(
-            "keeps per value head", f"{plan.value_width_range} of {before.head_v_dim} channels"
-        )
-        table.add_row("layers x value heads", f"{layers} x {before.heads('value')}")
-    if plan.kept_heads is not None:
-        after = plan.pruned_geometry(before)
-        table.add_row("method for heads", str(plan.head_method))
-        table.add_row("keeps", f"{after.num_v_heads} of {before.num_v_heads} value heads")
-        table.add_row("with", f"{after.num_k_heads} of {before.num_k_heads} key heads")
-        table.add_row("layers", str(layers))
-    table.add_row("seed", str(plan.seed))
-    table.add_row("written to", output)
-    terminal.print_table(table)
-    if plan.kept_heads is not None:
-        terminal.note(tensor_parallel_text(before, plan.pruned_geometry(before)))
-
-
-def _heads_json(plan: Plan, before: Geometry) -> dict[str, Any]:
-    """The fields of a plan that removes heads; empty for any other plan."""
-    if plan.kept_heads is None:
-        return {}
-    after = plan.pruned_geometry(before)
-    return {
-        "head_method": plan.head_method,
-        "keep_heads": plan.keep_heads,
-        "num_k_heads": after.num_k_heads,
-        "tensor_parallel": after.tensor_parallel,
-    }
+        rows += [
+            ("method for values", _with_options(plan.value_method, plan.value_options)),
+            ("keeps per value head", f"{plan.value_width_range} of {before.head_v_dim} channels"),
+            ("layers x value heads", f"{layers} x {before.heads('value')}"),
+        ]
+    if heads:
+        rows += [
+            ("method for heads", str(plan.head_method)),
+            ("keeps", f"{after.num_v_heads} of {before.num_v_heads} value heads"),
+            ("with", f"{after.num_k_heads} of {before.num_k_heads} key heads"),
+            ("layers", str(layers)),
+        ]
+    rows += [("seed", str(plan.seed)), ("written to", output)]
+    terminal.print_table("Plan", (), rows)
+    if heads:
+        terminal.note(tensor_parallel_text(before, after))
 
 
 def _with_options(method: str, options: Mapping[str, Any]) -> str:

@@ -3,19 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from rich.table import Table
-
 from ...geometry import Geometry
 from ...maths.formatting import bytes_text, duration_text
-from ...pipelines.estimate import Step, weight_bytes
+from ...pipelines.estimate import Step
 from ...pipelines.job import Job
 from ...pipelines.shape_choice import predicts_shapes
 from ...serving.engine_names import engine_name
 from ...serving.engines import Shape
 from ...serving.shapes import refusing_engines
+from ...serving.state_size import weight_bytes
 from ...storage.checkpoint import Checkpoint
 from .. import terminal
-from ..state import shapes_table, state_size_json, state_size_text, tensor_parallel_text
+from ..state import state_size_json, state_size_text, tensor_parallel_text
 
 
 def show_steps(
@@ -23,7 +22,6 @@ def show_steps(
 ) -> None:
     """Print the steps and shapes of a run: to standard error before it runs, to standard output if
     they are the result of a dry run."""
-    show = terminal.print_table if dry_run else terminal.print_table_to_stderr
     if as_json:
         terminal.print_json(
             {
@@ -39,9 +37,9 @@ def show_steps(
             }
         )
         return
-    show(steps_table(f"trim {job.model.name} -> {output}", steps))
+    _show_costs(f"trim {job.model.name} -> {output}", steps, to_stderr=not dry_run)
     if job.candidates:
-        show(_candidates_table(job))
+        _show_candidates(job, to_stderr=not dry_run)
         for_vllm = job.options.for_ and engine_name(job.options.for_) == "vLLM"
         if for_vllm and all("vllm-cpu" in candidate.refused for candidate in job.candidates):
             terminal.note("these are for vLLM on GPUs; on CPUs it takes others: --for vllm-cpu")
@@ -49,12 +47,7 @@ def show_steps(
         _show_shape(job)
     if job.streams_weights:
         terminal.note("weights are streamed from disk, because memory is short")
-    show_download(job.model)
-
-
-def show_download(model: Checkpoint) -> None:
-    """Say how much will be downloaded, after a dry run that read only headers on the hub."""
-    if nbytes := _download_bytes(model):
+    if nbytes := _download_bytes(job.model):
         size = bytes_text(nbytes)
         terminal.note(f"{size} of weights are not here yet; the run downloads them first")
 
@@ -70,25 +63,23 @@ def state_share(job: Job, kept: Geometry) -> dict[str, float | str | None]:
     return {"asked": job.requested_share, "kept": share, "why": job.shortfall}
 
 
-def steps_table(title: str, steps: Sequence[Step]) -> Table:
-    """Estimated time, memory and disk of each step, and in the last row of the run: the sum of
-    times and disk, the peak of memory."""
-    table = terminal.new_table(title, "step", "what", "time", "memory", "disk", left=2)
-    for step in steps:
-        table.add_row(
-            step.name,
-            step.does,
-            f"~{duration_text(step.seconds)}",
-            f"~{bytes_text(step.memory)}" if step.memory else "",
-            f"~{bytes_text(step.disk)}" if step.disk else "",
-        )
-    table.add_section()
-    peak, disk = max(step.memory for step in steps), sum(step.disk for step in steps)
-    seconds = sum(step.seconds for step in steps)
-    table.add_row(
-        "all", "", f"~{duration_text(seconds)}", f"~{bytes_text(peak)}", f"~{bytes_text(disk)}"
+def _show_costs(title: str, steps: Sequence[Step], *, to_stderr: bool) -> None:
+    """Print estimated time, memory and disk of each step, and in the last row of the run: the sum
+    of times and disk, the peak of memory."""
+
+    def cells(seconds: float, memory: int, disk: int) -> tuple[str, ...]:
+        sizes = (f"~{bytes_text(nbytes)}" if nbytes else "" for nbytes in (memory, disk))
+        return f"~{duration_text(seconds)}", *sizes
+
+    seconds, disk = sum(step.seconds for step in steps), sum(step.disk for step in steps)
+    terminal.print_table(
+        title,
+        ("step", "what", "time", "memory", "disk"),
+        [(step.name, step.does, *cells(step.seconds, step.memory, step.disk)) for step in steps],
+        left=(0, 1),
+        total=("all", "", *cells(seconds, max(step.memory for step in steps), disk)),
+        to_stderr=to_stderr,
     )
-    return table
 
 
 def _show_shape(job: Job) -> None:
@@ -131,13 +122,25 @@ def _show_heads(before: Geometry, after: Geometry) -> None:
         )
 
 
-def _candidates_table(job: Job) -> Table:
-    how = "all are measured"
-    if predicts_shapes(job):
-        how = "all are predicted, the best three measured"
-    return shapes_table(
+def _show_candidates(job: Job, *, to_stderr: bool) -> None:
+    """Print the state per sequence of the original and of each shape to compare, and the engines
+    that refuse it."""
+    how = (
+        "all are predicted, the best three measured" if predicts_shapes(job) else "all are measured"
+    )
+    shapes = [("no cut", job.model.geometry, "")]
+    for candidate, target in job.candidates.items():
+        refused = ", ".join(candidate.refused) or "none known"
+        shapes.append((str(candidate.shape), target.after, refused))
+    rows = []
+    for name, geometry, refused in shapes:
+        share = f"{geometry.state_numel / job.model.geometry.state_numel:.0%}"
+        sizes = bytes_text(4 * geometry.state_numel), bytes_text(2 * geometry.state_numel)
+        rows.append((name, share, *sizes, refused))
+    terminal.print_table(
         f"Shapes to compare: {how}, one is kept",
-        job.model.geometry,
-        {str(candidate.shape): target.after for candidate, target in job.candidates.items()},
-        {str(candidate.shape): candidate.refused for candidate in job.candidates},
+        ("keys x values", "of the state", "per sequence, float32", "in bfloat16", "refused by"),
+        rows,
+        left=(4,),
+        to_stderr=to_stderr,
     )

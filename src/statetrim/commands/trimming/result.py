@@ -1,10 +1,9 @@
 """What a person sees when `trim` has finished: scores, checks, sizes, commands and verdict."""
 
-from ...artifacts.decision import Decision
-from ...artifacts.record import read_fields
+from ...artifacts.decision import Decision, ShapeScore
 from ...artifacts.scores import Scores
 from ...artifacts.steps import TrimRecord
-from ...maths.units import MIB
+from ...maths.formatting import bytes_text
 from ...pipelines.job import CONTROL_METHOD, Job
 from ...pipelines.stages import DECISION, RECORD
 from ...serving.deployment import serve_commands, ship_verdict
@@ -15,7 +14,6 @@ from ...storage.output import ARTIFACTS
 from .. import terminal
 from ..measures.evaluate import show_scores, show_verdict
 from ..state import state_size_text
-from .decision import show_decision
 from .observer import TerminalObserver
 from .planned_steps import state_share
 
@@ -30,11 +28,11 @@ def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_js
     if as_json:
         results = {"scores": scores.as_json(samples=False), "ship": verdict.as_json()}
         results["state_share"] = state_share(job, cut.geometry)
-        fields = read_fields(path, TrimRecord.KIND, MIB)
+        fields = TrimRecord.read_fields(path)
         terminal.print_json({"output": str(cut.path), **results, **fields})
         return
     if (artifacts / DECISION).exists():
-        show_decision(Decision.load(artifacts / DECISION))
+        _show_decision(Decision.load(artifacts / DECISION))
     terminal.print_text(columns_text(scores))
     show_scores(scores, [], str(artifacts / "scores.json"), as_json=False)
     record, state_storage = TrimRecord.load(path), scores.lineage.get("state")
@@ -50,9 +48,10 @@ def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_js
         "",
     ):
         terminal.print_text(sentence)
+    import_hint = "" if checks["runtime"] == "transformers" else "   # after: import fla"
     for line in (
         f"load it:   {cut.family.auto_class(cut.config)}.from_pretrained("
-        f"{str(cut.path)!r}){_import_hint(checks['runtime'])}",
+        f"{str(cut.path)!r}){import_hint}",
         *_serving_lines(cut, requested_engine(record)),
         f"push it:   statetrim push {cut.path} YOUR-NAME/{cut.path.resolve().name}   "
         "# private, and without records that name your files",
@@ -61,6 +60,35 @@ def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_js
         show_line = terminal.print_command if is_command else terminal.print_text
         show_line(line)
     show_verdict(verdict, str(cut.path))
+
+
+def _show_decision(decision: Decision) -> None:
+    """Print the size and the metrics of every shape that was measured, and why one was chosen."""
+    # The many settings of a recall task are only in the file.
+    names = decision.points[0].scores
+    metrics = [name for name in names if not name.split()[-1].startswith("pairs_")]
+    rows = []
+    for point in decision.points:
+        cells = [_measurement_text(point.scores[name]) for name in metrics]
+        sizes = bytes_text(point.state_bytes), bytes_text(point.state_bytes / 2)
+        rows.append((str(point), *sizes, *cells))
+    title = f"{decision.model}: quality against state"
+    header = ("keys x values", "state", "in bfloat16", *metrics)
+    terminal.print_table(title, header, rows, left=())
+    terminal.print_text(
+        "state in float32, per sequence; bfloat16 is the engine's option and needs no cut (what it "
+        "costs was not measured); intervals of 95%, paired with the original"
+    )
+    terminal.print_text(f"chosen: {decision.sentence}")
+
+
+def _measurement_text(measurement: ShapeScore) -> str:
+    """The value, a share in percent, and half of the interval's width, which the original lacks."""
+    scale, unit = (100, "%") if measurement.unit == "share" else (1, "")
+    text = f"{scale * measurement.value:.3g}{unit}"
+    if measurement.low is None or measurement.high is None:
+        return text
+    return f"{text} ±{scale * (measurement.high - measurement.low) / 2:.2g}"
 
 
 def columns_text(scores: Scores) -> str:
@@ -92,8 +120,3 @@ def _serving_lines(cut: Checkpoint, first_engine: str | None) -> list[str]:
     if refusing:
         lines.append(f"refused by {', '.join(sorted(refusing))}: {inspect} shows why")
     return lines or [f"no server is known for this model type; {inspect} says what runs it"]
-
-
-def _import_hint(runtime: str) -> str:
-    """A comment that fla must be imported first; empty for transformers."""
-    return "" if runtime == "transformers" else "   # after: import fla"

@@ -2,7 +2,7 @@
 
 from ...geometry import ChannelRows, Geometry, row_indices
 from .._fla import PROJECTIONS, FlaFamily, conv_fields, linear_layers, query_key_rows
-from ..contract import MAX_CHANNELS, MAX_HEADS, Config, int_field, validated_geometry
+from ..contract import Config, int_field
 
 
 class LightNet(FlaFamily):
@@ -25,21 +25,17 @@ class LightNet(FlaFamily):
         hidden = int_field(config, "hidden_size", default=2048)
         fields = {"expand_ratio": 128} | config
         if config.get("num_heads") is None:
-            heads = max(1, hidden // int_field(fields, "expand_ratio", maximum=MAX_CHANNELS))
+            heads = max(1, hidden // int_field(fields, "expand_ratio"))
         else:
-            heads = int_field(config, "num_heads", maximum=MAX_HEADS)
+            heads = int_field(config, "num_heads")
         value_width = max(1, hidden // heads)
-        return validated_geometry(
-            Geometry(
-                layers=linear_layers(config, default_total=24),
-                num_k_heads=heads,
-                num_v_heads=heads,
-                head_k_dim=int_field(
-                    fields, "expand_ratio", default=value_width, maximum=MAX_CHANNELS
-                ),
-                head_v_dim=value_width,
-                **conv_fields(config, 2 * heads, heads, default=False),
-            )
+        return Geometry(
+            layers=linear_layers(config, default_total=24),
+            num_k_heads=heads,
+            num_v_heads=heads,
+            head_k_dim=int_field(fields, "expand_ratio", default=value_width),
+            head_v_dim=value_width,
+            **conv_fields(config, 2 * heads, heads, default=False),
         )
 
     def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:

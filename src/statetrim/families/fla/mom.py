@@ -5,15 +5,7 @@ the same channels."""
 from ...errors import StatetrimError
 from ...geometry import Axis, ChannelRows, Geometry, Role, row_indices
 from .._fla import PROJECTIONS, FlaFamily, conv_fields, linear_layers
-from ..contract import (
-    MAX_CHANNELS,
-    MAX_HEADS,
-    Config,
-    bool_field,
-    float_field,
-    int_field,
-    validated_geometry,
-)
+from ..contract import Config, bool_field, float_field, int_field
 
 _MAX_MEMORIES = 64
 
@@ -38,19 +30,17 @@ class MoM(FlaFamily):
     )
 
     def geometry(self, config: Config) -> Geometry:
-        heads = int_field(config, "num_heads", default=4, maximum=MAX_HEADS)
-        dim = int_field(config, "head_dim", default=256, maximum=MAX_CHANNELS)
+        heads = int_field(config, "num_heads", default=4)
+        dim = int_field(config, "head_dim", default=256)
         num_states = _num_memories(config) + bool_field(config, "shared_mem", True)
-        return validated_geometry(
-            Geometry(
-                layers=linear_layers(config, default_total=24),
-                num_k_heads=heads,
-                num_v_heads=heads,
-                head_k_dim=dim,
-                head_v_dim=_head_v_dim(dim, float_field(config, "expand_v", 1.0)),
-                copies=num_states,
-                **conv_fields(config, 2 * heads * num_states, heads * num_states),
-            )
+        return Geometry(
+            layers=linear_layers(config, default_total=24),
+            num_k_heads=heads,
+            num_v_heads=heads,
+            head_k_dim=dim,
+            head_v_dim=_head_v_dim(dim, float_field(config, "expand_v", 1.0)),
+            copies=num_states,
+            **conv_fields(config, 2 * heads * num_states, heads * num_states),
         )
 
     def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:

@@ -2,7 +2,7 @@
 
 from ...geometry import ChannelRows, Geometry, Role, row_indices
 from .._fla import FlaFamily, linear_layers
-from ..contract import MAX_HEADS, Config, int_field, validated_geometry
+from ..contract import Config, int_field
 from ..delta_net import head_dim
 
 
@@ -34,15 +34,13 @@ class RWKV6(FlaFamily):
     )
 
     def geometry(self, config: Config) -> Geometry:
-        heads = int_field(config, "num_heads", default=4, maximum=MAX_HEADS)
-        return validated_geometry(
-            Geometry(
-                layers=linear_layers(config, default_total=24),
-                num_k_heads=heads,
-                num_v_heads=heads,
-                head_k_dim=head_dim(config, "expand_k", heads, default=0.5),
-                head_v_dim=head_dim(config, "expand_v", heads),
-            )
+        heads = int_field(config, "num_heads", default=4)
+        return Geometry(
+            layers=linear_layers(config, default_total=24),
+            num_k_heads=heads,
+            num_v_heads=heads,
+            head_k_dim=head_dim(config, "expand_k", heads, default=0.5),
+            head_v_dim=head_dim(config, "expand_v", heads),
         )
 
     def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from ..commands import command_arguments
-from ..document import Block, Missing, Table, Text
+from ..commands import missing
+from ..document import Block, Table, Text
 from ..findings import Findings
 
 TITLE = "Stored copies"
@@ -13,10 +13,10 @@ def blocks(findings: Findings) -> Iterator[Block]:
     """A row per code; without a measurement, a `Missing` with the command for it."""
     snapshots = findings.snapshots
     if snapshots is None:
-        arguments = command_arguments(findings)
-        yield Missing(
+        yield missing(
+            findings,
             "Stored copies of states (prefix caches, saved prompts) were not measured.",
-            [f"statetrim snapshot {arguments.model} --text {arguments.text} -o snapshots.json"],
+            "statetrim snapshot {model} --text {text} -o snapshots.json",
         )
         return
     lengths = [f"{100 * share:.1f} % after {n} tokens" for n, share in snapshots.lengths.items()]

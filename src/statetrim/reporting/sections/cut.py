@@ -9,9 +9,10 @@ from torch import Tensor
 from ...artifacts.plan import Plan
 from ...geometry import Axis
 from ...maths.formatting import evenly_spaced
+from ...storage.quantized.find import describe_schemes
 from ..charts import channel_map
-from ..commands import command_arguments
-from ..document import Block, Gallery, Missing, Table, Text
+from ..commands import missing
+from ..document import Block, Gallery, Table, Text
 from ..drawing import Raster
 from ..findings import Findings
 
@@ -20,18 +21,20 @@ TITLE = "What was cut"
 MAX_LAYER_PICTURES = 64
 MAX_PICTURED_HEADS, MAX_PICTURED_CHANNELS = 64, 1024
 MAX_LISTED_HEADS = 64
+MAX_LISTED_WEIGHTS = 64
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
     """The plan's settings, then pictures and lists of what it keeps."""
     plan = findings.plan
     if plan is None:
-        model = command_arguments(findings).model
-        yield Missing(
+        yield missing(
+            findings,
             "No plan was given, so this report cannot show which channels were removed.",
-            [f"statetrim select {model} --method l1 --to 50%x100% -o plan.json"],
+            "statetrim select {model} --method l1 --to 50%x100% -o plan.json",
         )
         return
+    yield from _quantized_blocks(findings)
     if plan.kept_heads is not None:
         yield from _head_blocks(plan, plan.kept_heads, findings)
         return
@@ -45,6 +48,26 @@ def blocks(findings: Findings) -> Iterator[Block]:
     for axis, kept in kept_by_axis:
         least_width = max(int(table.max()) for table in kept.values()) + 1
         yield from _channel_blocks(axis, kept, original.width(axis) if original else least_width)
+
+
+def _quantized_blocks(findings: Findings) -> Iterator[Block]:
+    """How the cut's weights are stored, and what was quantised again; nothing if none is."""
+    cut = findings.cut
+    if cut is None or not cut.quantized:
+        return
+    yield Text(
+        f"Quantised weights of the cut: {describe_schemes(cut.quantized)}. Those that it did not "
+        f"have to change are the original's, code by code."
+    )
+    errors = findings.prune.requantized if findings.prune else {}
+    if errors:
+        worst = sorted(errors.items(), key=lambda item: -item[1])[:MAX_LISTED_WEIGHTS]
+        rows = [(name, f"{100 * error:.3g} %") for name, error in worst]
+        caption = (
+            f"{len(errors)} weights were quantised again for the cut; relative errors, the largest "
+            f"first"
+        )
+        yield Table(("weight", "error"), rows, caption, folded=True)
 
 
 def _plan_table(plan: Plan) -> Table:

@@ -2,19 +2,28 @@
 
 from collections.abc import Iterator, Sequence
 
-from ...artifacts.decision import Decision
+from ...artifacts.decision import Decision, MeasuredShape, ShapeScore
 from ...judging.recommendation import JudgedCut, recommend
 from ...judging.verdict import metric_label
-from ...maths.formatting import bytes_text
+from ...maths.formatting import bytes_text, percent_text
+from ...maths.units import MIB
 from ...serving.engines import Shape, compatibility_of_shape
 from ...serving.shapes import common_shapes
+from ...tasks import TASKS
+from ..charts import Point, Series, line_chart
 from ..commands import command_arguments, shell_quoted, trim_command
-from ..decision_pictures import CAPTION, interval_bounds, method_and_axes, pictures
 from ..document import Block, Command, Missing, Picture, Table, Text, as_sentence
+from ..drawing import Drawing
 from ..findings import Findings
 
 TITLE = "Why this shape"
 _SUGGESTED_SHAPES = 3
+CAPTION = (
+    "How to read it: each point is a cut of the model to so much recurrent state per sequence "
+    "(float32), labelled keys x values of a head; bars are 95% intervals of the difference to the "
+    "original, which is the dashed line. Where values are cut, output projections are refitted. "
+    "Cut until the curve bends."
+)
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
@@ -36,7 +45,7 @@ def blocks(findings: Findings) -> Iterator[Block]:
     if advice.cuts:
         yield _shapes_table(findings, decision, advice.cuts)
         yield from _commands(findings, decision)
-    drawings = pictures(decision)
+    drawings = _pictures(decision)
     for name, drawing in drawings.items():
         yield Picture(drawing, f"{name} by the size of the state.")
     if drawings:
@@ -113,12 +122,87 @@ def _score_rows(decision: Decision) -> Iterator[tuple[str, ...]]:
     """A row per shape and metric."""
     for point in decision.points:
         for name, measured in point.scores.items():
-            low, high = interval_bounds(measured)
+            low, high = _interval_bounds(measured)
             yield (
                 str(point),
-                method_and_axes(decision, point),
+                _method_and_axes(decision, point),
                 bytes_text(point.state_bytes),
                 name,
                 f"{measured.value:.4g}",
                 "" if low is None or high is None else f"{low:.4g} to {high:.4g}",
             )
+
+
+def _pictures(decision: Decision) -> dict[str, Drawing]:
+    """Drawings by "task metric", one per main metric; an unknown task shows all its metrics."""
+    names = dict.fromkeys(name for point in decision.points for name in point.scores)
+    drawings = {}
+    for name in names:
+        drawing = _picture(decision, name) if _is_main_metric(name) else None
+        if drawing:
+            drawings[name] = drawing
+    return drawings
+
+
+def _is_main_metric(name: str) -> bool:
+    """Whether "task metric" names the metric that the verdict uses for the task; True for every
+    metric of an unknown task."""
+    task, _, metric = name.partition(" ")
+    return task not in TASKS or metric == TASKS[task].metric
+
+
+def _method_and_axes(decision: Decision, cut: MeasuredShape) -> str:
+    """Method and pruned axes, as "drrqr, keys": axes are not equivalent at equal bytes.
+
+    "original" for the original; only the method if there is no original to compare with.
+    """
+    if cut.method == "none":
+        return "original"
+    original = next((point for point in decision.points if point.method == "none"), None)
+    axes = []
+    if original and cut.keep != original.keep:
+        axes.append("keys")
+    if original and cut.keep_values != original.keep_values:
+        axes.append("values")
+    return f"{cut.method}, {' and '.join(axes)}" if axes else str(cut.method)
+
+
+def _interval_bounds(measured: ShapeScore) -> tuple[float | None, float | None]:
+    """The interval, or (None, None) without one; that of a share is clamped to 0..1."""
+    low, high = measured.low, measured.high
+    if low is None or high is None:
+        return None, None
+    return (max(0.0, low), min(1.0, high)) if measured.unit == "share" else (low, high)
+
+
+def _picture(decision: Decision, name: str) -> Drawing | None:
+    """The metric `name` by state bytes, a line per method and pruned axes; None without points."""
+    shown: list[tuple[MeasuredShape, ShapeScore]] = []
+    for cut in decision.points:
+        score = cut.scores.get(name)
+        if score is not None:
+            shown.append((cut, score))
+    is_large = any(cut.state_bytes >= MIB for cut, _ in shown)
+    scale, unit = (MIB, "MiB") if is_large else (1024, "KiB")
+    is_share = all(score.unit == "share" for _, score in shown)
+    points_by_label: dict[str, list[Point]] = {}
+    original_value = None
+    for cut, score in shown:
+        if cut.method == "none":
+            original_value = score.value
+        shape = str(cut)[:20]
+        point = Point(cut.state_bytes / scale, score.value, *_interval_bounds(score), label=shape)
+        points_by_label.setdefault(_method_and_axes(decision, cut), []).append(point)
+    series = []
+    for label, points in points_by_label.items():
+        style = "original" if label == "original" else ""
+        series.append(Series(label, sorted(points, key=lambda point: point.x), style))
+    return line_chart(
+        series,
+        f"{name} against the state of one sequence",
+        x=f"state of a sequence, {unit}",
+        y=name,
+        format_y=percent_text if is_share else "{:g}".format,
+        marks=True,
+        reference=original_value,
+    )

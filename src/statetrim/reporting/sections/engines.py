@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 
-from ...artifacts.verification import Verification
-from ...artifacts.verification.agreement import Kind
+from ...artifacts.verification import loss_text
 from ...serving.deployment import relevant_lines
 from ...serving.engine_names import command_below_comment
 from ...serving.engines import Compatibility, compatibility_of_geometry
-from ..commands import command_arguments, serving_commands
-from ..document import Block, Command, Missing, Table, Text
+from ..commands import missing, serving_commands
+from ..document import Block, Command, Table, Text
 from ..findings import Findings
 
 TITLE = "Where it runs"
@@ -26,9 +25,10 @@ def blocks(findings: Findings) -> Iterator[Block]:
     yield from _verification_blocks(findings)
     model, geometry = findings.checkpoint, findings.geometry
     if model is None or geometry is None:
-        yield Missing(
+        yield missing(
+            findings,
             "Which engines serve it depends on the model type and the shape: give the checkpoint.",
-            [f"statetrim inspect {command_arguments(findings).cut}"],
+            "statetrim inspect {cut}",
         )
         return
     rows = relevant_lines(compatibility_of_geometry(str(model.config.get("model_type")), geometry))
@@ -76,8 +76,7 @@ def _verification_blocks(findings: Findings) -> Iterator[Block]:
             model_and_tokens = f"{agreement.model}, {agreement.kind}"
             agreed = f"{sum(agreement.agreed):,} of {sum(agreement.places):,}"
             gap = f"{agreement.largest_gap:.2g}"
-            loss = _loss_text(run, agreement.model, agreement.kind)
-            engine = run.version or run.engine
+            engine, loss = run.version or run.engine, loss_text(run, agreement)
             rows.append((engine, run.dtype, model_and_tokens, agreed, gap, loss))
     if rows:
         header = ("engine", "in", "model and tokens", "choices as transformers", "largest gap")
@@ -92,15 +91,6 @@ def _verification_blocks(findings: Findings) -> Iterator[Block]:
         for model, faults in run.faults.items():
             for fault in faults:
                 yield Text(f"Fault of {model}: {fault}.", "note")
-
-
-def _loss_text(run: Verification, model: str, kind: Kind) -> str:
-    """Agreement that the cut lost against the original, in points with 95% interval."""
-    change = run.agreement_change(model, kind) if model != run.models[0] else None
-    if change is None:
-        return ""
-    loss = -change
-    return f"{loss.estimate:+.2f} ({loss.low:+.2f} to {loss.high:+.2f})"
 
 
 def _remark_text(row: Compatibility) -> str:

@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from ...artifacts.steps import RecoverRecord, StepRecord
+from ...artifacts.steps import RecoverRecord
 from ..document import Block, Table
-from ..findings import Findings
-from ..records import truncated_text
+from ..findings import Findings, truncated_text
 
 TITLE = "Lineage"
 
@@ -16,31 +15,19 @@ def blocks(findings: Findings) -> Iterator[Block]:
 
     Sensitivity and verifications have no row.
     """
-    artifacts: dict[str, Any] = {
-        "plan": findings.plan,
-        "analysis": findings.analysis,
-        "scores": findings.scores,
-        "timings": findings.timings,
-        "decision": findings.decision,
-    }
-    steps: dict[str, StepRecord | None] = {
-        "prune": findings.prune,
-        "refit": findings.refit,
-        "trim": findings.trim,
-        "recovery": findings.recovery,
-    }
-    rows = []
-    for name, artifact in artifacts.items():
-        if artifact is not None:
+    versions_and_digests: dict[str, tuple[Any, Any]] = {}
+    for name in ("plan", "analysis", "scores", "timings", "decision"):
+        if (artifact := getattr(findings, name)) is not None:
             lineage = artifact.lineage
-            digest = truncated_text(lineage.get("source") or lineage.get("baseline"))
-            version = truncated_text(lineage.get("statetrim"))
-            rows.append((name, findings.sources.get(name, ""), version, digest))
-    for name, record in steps.items():
-        if record is not None:
-            source = record.student if isinstance(record, RecoverRecord) else record.source
-            digest, version = truncated_text(source), truncated_text(record.statetrim)
-            rows.append((name, findings.sources.get(name, ""), version, digest))
+            digest = lineage.get("source") or lineage.get("baseline")
+            versions_and_digests[name] = lineage.get("statetrim"), digest
+    for name in ("prune", "refit", "trim", "recovery"):
+        if (record := getattr(findings, name)) is not None:
+            digest = record.student if isinstance(record, RecoverRecord) else record.source
+            versions_and_digests[name] = record.statetrim, digest
+    rows = []
+    for name, texts in versions_and_digests.items():
+        rows.append((name, findings.sources.get(name, ""), *map(truncated_text, texts)))
     for label, name, checkpoint in (
         ("checkpoint before", "original", findings.original),
         ("checkpoint after", "cut", findings.cut),

@@ -16,10 +16,9 @@ from ...judging.verdict import compare_with_limit, random_controls, ship_limit
 from ...maths.units import is_number
 from ...tasks.unit import UNITS
 from ..charts import interval_chart
-from ..commands import command_arguments
-from ..document import Block, Missing, Picture, Table, Text
-from ..findings import Findings
-from ..records import as_mapping
+from ..commands import missing
+from ..document import Block, Picture, Table, Text
+from ..findings import Findings, as_mapping
 
 TITLE = "Quality"
 PRUNED_NAME = "pruned"  # trim's name for the cut before refit and recovery
@@ -35,14 +34,11 @@ def blocks(findings: Findings) -> Iterator[Block]:
     """Losses against the original, then the self-checks of `trim`."""
     scores = findings.scores
     if scores is None or len(scores.models) < 2:
-        arguments = command_arguments(findings)
-        yield Missing(
+        yield missing(
+            findings,
             "Quality was not measured. A cut loses quality; recall suffers before perplexity.",
-            [
-                f"statetrim evaluate {arguments.cut} --baseline {arguments.model} "
-                f"--tasks text,mqar --text {arguments.text} --skip {arguments.tokens} --limit 32 "
-                f"-o scores.json"
-            ],
+            "statetrim evaluate {cut} --baseline {model} --tasks text,mqar --text {text} "
+            "--skip {tokens} --limit 32 -o scores.json",
         )
     else:
         yield from _score_blocks(scores, findings.scored_name)
@@ -81,7 +77,9 @@ def _score_blocks(scores: Scores, own_name: str | None) -> Iterator[Block]:
         rows, title = [], unit.loss_title
         for x in all_losses:
             if x.unit is unit and not x.uninformative:
-                rows.append((_loss_label(scores, x), x.loss.estimate, x.loss.low, x.loss.high))
+                model = "" if len(scores.models) == 2 else f" ({x.model})"
+                label = f"{x.task}, {x.metric}{model}: {x.sentence}"
+                rows.append((label, x.loss.estimate, x.loss.low, x.loss.high))
         chart = interval_chart(rows, f"Loss by task with 95% intervals: {title}", title)
         if chart:
             yield Picture(
@@ -120,7 +118,9 @@ def _other_metrics(scores: Scores, all_losses: list[Loss]) -> Iterator[Block]:
     for task in scores.tasks:
         for metric in scores.metrics(task):
             if (task, metric) not in main_metrics:
-                rows.append(_score_cells(scores, task, metric))
+                shown = [headline_score(scores, model, task, metric) for model in scores.models]
+                values = [UNITS[score.unit].text(score.value) for score in shown]
+                rows.append((task, metric, str(len(shown[0].samples)), *values))
     if rows:
         header = ("task", "metric", "samples", *scores.models)
         yield Table(header, rows, caption="Settings and other metrics", folded=True)
@@ -153,14 +153,3 @@ def _loss_rows(scores: Scores, all_losses: list[Loss]) -> Iterator[tuple[str, ..
             x.sentence,
             limit_text,
         )
-
-
-def _score_cells(scores: Scores, task: str, metric: str) -> tuple[str, ...]:
-    headlines = [headline_score(scores, model, task, metric) for model in scores.models]
-    values = [UNITS[score.unit].text(score.value) for score in headlines]
-    return (task, metric, str(len(headlines[0].samples)), *values)
-
-
-def _loss_label(scores: Scores, x: Loss) -> str:
-    model = "" if len(scores.models) == 2 else f" ({x.model})"
-    return f"{x.task}, {x.metric}{model}: {x.sentence}"

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from ...artifacts.analysis import Analysis
 from ...maths.formatting import percent_text
 from .. import rank_pictures
-from ..commands import command_arguments
-from ..document import Block, Missing, Picture, Table, Text
+from ..commands import command_arguments, missing
+from ..document import Block, Picture, Table, Text
 from ..findings import Findings
 
 TITLE = "Effective rank of the state"
@@ -16,14 +16,12 @@ def blocks(findings: Findings) -> Iterator[Block]:
     """Mean rank in use, its pictures, and a table by layer."""
     analysis = findings.analysis
     if analysis is None:
-        arguments = command_arguments(findings)
-        yield Missing(
+        tokens = min(command_arguments(findings).tokens, 2**14)
+        yield missing(
+            findings,
             "The rank of the state was not measured.",
-            [
-                f"statetrim analyze {arguments.cut} --baseline {arguments.model} "
-                f"--text {arguments.text} --tokens {min(arguments.tokens, 2**14)} --length 512 "
-                f"-o analysis.json"
-            ],
+            f"statetrim analyze {{cut}} --baseline {{model}} --text {{text}} --tokens {tokens} "
+            "--length 512 -o analysis.json",
         )
         return
     analyses = {"this model": analysis}

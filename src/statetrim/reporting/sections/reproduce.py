@@ -6,8 +6,7 @@ from typing import Any
 from ...artifacts.steps import DataSource, data_sources
 from ..commands import command_arguments, shell_quoted
 from ..document import Block, Command, Missing, Text
-from ..findings import Findings
-from ..records import as_mapping, truncated_text
+from ..findings import Findings, as_mapping, truncated_text
 
 TITLE = "How to reproduce it"
 STATISTICS = "statistics.safetensors"

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
-from ..commands import command_arguments
-from ..document import Block, Missing, Picture, Table, Text
+from ...artifacts.sensitivity import variant_text
+from ..commands import missing
+from ..document import Block, Picture, Table, Text
 from ..findings import Findings
-from ..sensitivity_pictures import CAPTION, pictures, variant_text
+from ..sensitivity_pictures import CAPTION, pictures
 
 TITLE = "Which layer carries what"
 
@@ -14,13 +15,10 @@ def blocks(findings: Findings) -> Iterator[Block]:
     """Pictures by layer, and a table of every layer and width."""
     sensitivity = findings.sensitivity
     if sensitivity is None:
-        arguments = command_arguments(findings)
-        yield Missing(
+        yield missing(
+            findings,
             "Layers were not cut one by one, so it is not known which one carries recall.",
-            [
-                f"statetrim analyze {arguments.model} --sensitivity --text {arguments.text} "
-                f"-o sensitivity.json"
-            ],
+            "statetrim analyze {model} --sensitivity --text {text} -o sensitivity.json",
         )
         return
     yield Text(sensitivity.sentence)

@@ -2,23 +2,22 @@
 
 from collections.abc import Iterator
 
-from ..commands import command_arguments
-from ..document import Block, Missing, Table, Text
+from ..commands import missing
+from ..document import Block, Table, Text
 from ..findings import Findings
 
 TITLE = "Speed"
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
-    """A table of medians by metric and model, with the ratio to the original, and where it was
-    measured; without timings, a `Missing` with the command that measures them."""
+    """A table of medians by metric and model, with the ratio to the original."""
     timings = findings.timings
     if timings is None:
-        arguments = command_arguments(findings)
-        yield Missing(
+        yield missing(
+            findings,
             "Speed was not measured. Smaller heads save memory traffic; whether they save time "
             "depends on the kernels, so measure where you serve.",
-            [f"statetrim benchmark {arguments.cut} --baseline {arguments.model} -o timings.json"],
+            "statetrim benchmark {cut} --baseline {model} -o timings.json",
         )
         return
     device, clock = timings.lineage.get("device"), timings.lineage.get("clock")

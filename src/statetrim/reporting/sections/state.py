@@ -4,12 +4,11 @@ from collections.abc import Iterator
 
 from ...geometry import KERNEL_TILE, Geometry
 from ...maths.formatting import bytes_text, relative_change_text
-from ...serving.capacity.alternatives import CONTEXT, MEMORY_GIB, alternatives
-from ...serving.state_size import StateSize, stored_dtype
-from ...storage.checkpoint import Checkpoint
+from ...serving.capacity.compare import DEFAULT_CONTEXT, DEFAULT_MEMORY_GIB, alternatives
+from ...serving.state_size import StateSize, stored_dtype, weight_bytes
 from ..charts import bar_chart
-from ..commands import command_arguments
-from ..document import Block, Missing, Picture, Table, Text
+from ..commands import missing
+from ..document import Block, Picture, Table, Text
 from ..findings import Findings
 
 TITLE = "Memory before and after"
@@ -22,17 +21,19 @@ def blocks(findings: Findings) -> Iterator[Block]:
     """
     original, cut = findings.original_geometry, findings.cut_geometry
     if cut is None or original is None or original == cut:
-        arguments = command_arguments(findings)
-        yield Missing(
+        yield missing(
+            findings,
             "The sizes before and after need both checkpoints.",
-            [f"statetrim report {arguments.model} {arguments.cut} -o report"],
+            "statetrim report {model} {cut} -o report",
         )
         return
     rows = alternatives(original, cut, findings.original)
     full = rows[0]
     header = ["state", "per sequence", "change"]
     if full.sequences is not None:
-        header.append(f"sequences of {CONTEXT:,} tokens in {MEMORY_GIB:g} GiB of cache")
+        header.append(
+            f"sequences of {DEFAULT_CONTEXT:,} tokens in {DEFAULT_MEMORY_GIB:g} GiB of cache"
+        )
     bars, sizes, cells = [], [], []
     for row in rows:
         size_text = bytes_text(row.state_bytes)
@@ -78,14 +79,9 @@ def _size_rows(findings: Findings, original: Geometry, cut: Geometry) -> Iterato
     if findings.original is not None and findings.cut is not None and findings.original.shards:
         old, new = findings.original.parameters, findings.cut.parameters
         yield "parameters", f"{old:,}", f"{new:,}", relative_change_text(old, new)
-        yield _bytes_row(
-            "weights on disk", _weight_bytes(findings.original), _weight_bytes(findings.cut)
-        )
+        old, new = weight_bytes(findings.original), weight_bytes(findings.cut)
+        yield _bytes_row("weights on disk", old, new)
 
 
 def _bytes_row(name: str, old: int, new: int) -> tuple[str, ...]:
     return name, bytes_text(old), bytes_text(new), relative_change_text(old, new)
-
-
-def _weight_bytes(model: Checkpoint) -> int:
-    return sum(tensor.nbytes for _, tensor in model.tensors.values())

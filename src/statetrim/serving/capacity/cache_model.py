@@ -4,10 +4,10 @@ from collections import Counter
 from typing import Any
 
 from ...errors import StatetrimError
-from ...families.contract import MAX_CHANNELS, MAX_LAYERS, int_field
+from ...families.contract import int_field
 from ...families.kimi_linear import KimiLinear
 from ...families.mamba2 import Mamba2
-from ...geometry import Geometry
+from ...geometry import MAX_CHANNELS, MAX_LAYERS, Geometry
 from ...storage.checkpoint import Checkpoint
 from ..state_size import served_dtype
 from .arithmetic import CacheModel, StateLayers

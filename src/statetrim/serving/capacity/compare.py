@@ -8,7 +8,7 @@ from ...maths.units import GIB
 from ...storage.checkpoint import Checkpoint
 from ..options import KV_DTYPE_BYTES, ServingOptions
 from ..state_size import served_dtype
-from .arithmetic import Fit, Settings, llamacpp, mlx, sglang, vllm
+from .arithmetic import Fit, Settings, llamacpp, mlx, moved_bytes, sglang, vllm
 from .cache_model import cache_model, default_state_dtype, text_config
 from .parts import in_parts
 
@@ -63,14 +63,14 @@ def settings_for(
 def capacities(
     model: Checkpoint, after: Geometry | None, serving: ServingOptions
 ) -> list[Capacity]:
-    """Capacities of the original and, if there is one, of the cut, each in the dtypes of the state
-    that the engine has. Raises StatetrimError like `settings_for` and `cache_model`."""
+    """Capacities of the original and, if there is one, of the cut, each in the engine's default
+    dtype of the state and in those that are compared."""
     default = default_state_dtype(serving.engine, model)
     before, rows = model.geometry, []
     for geometry in (before,) if after is None else (before, after):
         other = before if geometry is after else after or before
         shape = geometry.describe_against(other).replace(" x ", "x")
-        for dtype in STATE_DTYPES[serving.engine]:
+        for dtype in dict.fromkeys((*STATE_DTYPES[serving.engine], default)):
             fit = capacity(model, geometry, settings_for(model, serving, dtype), serving.engine)
             seconds = fit.transfer_bytes / (serving.bandwidth * 1e9)
             rows.append(Capacity(shape, dtype, dtype == default, fit, seconds))
@@ -95,3 +95,37 @@ def capacity(model: Checkpoint, geometry: Geometry, settings: Settings, engine: 
         both = (parts, replace(parts, specs_by_shape=True))
         return max((vllm(caches, settings) for caches in both), key=lambda fit: fit.sequences)
     return ENGINES[engine](caches, settings)
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One way to store the state of a sequence."""
+
+    name: str
+    state_bytes: int
+    sequences: int | None = None  # of DEFAULT_CONTEXT tokens in DEFAULT_MEMORY_GIB; None if unknown
+
+
+def alternatives(
+    before: Geometry, after: Geometry, model: Checkpoint | None = None
+) -> list[Alternative]:
+    """The original and the cut, each in float32 and bfloat16: four entries in this order.
+
+    With `model`, the original, they have capacities by their bytes in transformers.
+    """
+    result: list[Alternative] = []
+    for name, geometry in (("original", before), ("cut", after)):
+        for dtype in ("float32", "bfloat16"):
+            size = geometry.state_numel * DTYPE_BYTES[dtype]
+            fitting = None if model is None else _sequences(model, geometry, dtype)
+            result.append(Alternative(f"{name}, {dtype}", size, fitting))
+    return result
+
+
+def _sequences(model: Checkpoint, geometry: Geometry, state_dtype: str) -> int | None:
+    try:
+        caches = cache_model(model, geometry)
+    except StatetrimError:
+        return None
+    settings = settings_for(model, ServingOptions(), state_dtype)
+    return int(settings.memory // moved_bytes(caches, settings, geometry.conv_width))

@@ -23,7 +23,7 @@ class Flag:
     needs: str = ""  # "speculation", "state in float32", "Mamba-2" or "Gated DeltaNet"
 
 
-BFLOAT16_COST = "small in our runs and grows with length: docs/precision.md"
+BFLOAT16_COST = "small in our runs and grows with length: results/precision.md"
 FLAGS = (
     Flag("vllm", "--mamba-ssm-cache-dtype bfloat16", {"state_bytes": 2}, BFLOAT16_COST,
          "vLLM 0.32.0: config/cache.py", "state in float32"),

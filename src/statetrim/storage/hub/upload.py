@@ -19,6 +19,7 @@ from ..checkpoint import Checkpoint, path_inside, require_prunable
 from ..file_names import CONFIG, INDEX
 from ..models import ModelLike, as_checkpoint
 from ..output import ARTIFACTS, CARD
+from ..quantized.find import describe_schemes
 from .download import HubModel
 from .hub_errors import HubUnreachable, explain_hub_errors, is_offline
 from .options import PushOptions
@@ -42,6 +43,7 @@ class Pushed:
     private: bool
     files: tuple[str, ...]
     left_out: tuple[str, ...]  # of `OUT/statetrim`
+    quantized: str = ""  # how many weights are stored by which scheme; empty if none is quantised
 
 
 @takes_options(PushOptions)
@@ -85,7 +87,8 @@ def push(model: ModelLike, options: PushOptions) -> Pushed:
     except RuntimeError as error:  # huggingface_hub raises it if a file was not uploaded
         reason = str(error).partition("\n")[0][:200]
         raise StatetrimError(f"{reason} Run the same command again to resume") from None
-    return Pushed(url, is_private, tuple(files), tuple(left_out))
+    quantized = describe_schemes(checkpoint.quantized) if checkpoint.quantized else ""
+    return Pushed(url, is_private, tuple(files), tuple(left_out), quantized)
 
 
 @contextmanager

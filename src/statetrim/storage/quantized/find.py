@@ -88,7 +88,7 @@ class QuantizedTensor:
         rows, columns = self.block
         if self.block == self.shape:
             extent = "a tensor"
-        elif columns == self.shape[1]:
+        elif rows == 1 and columns == self.shape[1]:
             extent = "a row"
         else:
             extent = f"{rows} x {columns}"

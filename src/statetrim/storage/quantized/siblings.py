@@ -31,6 +31,15 @@ def small_tensor_digests(model: Checkpoint) -> dict[str, str]:
     return digests
 
 
+def is_sibling(model: Checkpoint, lineage: Mapping[str, Any]) -> bool:
+    """Whether `check_sibling` accepts the model."""
+    try:
+        check_sibling(model, lineage)
+    except StatetrimError:
+        return False
+    return True
+
+
 def check_sibling(model: Checkpoint, lineage: Mapping[str, Any]) -> None:
     """Raise StatetrimError unless `model` is quantised and otherwise has the tensors of the model
     that a plan with this lineage was made for."""

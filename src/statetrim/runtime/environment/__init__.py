@@ -1,1 +1,0 @@
-"""Installed packages, devices and kernels, and which of them would be used."""

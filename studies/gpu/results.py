@@ -1,0 +1,131 @@
+"""The results file of the kit, and a page that compares results files with our tables.
+
+python studies/gpu/results.py results.json [results.json ...] -o results/gpu.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import statetrim as st
+from plan import Kit, Step
+from statetrim.maths.paired import difference_interval
+
+_RECOVERY = Path(__file__).parents[2] / "results/recovery.jsonl"
+
+
+def collect(kit: Kit, plan: Sequence[Step], done: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write WORK/results.json from what exists so far; written under another name, then renamed."""
+    is_hub_id = not Path(kit.model).exists()
+    records = {
+        "model": kit.model if is_hub_id else st.open(kit.model).config.get("model_type"),
+        "environment": st.doctor().as_json(),
+        "settings": {"tokens": kit.tokens, "length": kit.length, "limit": kit.limit},
+        "steps": [_step_record(step, done.get(step.name)) for step in plan],
+        "scores": _scores(kit),
+        "lm_eval": _lm_eval_scores(kit),
+        "stored_states": _json(kit.path("snapshots.json"), "codes", "frontier"),
+    }
+    partial = kit.path("results.json.partial")
+    partial.write_text(json.dumps(records, indent=1) + "\n")
+    os.replace(partial, kit.path("results.json"))
+
+
+def _step_record(step: Step, row: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Without the error's text, which may name files."""
+    ended = row["ended"] if row else "not reached"
+    return {"name": step.name, "seconds": row["seconds"] if row else 0.0, "ended": ended}
+
+
+def _scores(kit: Kit) -> list[dict[str, Any]]:
+    """Each metric of each model, and the interval of its difference from the original."""
+    rows = []
+    for path in sorted(kit.work.glob("scores-*.json")):
+        scores = st.Scores.load(path)
+        for score in scores.scores:
+            row: dict[str, Any] = {"model": _model_name(score.model, scores.baseline)}
+            row |= {"task": score.task, "metric": score.metric, "unit": score.unit}
+            row |= {"value": score.value, "samples": len(score.samples)}
+            if score.model != scores.baseline:
+                pairs = scores.pairs(score.model, score.task, score.metric)
+                interval = difference_interval([pairs])
+                row["difference"] = [interval.estimate, interval.low, interval.high]
+            rows.append(row)
+    return rows
+
+
+def _model_name(name: str, baseline: str) -> str:
+    """The kit's own name of a model: paths of the user's machine are not written."""
+    return "original" if name == baseline else Path(name).name.removeprefix("fitted-")
+
+
+def _lm_eval_scores(kit: Kit) -> list[dict[str, Any]]:
+    rows = []
+    for path in sorted(kit.path("lm-eval").glob("*/**/results*.json")):
+        name = path.relative_to(kit.path("lm-eval")).parts[0]
+        for task, metrics in json.loads(path.read_text())["results"].items():
+            numbers = {k: v for k, v in metrics.items() if isinstance(v, float)}
+            rows.append({"run": name, "task": task, "metrics": numbers})
+    return rows
+
+
+def _json(path: Path, *keys: str) -> Any:
+    """The first of `keys` in a JSON file; None without the file."""
+    if not path.exists():
+        return None
+    content = json.loads(path.read_text())
+    return next((content[key] for key in keys if key in content), None)
+
+
+def page(files: Sequence[Path]) -> str:
+    """A table per results file, and what to compare it with."""
+    lines = ["# Measured on GPUs", "", "Made by `studies/gpu/results.py` from results files.", ""]
+    for file in files:
+        records = json.loads(file.read_text())
+        devices = ", ".join(gpu["name"] for gpu in records["environment"]["gpus"]) or "no GPU"
+        lines += [f"## {records['model']} ({devices})", ""]
+        lines += ["| task | model | value | difference from the original |", "|---|---|---:|---:|"]
+        for row in records["scores"]:
+            difference = "{:+.4f} ({:+.4f} to {:+.4f})".format(*row.get("difference", (0, 0, 0)))
+            cell = difference if "difference" in row else ""
+            task = f"{row['task']} {row['metric']}"
+            lines.append(f"| {task} | {row['model']} | {row['value']:.4f} | {cell} |")
+        for row in records["lm_eval"]:
+            for metric, value in row["metrics"].items():
+                lines.append(f"| {row['task']} {metric} | {row['run']} | {value:.4f} | |")
+        missing = [step for step in records["steps"] if step["ended"] != "done"]
+        lines += ["", "Steps that did not end: " + (_listed(missing) or "none") + ".", ""]
+    return "\n".join(lines + _our_rows())
+
+
+def _listed(missing: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(f"{step['name']} ({step['ended']})" for step in missing)
+
+
+def _our_rows() -> list[str]:
+    """The recovery of our own small model, from its committed results."""
+    rows = [json.loads(line) for line in _RECOVERY.read_text().splitlines()]
+    lines = ["## Ours, a model of 4.5M parameters", "", "| method | kept | NLL before | after |"]
+    lines.append("|---|---:|---:|---:|")
+    for row in rows:
+        if {"before", "after"} <= row.keys():
+            cells = (row["method"], f"{row['keep']:.0%}", f"{row['before']['nll']:.4f}")
+            lines.append(f"| {' | '.join(cells)} | {row['after']['nll']:.4f} |")
+    return [*lines, ""]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    options = parser.parse_args()
+    options.output.write_text(page(options.files))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""The demo's model, text and prompt; tests/test_readme.py runs the demo from the wheel."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import statetrim as st
+from statetrim.pipelines.demo.answers import KEYS, answers, recall_prompt
+from statetrim.pipelines.demo.material import write_model, write_text
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("demo") / "MODEL"
+    write_model(path)
+    return path
+
+
+def paragraphs(path: Path) -> list[str]:
+    documents = [json.loads(line)["text"] for line in path.read_text().splitlines()]
+    return [text for document in documents for text in document.split("\n\n")]
+
+
+def test_the_model_has_the_layout_that_engines_know(model: Path) -> None:
+    opened = st.open(model)
+    assert opened.config["model_type"] == "qwen3_5"
+    geometry = opened.geometry
+    assert geometry.layers == (0, 1) and geometry.shape == "64 x 64"
+    assert (geometry.num_k_heads, geometry.num_v_heads) == (2, 4)
+    assert sum(path.stat().st_size for path in model.iterdir()) < 2**21
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers warns about its slow paths
+def test_the_model_answers_the_prompt(model: Path) -> None:
+    prompt = recall_prompt(seed=101)
+    assert answers(model, prompt) == prompt.values
+
+
+def test_every_key_is_asked_once() -> None:
+    prompt = recall_prompt(seed=101)
+    assert prompt.keys == KEYS and len(set(prompt.values)) == len(KEYS)
+    for key, value in zip(prompt.keys, prompt.values, strict=True):
+        assert prompt.text.count(key + value) == 1
+    assert recall_prompt(seed=102).text != prompt.text
+
+
+def test_no_paragraph_comes_twice(tmp_path: Path) -> None:
+    write_text(tmp_path / "first.jsonl", seed=101)
+    write_text(tmp_path / "second.jsonl", seed=102)
+    first, second = paragraphs(tmp_path / "first.jsonl"), paragraphs(tmp_path / "second.jsonl")
+    assert len(first) == len(set(first))
+    assert first != second and sorted(first) == sorted(second)
+    assert sum(map(len, first)) > 320_000

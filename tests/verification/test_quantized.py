@@ -1,0 +1,80 @@
+"""Quantised cuts are verified: by what pruning gives, and in transformers as they are stored."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import statetrim as st
+from helpers import tiny
+from helpers.quantized import FORMATS, quantize_checkpoint
+from statetrim.verification import provenance
+
+SIZES = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen3_5_text", tmp_path_factory.mktemp("models") / "original", **SIZES)
+
+
+def cut_of(model: Path, plan_source: Path, out: Path) -> Path:
+    plan = st.select(plan_source, "l1", "8x8", value_method="readout_l1")
+    return st.prune(model, plan, out).path
+
+
+def weight_faults(model: Path, cut: Path) -> list[str]:
+    pruned = st.open(cut)
+    plan = provenance.load_carried_plan(pruned)
+    assert plan is not None
+    return list(provenance.weight_faults(st.open(model), pruned, plan))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_weights_are_compared_with_what_pruning_gives(
+    name: str, original: Path, tmp_path: Path
+) -> None:
+    """Also those that are quantised again; one changed code is found."""
+    model = quantize_checkpoint(original, tmp_path / "model", FORMATS[name])
+    cut = cut_of(model, model, tmp_path / "cut")
+    assert weight_faults(model, cut) == []
+    stored = st.open(cut).quantized["model.layers.0.linear_attn.out_proj.weight"].codes.name
+    for path in cut.glob("*.safetensors"):
+        tensors = load_file(path)
+        if stored in tensors:
+            codes = tensors[stored].view(torch.uint8)
+            codes[0, 0] ^= 0x11
+            save_file(tensors, path, metadata={"format": "pt"})
+    (fault,) = weight_faults(model, cut)
+    assert fault.startswith("layer 0: ") and "out_proj.weight are not those that the plan" in fault
+
+
+def test_transformers_loads_the_cut_as_it_is_stored(
+    original: Path, text: Path, tmp_path: Path
+) -> None:
+    """With the plan of the 16-bit sibling, in a process of its own."""
+    model = quantize_checkpoint(original, tmp_path / "model", FORMATS["fp8 by row"])
+    cut = cut_of(model, original, tmp_path / "cut")
+    verification = st.verify(
+        cut, baseline=model, engine="transformers", engine_python=sys.executable, text=text,
+        count=4, length=24, generate=4,
+    )  # fmt: skip
+    assert verification.faults == {} and verification.notes == {}
+    assert verification.version.startswith("transformers ")
+    for agreement in verification.agreements:
+        assert agreement.share() > 0.95
+        assert agreement.largest_difference is None or agreement.largest_difference < 0.1
+
+
+def test_an_adapter_next_to_the_weights_is_refused_before_the_engine_starts(
+    original: Path, text: Path, tmp_path: Path
+) -> None:
+    cut = cut_of(original, original, tmp_path / "cut")
+    (cut / "adapter_config.json").write_text("{}")
+    with pytest.raises(st.StatetrimError, match=r"adapter_config\.json"):
+        st.verify(
+            cut, baseline=original, engine="transformers", engine_python="nowhere", text=text,
+            count=2, length=24, generate=2,
+        )  # fmt: skip
