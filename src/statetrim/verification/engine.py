@@ -4,7 +4,6 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import as_file, files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -55,12 +54,13 @@ def run_engine(engine: str, python: Path, request: Request, seconds: float) -> A
     Raises EngineError if the process fails, takes longer than `seconds`, or its answer does not fit
     the request; StatetrimError if `python` is no program.
     """
-    driver = files(__package__) / "drivers" / f"ask_{engine}.py"
-    with TemporaryDirectory(prefix="statetrim-") as folder, as_file(driver) as program:
+    program = Path(__file__).parent / "drivers" / "ask.py"
+    environment = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": ""}  # it imports a neighbour
+    with TemporaryDirectory(prefix="statetrim-") as folder:
         request_path, answer_path = Path(folder, "request.json"), Path(folder, "answer.json")
         write_json(request_path, as_fields(request), indent=None)
-        arguments = [str(program), str(request_path), str(answer_path)]
-        with python_process(python, arguments, {"PYTHONDONTWRITEBYTECODE": "1"}) as (process, log):
+        arguments = [str(program), str(request_path), str(answer_path), engine]
+        with python_process(python, arguments, environment) as (process, log):
             try:
                 process.wait(timeout=seconds)
             except subprocess.TimeoutExpired:
@@ -83,20 +83,12 @@ def _read_answer(path: Path, request: Request) -> Answer:
         answer = parse_record(read_json(path, MAX_ANSWER_BYTES), Answer, path.name)
     except StatetrimError as error:
         raise EngineError(f"an answer that does not fit the request: {error}") from None
-    if not _is_complete(answer, request):
+    choice_counts = [len(ids) - 1 for ids in request.sequences]
+    if (
+        list(map(len, answer.choices)) != choice_counts
+        or list(map(len, answer.log_probabilities)) != choice_counts
+        or list(map(len, answer.continuations)) != [request.generate] * len(request.prompts)
+        or (answer.encoded is not None and len(answer.encoded) != len(request.texts))
+    ):
         raise EngineError("an answer that does not fit the request")
     return answer
-
-
-def _is_complete(answer: Answer, request: Request) -> bool:
-    """Whether all rows have the requested number and length, and all tokens are int.
-
-    `encoded` may be None; the length of its rows, and log-probabilities, are not checked.
-    """
-    choice_counts = [len(ids) - 1 for ids in request.sequences]
-    return (
-        list(map(len, answer.choices)) == choice_counts
-        and list(map(len, answer.log_probabilities)) == choice_counts
-        and list(map(len, answer.continuations)) == [request.generate] * len(request.prompts)
-        and (answer.encoded is None or len(answer.encoded) == len(request.texts))
-    )

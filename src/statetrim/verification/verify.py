@@ -6,8 +6,10 @@ tokens: the engine must agree with transformers on a cut as well as on the origi
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,19 +17,22 @@ from ..artifacts.verification import Verification
 from ..maths.units import parse_token_count
 from ..options import as_record, takes_options
 from ..progress import OnProgress, Progress, progress_reporter
+from ..runtime.corpus import Corpus
+from ..runtime.loading import load_tokenizer
 from ..serving.engine_names import ENGINE_NAMES
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.models import ModelLike, as_checkpoint, as_checkpoints, short_names
 from ..storage.output import run_and_save
 from ..storage.quantized.siblings import is_sibling
 from ..storage.redirections import check_no_redirections
+from ..storage.text import documents
 from ..version import __version__
 from . import provenance
-from .engine import Answer, EngineError, Request, run_engine
-from .inputs import TokenIds, VerificationInputs
+from .engine import Answer, EngineError, Request, Sequences, run_engine
 from .judge import EngineChoices, compare_choices
 from .options import VerifyOptions
 
+MAX_CHARACTERS = 2000  # of a document, to compare tokenizers on
 MAX_AGREEMENT_LOSS = 1.0  # points that a cut may significantly lose against its original
 MAX_ENGINE_GAP = 5.0  # points of disagreement beyond what the engine's dtype explains
 DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -66,95 +71,87 @@ def _verify(
     checkpoints: Sequence[Checkpoint], options: VerifyOptions, progress: OnProgress
 ) -> Verification:
     """Compare the first checkpoint, the original, with the others, its cuts."""
-    engine_name = ENGINE_NAMES[options.engine]
-    engine_options = dict(options.engine_options or {})
+    original, engine_name = checkpoints[0], ENGINE_NAMES[options.engine]
+    dtype = options.dtype or _default_dtype(options.engine, original)
+    request, text_lineage = _request(original, options, dtype)
     verification = Verification(
         engine=options.engine,
         version="",
-        dtype=options.dtype or _default_dtype(options.engine, checkpoints[0]),
+        dtype=dtype,
         models=short_names(checkpoints),
         lineage={
             "statetrim": __version__,
             "models": [checkpoint.digest for checkpoint in checkpoints],
-            "options": engine_options,
+            "options": dict(request.options),
+            "text": text_lineage,
         },
     )
-    skip = parse_token_count(options.skip)
-    inputs = VerificationInputs(checkpoints[0], options.text, options.count, options.length, skip)
-    verification.lineage["text"] = inputs.lineage
-    engine_run = _EngineRun(verification, inputs, options)
+    original_ids = _encode(original, request.texts)
     for number, (name, model) in enumerate(zip(verification.models, checkpoints, strict=True)):
         label = f"{engine_name} runs {name}, and transformers reads the same"
         progress(Progress(number, len(checkpoints), "settings", label))
-        faults = verification.faults.setdefault(name, [])
-        notes = verification.notes.setdefault(name, [])
-        if number:
-            checkpoint_faults, checkpoint_notes = _compare_with_plan(checkpoints[0], model)
-            faults += checkpoint_faults
-            notes += checkpoint_notes
+        faults, notes = _compare_with_plan(original, model) if number else ([], [])
+        verification.faults[name], verification.notes[name] = faults, notes
         if faults:
             notes.append(f"not started in {engine_name}: the checkpoint itself is at fault")
             continue
-        token_ids = inputs.encode_with(model)
-        if number:
-            faults += _encoding_faults(
-                inputs.original_ids, token_ids, "its tokenizer", "the original's"
-            )
-        engine_run.run_model(name, model, token_ids)
+        token_ids = _encode(model, request.texts)
+        faults += _encoding_faults(original_ids, token_ids, "its tokenizer", "the original's")
+        try:
+            request = replace(request, model=str(model.path.resolve()))
+            python = Path(options.engine_python)
+            answer = run_engine(options.engine, python, request, options.seconds)
+        except EngineError as failure:
+            verification.refusals[name] = str(failure)
+        else:
+            verification = replace(verification, version=answer.engine)
+            if answer.encoded is None:
+                notes.append(f"{engine_name} does not know its tokenizer")
+            else:
+                tokenizer = f"{engine_name}'s tokenizer of it"
+                faults += _encoding_faults(token_ids, answer.encoded, tokenizer, "transformers'")
+            choices = _engine_choices(request, answer)
+            agreements = compare_choices(model, name, getattr(torch, dtype), choices)
+            verification.agreements.extend(agreements)
         faults += _engine_faults(verification, name, engine_name)
     return replace(
         verification,
-        version=engine_run.version,
         faults=_without_empty(verification.faults),
         notes=_without_empty(verification.notes),
     )
 
 
+def _request(
+    original: Checkpoint, options: VerifyOptions, dtype: str
+) -> tuple[Request, dict[str, Any]]:
+    """What the engine gets, still without a model, and the lineage of the text: beginnings of its
+    first `count` documents to encode, and sequences of its tokens after `skip`, with prompts.
+    Raises StatetrimError if it has too few tokens."""
+    count, length = options.count, options.length
+    packed = Corpus(options.text, original).read(
+        tokens=count * length, length=length, skip=parse_token_count(options.skip)
+    )
+    sequences: list[list[int]] = packed.ids.tolist()
+    request = Request(
+        model="",
+        dtype=dtype,
+        texts=[text[:MAX_CHARACTERS] for text in islice(documents(options.text), count)],
+        sequences=sequences,
+        prompts=[row[: length // 2] for row in sequences],
+        generate=options.generate,
+        options=dict(options.engine_options or {}),
+    )
+    return request, packed.lineage
+
+
+def _encode(model: Checkpoint, texts: Sequence[str]) -> Sequences:
+    """Token ids of each text by the model's own tokenizer, without special tokens."""
+    tokenizer = load_tokenizer(model)
+    return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+
+
 def _without_empty(messages: Mapping[str, list[str]]) -> dict[str, list[str]]:
     return {name: texts for name, texts in messages.items() if texts}
-
-
-@dataclass
-class _EngineRun:
-    """An engine that gets the same inputs with every model; results are added to `verification`."""
-
-    verification: Verification
-    inputs: VerificationInputs
-    options: VerifyOptions
-    version: str = ""  # as the engine reports it
-
-    def run_model(self, name: str, model: Checkpoint, token_ids: TokenIds) -> None:
-        """Run one model and add its agreements to `verification`, or its refusal if the engine
-        fails; also a fault if the engine encodes the texts otherwise than `token_ids`.
-
-        `token_ids` are the texts by the model's tokenizer in transformers.
-        """
-        request = Request(
-            model=str(model.path.resolve()),
-            dtype=self.verification.dtype,
-            texts=self.inputs.texts,
-            sequences=self.inputs.sequences,
-            prompts=self.inputs.prompts,
-            generate=self.options.generate,
-            options=dict(self.options.engine_options or {}),
-        )
-        try:
-            python = Path(self.options.engine_python)
-            answer = run_engine(self.options.engine, python, request, self.options.seconds)
-        except EngineError as failure:
-            self.verification.refusals[name] = str(failure)
-            return
-        self.version, engine_name = answer.engine, ENGINE_NAMES[self.options.engine]
-        if answer.encoded is None:
-            self.verification.notes[name].append(f"{engine_name} does not know its tokenizer")
-        else:
-            tokenizer = f"{engine_name}'s tokenizer of it"
-            self.verification.faults[name] += _encoding_faults(
-                token_ids, answer.encoded, tokenizer, "transformers'"
-            )
-        dtype = getattr(torch, self.verification.dtype)
-        choices = _engine_choices(request, answer)
-        self.verification.agreements.extend(compare_choices(model, name, dtype, choices))
 
 
 def _compare_with_plan(original: Checkpoint, cut: Checkpoint) -> tuple[list[str], list[str]]:
@@ -172,7 +169,7 @@ def _compare_with_plan(original: Checkpoint, cut: Checkpoint) -> tuple[list[str]
 
 
 def _encoding_faults(
-    expected: TokenIds, actual: TokenIds, tokenizer: str, reference: str
+    expected: Sequences, actual: Sequences, tokenizer: str, reference: str
 ) -> list[str]:
     """A sentence if the tokenizers encode any text differently."""
     differing = 0

@@ -1,6 +1,6 @@
-"""One program per engine, run by the Python of the engine's environment, without statetrim.
+"""Programs that the Python of an engine's environment runs, without statetrim.
 
-    PYTHON drivers/ask_ENGINE.py REQUEST.json ANSWER.json
+    PYTHON drivers/ask.py REQUEST.json ANSWER.json ENGINE
 
 A request has `model` (a directory), `dtype`, `texts` to encode, `sequences` of token ids to read,
 `prompts` to continue greedily by `generate` tokens, and `options` of the engine. The answer has

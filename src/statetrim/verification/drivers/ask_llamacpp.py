@@ -1,4 +1,4 @@
-"""llama.cpp reads sequences and continues prompts; `drivers/__init__.py` documents the files.
+"""llama.cpp, as `ask.py` runs it.
 
 llama.cpp's converter writes the checkpoint as GGUF; it is `options["converter"]`, or lies in
 `llama.cpp` below this environment. The server, a part of xllamacpp, gets one request per token,
@@ -11,8 +11,8 @@ import json
 import os
 import runpy
 import sys
-import tempfile
 import urllib.request
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -85,76 +85,59 @@ def serve(gguf: Path, request: dict[str, Any], options: dict[str, Any]) -> Any:
     return xllamacpp.Server(parameters)
 
 
-def post_json(address: str, path: str, body: dict[str, Any]) -> Any:
-    request = urllib.request.Request(
-        f"{address}/{path}",
-        data=json.dumps(body).encode(),
-        headers={"Content-Type": "application/json"},
-    )
-    with OPENER.open(request, timeout=600) as answer:
-        return json.load(answer)
+class Engine:
+    def __init__(self, request: dict[str, Any]) -> None:
+        """Convert the checkpoint, in the working directory, and start a server of it."""
+        options = dict(request["options"])
+        default_converter = Path(sys.prefix, "llama.cpp", "convert_hf_to_gguf.py")
+        converter = Path(options.pop("converter", default_converter))
+        if not converter.is_file():
+            raise SystemExit(f"Error: there is no converter {converter}; name llama.cpp's own")
+        gguf = Path("model.gguf").absolute()
+        self.knows_tokenizer = convert(Path(request["model"]), gguf, request["dtype"], converter)
+        self.server = serve(gguf, request, options)
+        self.version = f"llama.cpp by xllamacpp {version('xllamacpp')}"
 
+    def encode(self, texts: list[str]) -> list[list[int]] | None:
+        if not self.knows_tokenizer:
+            return None
+        bodies = [{"content": text, "add_special": False} for text in texts]
+        return [list(self._post("tokenize", body)["tokens"]) for body in bodies]
 
-def encode(address: str, text: str) -> list[int]:
-    """Token ids by the server's tokenizer, without special tokens."""
-    body = {"content": text, "add_special": False}
-    return list(post_json(address, "tokenize", body)["tokens"])
+    def most_likely(
+        self, sequences: list[list[int]]
+    ) -> Iterator[tuple[list[int], list[float | None]]]:
+        for ids in sequences:
+            best = [self._next_token(ids[:count]) for count in range(1, len(ids))]
+            yield [token for token, _ in best], [log_probability for _, log_probability in best]
 
+    def generate(self, prompts: list[list[int]], tokens: int) -> Iterator[list[int]]:
+        for prompt in prompts:
+            generated: list[int] = []
+            for _ in range(tokens):
+                generated.append(self._next_token(prompt + generated)[0])
+            yield generated
 
-def next_token(address: str, ids: list[int]) -> tuple[int, float | None]:
-    """The most likely token after `ids`, and its log-probability, None if not reported.
+    def _next_token(self, ids: list[int]) -> tuple[int, float | None]:
+        """The most likely token after `ids`, and its log-probability, None if not reported.
 
-    The server caches the state of a prompt, so that one more token costs one step. It reports no
-    probability of a token that ends within a character.
-    """
-    body = {"prompt": ids, "n_predict": 1, "temperature": 0.0, "n_probs": 1, "return_tokens": True}
-    completion = post_json(address, "completion", body | {"cache_prompt": True})
-    token = int(completion["tokens"][0])
-    for entry in completion.get("completion_probabilities", []):
-        if entry["id"] == token:
-            return token, float(entry["logprob"])
-    return token, None
+        The server caches the state of a prompt, so that one more token costs one step. It reports
+        no probability of a token that ends within a character.
+        """
+        body = {"prompt": ids, "n_predict": 1, "temperature": 0.0, "n_probs": 1}
+        body |= {"return_tokens": True, "cache_prompt": True}
+        completion = self._post("completion", body)
+        token = int(completion["tokens"][0])
+        for entry in completion.get("completion_probabilities", []):
+            if entry["id"] == token:
+                return token, float(entry["logprob"])
+        return token, None
 
-
-def generate(address: str, prompt: list[int], tokens: int) -> list[int]:
-    """The `tokens` tokens of the greedy continuation, without the prompt; a request for each."""
-    generated: list[int] = []
-    for _ in range(tokens):
-        generated.append(next_token(address, prompt + generated)[0])
-    return generated
-
-
-def main() -> None:
-    """Read the request file, the first argument, and write the answer file, the second."""
-    request = json.loads(Path(sys.argv[1]).read_text())
-    options = dict(request["options"])
-    default_converter = Path(sys.prefix, "llama.cpp", "convert_hf_to_gguf.py")
-    converter = Path(options.pop("converter", default_converter))
-    if not converter.is_file():
-        raise SystemExit(f"Error: there is no converter {converter}; name llama.cpp's own")
-    with tempfile.TemporaryDirectory() as folder:
-        gguf = Path(folder, "model.gguf")
-        knows_tokenizer = convert(Path(request["model"]), gguf, request["dtype"], converter)
-        server = serve(gguf, request, options)
-        address = server.listening_address
-        answer: dict[str, Any] = {
-            "engine": f"llama.cpp by xllamacpp {version('xllamacpp')}",
-            "encoded": None,
-            "choices": [],
-            "log_probabilities": [],
-            "continuations": [],
-        }
-        if knows_tokenizer:
-            answer["encoded"] = [encode(address, text) for text in request["texts"]]
-        for ids in request["sequences"]:
-            best = [next_token(address, ids[:count]) for count in range(1, len(ids))]
-            choices, log_probabilities = zip(*best, strict=True)
-            answer["choices"].append(choices)
-            answer["log_probabilities"].append(log_probabilities)
-        for prompt in request["prompts"]:
-            answer["continuations"].append(generate(address, prompt, request["generate"]))
-        Path(sys.argv[2]).write_text(json.dumps(answer))
-
-
-if __name__ == "__main__":
-    main()
+    def _post(self, path: str, body: dict[str, Any]) -> Any:
+        request = urllib.request.Request(
+            f"{self.server.listening_address}/{path}",
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with OPENER.open(request, timeout=600) as answer:
+            return json.load(answer)
