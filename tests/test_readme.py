@@ -119,7 +119,7 @@ def test_the_demo_has_all_four_endings(tmp_path: Path, fresh: FreshEnvironment) 
     assert recall["HALF"] > recall["RANDOM"] + 0.2
     lines = done.stdout.splitlines()
     assert len(lines) <= 48
-    assert any("MODEL" in line and "20 of 20 right" in line for line in lines)
+    assert any("MODEL" in line and "26 of 26 right" in line for line in lines)
     trim = next(line.strip() for line in lines if "statetrim trim MODEL" in line)
     tried = fresh.run(f"{trim} --tokens 2k {QUICK['trim']}", folder)
     assert tried.returncode == 0, tried.stderr

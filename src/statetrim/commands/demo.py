@@ -19,8 +19,6 @@ from .group import Interrupted
 if TYPE_CHECKING:
     from ..pipelines.demo.story import Result
 
-STEP_COUNT = 6
-
 
 def demo(
     output: Annotated[
@@ -61,10 +59,6 @@ def run_story(
 
     logging.getLogger("statetrim").setLevel(logging.ERROR)
     torch.set_num_threads(min(2, os.cpu_count() or 1))  # more are slower on matrices this small
-    numbers = iter(range(1, STEP_COUNT + 1))
-
-    def show_step(title: str) -> None:
-        on_step(f"{next(numbers)}/{STEP_COUNT} {title}")
 
     def run_command(words: list[str]) -> None:
         if verbose:
@@ -75,7 +69,7 @@ def run_story(
         except Interrupted:  # the demo's own message says what is kept
             raise KeyboardInterrupt from None
 
-    return run(output, run_command, show_step, seed)
+    return run(output, run_command, on_step, seed)
 
 
 @contextmanager

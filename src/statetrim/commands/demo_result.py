@@ -1,17 +1,12 @@
 """What a person sees at the end of the demo: one table, the answers, and what to do next."""
 
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from ..judging.verdict import Outcome
-from ..pipelines.demo.story import (
-    ORIGINAL,
-    QUARTER,
-    RANDOM,
-    RECOVERY,
-    Result,
-)
+from ..pipelines.demo.story import HALF, ORIGINAL, QUARTER, RANDOM, RECOVERY, Result
 from . import terminal
 
 BAR_WIDTH = 8
@@ -79,6 +74,9 @@ def _next_commands(out: Path) -> Iterator[str]:
     yield f"cd {shlex.quote(str(out))}"
     yield f"statetrim recover {QUARTER} --teacher {ORIGINAL} {RECOVERY} -o RECOVERED"
     yield f"statetrim inspect {QUARTER}   # which engines serve it, and how"
-    yield "statetrim verify --help   # compare an engine's answers with these"
+    yield (
+        f"statetrim verify {HALF} --baseline {ORIGINAL} --text text.jsonl --engine transformers "
+        f"--engine-python {shlex.quote(sys.executable)} -o verification.json"
+    )
     yield f"statetrim trim {ORIGINAL} --to 0.5 --text text.jsonl --tokens 32k -o OUT"
     yield "statetrim trim YOUR-MODEL --to 0.5 --text YOUR-TEXT -o YOUR-SMALLER-MODEL"

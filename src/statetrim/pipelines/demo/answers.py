@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-KEYS = "0123456789+-*/=<>?!%"
+KEYS = "0123456789+-*/=<>?!%#$&:;,"
 VALUES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 TEXT_BETWEEN = "thestateisallthatthelayersofthismodelrememberofwhatcamebefore"
 

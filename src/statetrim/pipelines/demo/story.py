@@ -123,7 +123,7 @@ def run(
     """Run the demo into the directory `out`, and return what it found.
 
     `out` appears when everything is done; an interrupted demo resumes. `run_command` gets the
-    arguments of a statetrim command, `on_step` what happens next. Commands run in the working
+    arguments of a statetrim command, `on_step` a numbered line on what happens next. Commands run in the working
     directory `OUT.partial`. Raises StatetrimError if `out` exists.
     """
     check_absent(out)
@@ -134,11 +134,13 @@ def run(
             if not is_complete(Path(ORIGINAL)):
                 write_model(Path(ORIGINAL))
             write_text(Path("text.jsonl"), seed)
-            for step in steps(seed):
-                on_step(step.title)
+            all_steps = list(steps(seed))
+            count = len(all_steps) + 1
+            for number, step in enumerate(all_steps, start=1):
+                on_step(f"{number}/{count} {step.title}")
                 for line in step.commands:
                     _run_unless_done(shlex.split(line), run_command)
-            on_step("serve them in transformers")
+            on_step(f"{count}/{count} serve them in transformers")
             answered = {name: answers(Path(name), prompt) for name in SERVED}
         output_dir.publish()
     analysis = Analysis.load(out / "analysis.json")
