@@ -123,8 +123,8 @@ def run(
     """Run the demo into the directory `out`, and return what it found.
 
     `out` appears when everything is done; an interrupted demo resumes. `run_command` gets the
-    arguments of a statetrim command, `on_step` a numbered line on what happens next. Commands run in the working
-    directory `OUT.partial`. Raises StatetrimError if `out` exists.
+    arguments of a statetrim command, `on_step` a numbered line on what happens next. Commands run
+    in the working directory `OUT.partial`. Raises StatetrimError if `out` exists.
     """
     check_absent(out)
     record = {"format": "statetrim demo", "statetrim": __version__, "seed": seed}
