@@ -12,10 +12,10 @@ types:
 
 # The tests of what changed since origin/main, and those that guard the whole.
 changed:
-    pytest -n 2 --dist loadgroup $(python tools/changed_tests.py)
+    pytest -n 2 --dist loadfile $(python tools/changed_tests.py)
 
 test:
-    pytest -n 2 --dist loadgroup --no-loadscope-reorder
+    pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Calibrate and check every type with stand-ins for GPU kernels, and with the real `kernels` package.
 gpu-kernels ENGINES OUT:
@@ -49,7 +49,7 @@ docs-commands:
 
 # Which lines the suite runs; fails below the floor in pyproject.toml.
 coverage:
-    pytest -n 2 --dist loadgroup --no-loadscope-reorder --cov
+    pytest -n 2 --dist loadfile --no-loadscope-reorder --cov
 
 # Record the public interface and its reference pages, after an intended change (tests/test_interface.py).
 interface:

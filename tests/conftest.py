@@ -96,13 +96,8 @@ LONGEST = (
 """Files that take longest; they run first, or the other worker would be idle at the end."""
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker runs all tests of a file, which share fixtures, and one all that import fla."""
     items.sort(key=lambda item: (*LONGEST, item.path.name).index(item.path.name))
-    for item in items:
-        uses_fla = "fla_forker" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("fla" if uses_fla else str(item.path)))
 
 
 def pytest_collection_finish() -> None:

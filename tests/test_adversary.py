@@ -33,8 +33,8 @@ def trials() -> Trials:
 @pytest.mark.parametrize(
     ("kind", "least"),
     [
-        ("kill", 43),  # a second run completes the output, byte for byte as without a kill
-        ("pair", 30),  # the second process is refused and learns which one runs
+        ("kill", 26),  # a second run completes the output, byte for byte as without a kill
+        ("pair", 20),  # the second process is refused and learns which one runs
         ("winner", len(COMMANDS)),  # the first process finishes as if it were alone
         ("race", 4),
         ("full disk", 2 * len(COMMANDS)),

@@ -120,10 +120,6 @@ def test_the_demo_has_all_four_endings(tmp_path: Path, fresh: FreshEnvironment) 
     lines = done.stdout.splitlines()
     assert len(lines) <= 48
     assert any("MODEL" in line and "26 of 26 right" in line for line in lines)
-    trim = next(line.strip() for line in lines if "statetrim trim MODEL" in line)
-    tried = fresh.run(f"{trim} --tokens 2k {QUICK['trim']}", folder)
-    assert tried.returncode == 0, tried.stderr
-    assert (folder / "OUT" / "statetrim" / "report" / "report.html").is_file()
     again = fresh.run("statetrim demo", tmp_path)
     assert again.returncode == 2
     assert "exists already and is not overwritten" in again.stderr
@@ -134,6 +130,18 @@ def test_the_quickstart_serves_as_inspect_says() -> None:
     valid = {serve_command(line, "OUT") for line in lines if line.current and line.serves}
     assert set(commands("docs/quickstart.md", "vllm ")) <= valid
     assert commands("docs/quickstart.md", "vllm ")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_demos_next_commands_run_as_printed(tmp_path: Path, fresh: FreshEnvironment) -> None:
+    lines = fresh.run("statetrim demo", tmp_path).stdout.splitlines()
+    printed = [line.strip() for line in lines if line.startswith("  statetrim ")]
+    assert {line.split()[1] for line in printed} == {"recover", "inspect", "verify", "trim"}
+    for command in printed:
+        if "YOUR-MODEL" not in command:
+            done = fresh.run(command, tmp_path / "statetrim-demo")
+            assert done.returncode == 0, (command, done.stderr)
 
 
 @pytest.mark.slow

@@ -18,12 +18,12 @@ from helpers.kills import UndisturbedRun, kill_and_rerun, run_undisturbed
 from statetrim.maths.formatting import evenly_spaced
 
 KILLS_PER_COMMAND = {
-    "prune": 8, "calibrate": 6, "refit": 5, "report": 6, "analyze": 4, "evaluate": 3, "recover": 4,
-    "trim": 5, "comparison": 2,
+    "prune": 5, "calibrate": 3, "refit": 3, "report": 3, "analyze": 2, "evaluate": 2, "recover": 3,
+    "trim": 3, "comparison": 2,
 }  # fmt: skip
 """Number of kills per command, fewer where a run takes long."""
-SECOND_COMMANDS = ("prune", "select")
-"""Commands that are started with an output that another command is writing."""
+SECOND_COMMANDS = ("prune",)
+"""Commands that are also started with an output that another command is writing."""
 TIMED = ("benchmark", "snapshot")
 """Commands whose output has timings, so that it differs from run to run."""
 TrialResult = tuple[str, str, str | None]

@@ -17,11 +17,18 @@ RULES: dict[str, Any] = tomllib.loads((ROOT / "prose.toml").read_text(encoding="
 def violations(text: str, rules: dict[str, str]) -> list[str]:
     """The words of `rules` that occur in a text, with what to say instead; quoted code is free."""
     plain = re.sub(r"`[^`]*`", "", " ".join(text.split()))
+    if not _any_of(tuple(rules)).search(plain):  # nearly always, and a tenth of the time
+        return []
     return [
         f"{old!r}: say {new!r}"
         for old, new in rules.items()
         if re.search(rf"\b(?:{old})\b", plain, re.IGNORECASE)
     ]
+
+
+@cache
+def _any_of(words: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"\b(?:{'|'.join(words)})\b", re.IGNORECASE)
 
 
 def python_violations(path: Path) -> Iterator[str]:
