@@ -2,12 +2,13 @@
 rows are ordered by head, then channel."""
 
 import math
+from collections.abc import Callable
 from typing import ClassVar, TypedDict
 
 from torch import Tensor
 
 from ..errors import StatetrimError
-from ..geometry import ChannelRows, Geometry, Role, row_indices
+from ..geometry import Axis, ChannelRows, Geometry, Role, row_indices
 from ..maths.units import is_integer_list
 from .contract import (
     NO_KV_CACHE,
@@ -17,6 +18,7 @@ from .contract import (
     RuntimeName,
     bool_field,
     int_field,
+    layers_of_type,
     num_layers,
 )
 
@@ -35,7 +37,10 @@ PRECONDITIONER_TENSORS = (
 """Tensors of preconditioned delta rules, with numbers per head. The preconditioner they control is
 computed for each key channel separately, so pruning channels leaves these tensors unchanged."""
 
-PRECONDITIONER_HEAD_REFUSAL = "how its preconditioner's numbers belong to heads is not worked out"
+CONCATENATED_CONVOLUTIONS = {
+    "conv1d.weight": ("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"),
+}
+"""`concatenated_parameters` of transformers' models whose convolutions are stored as in fla."""
 
 
 class FlaFamily(Family):
@@ -61,7 +66,6 @@ class FlaFamily(Family):
 def linear_layers(config: Config, default_total: int) -> tuple[int, ...]:
     """All layers except the softmax layers that `attn` (an object or a list of objects) lists.
     Refuses a config without linear layers."""
-    total = num_layers(config, default_total)
     softmax_layers: set[int] = set()
     attn = config.get("attn")
     for attn_config in attn if isinstance(attn, list) else [attn]:
@@ -71,10 +75,8 @@ def linear_layers(config: Config, default_total: int) -> tuple[int, ...]:
         if not is_integer_list(layers):
             raise StatetrimError("config field 'attn' must name the softmax 'layers' as integers")
         softmax_layers.update(layers or [])
-    linear_layer_indices = tuple(layer for layer in range(total) if layer not in softmax_layers)
-    if not linear_layer_indices:
-        raise StatetrimError("this config lists no linear-attention layer, so there is no state")
-    return linear_layer_indices
+    total = num_layers(config, default_total)
+    return layers_of_type(["other" if i in softmax_layers else "fla" for i in range(total)], "fla")
 
 
 class ConvFields(TypedDict, total=False):
@@ -95,32 +97,39 @@ def conv_fields(
     return {"conv_key_heads": key_heads, "conv_value_heads": value_heads, "conv_width": width}
 
 
-_CONV_ROLES: dict[Role, tuple[str, Role, Role]] = {
-    "q_proj": ("q_conv1d", "q_conv", "q_bias"),
-    "k_proj": ("k_conv1d", "k_conv", "k_bias"),
+_ROLES: dict[str, tuple[Role, Role, Role]] = {
+    "q": ("q_proj", "q_conv", "q_bias"),
+    "k": ("k_proj", "k_conv", "k_bias"),
+    "v": ("v_proj", "v_conv", "v_bias"),
 }
-"""Role of a projection -> its convolution's name and the roles of that weight and bias."""
+"""Roles of a projection, and of the weight and the bias of its convolution."""
+
+
+def projection_rows(geometry: Geometry, letter: str, table: Tensor, size: int) -> list[ChannelRows]:
+    """Channel rows of the projection of q, k or v (`letter`) and, if the model has one, its
+    convolution: the indices `table` [heads, channels] of `size` rows."""
+    axis: Axis = "value" if letter == "v" else "key"
+    proj, conv, bias = _ROLES[letter]
+    channel_rows = [ChannelRows(f"{letter}_proj.weight", proj, table, size, axis)]
+    if geometry.conv_width:
+        channel_rows += [
+            ChannelRows(f"{letter}_conv1d.weight", conv, table, size, axis),
+            ChannelRows(f"{letter}_conv1d.bias", bias, table, size, axis, optional=True),
+        ]
+    return channel_rows
 
 
 def query_key_rows(geometry: Geometry, steps: int = 1) -> list[ChannelRows]:
-    """Channel rows of q_proj and k_proj and, if the model has them, their convolutions.
+    """Channel rows of q_proj, k_proj and their convolutions.
 
     k_proj concatenates `steps` key projections (the Householder steps of DeltaProduct), which keep
     the same channels.
     """
-    heads, dim = geometry.num_k_heads, geometry.head_k_dim
-    block = heads * dim
-    channel_rows = [ChannelRows("q_proj.weight", "q_proj", row_indices(heads, dim), block)]
+    table = row_indices(geometry.num_k_heads, geometry.head_k_dim)
+    block = table.numel()
+    channel_rows = projection_rows(geometry, "q", table, block)
     for step in range(steps):
-        table, size = row_indices(heads, dim, start=step * block), steps * block
-        channel_rows.append(ChannelRows("k_proj.weight", "k_proj", table, size))
-    if geometry.conv_width:
-        for entry in list(channel_rows):
-            name, weight_role, bias_role = _CONV_ROLES[entry.role]
-            channel_rows += [
-                ChannelRows(f"{name}.weight", weight_role, entry.rows, entry.size),
-                ChannelRows(f"{name}.bias", bias_role, entry.rows, entry.size, optional=True),
-            ]
+        channel_rows += projection_rows(geometry, "k", table + step * block, steps * block)
     return channel_rows
 
 
@@ -134,29 +143,29 @@ def value_rows(geometry: Geometry, steps: int = 1) -> list[ChannelRows]:
     channel_rows = [
         ChannelRows("g_proj.weight", "gate", table, block, axis="value", optional=True),
         ChannelRows("o_norm.weight", "shared_norm", row_indices(1, dim), dim, axis="value"),
-        ChannelRows("o_proj.weight", "o_proj", table, block, axis="value", dim=1),
+        output_rows(geometry),
     ]
     for step in range(steps):
-        channel_rows += v_proj_rows(geometry, table + step * block, steps * block)
+        channel_rows += projection_rows(geometry, "v", table + step * block, steps * block)
     return channel_rows
 
 
-def v_proj_rows(geometry: Geometry, table: Tensor, size: int) -> list[ChannelRows]:
-    """Channel rows of v_proj and, if the model has one, its convolution: the indices `table`
-    [heads, channels] of `size` rows."""
-    channel_rows = [ChannelRows("v_proj.weight", "v_proj", table, size, axis="value")]
-    if geometry.conv_width:
-        channel_rows += [
-            ChannelRows("v_conv1d.weight", "v_conv", table, size, axis="value"),
-            ChannelRows("v_conv1d.bias", "v_bias", table, size, axis="value", optional=True),
-        ]
-    return channel_rows
+def output_rows(geometry: Geometry) -> ChannelRows:
+    """The columns of o_proj. A family that cannot prune values lists of them only these, which
+    calibration needs."""
+    table = row_indices(geometry.num_v_heads, geometry.head_v_dim)
+    return ChannelRows("o_proj.weight", "o_proj", table, table.numel(), axis="value", dim=1)
 
 
-def head_v_dim(config: Config, head_k_dim: int, expand_v: float) -> int:
-    """`int(head_dim * expand_v)`, as fla computes it; refuses a product that is not whole."""
-    width = int(head_k_dim * expand_v)
-    if not math.isclose(width, head_k_dim * expand_v, rel_tol=1e-5):
+def head_v_dim(
+    head_k_dim: int,
+    expand_v: float,
+    to_integer: Callable[[float], int] = int,
+    tolerance: float = 1e-5,
+) -> int:
+    """`head_dim * expand_v`, truncated as by most of fla; refuses a product that is not whole."""
+    width = to_integer(head_k_dim * expand_v)
+    if not math.isclose(width, head_k_dim * expand_v, rel_tol=tolerance):
         raise StatetrimError(
             f"config field 'expand_v' = {expand_v} times 'head_dim' = {head_k_dim} is not a whole "
             f"number, so fla would not build this model"

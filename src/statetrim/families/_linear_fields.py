@@ -6,50 +6,43 @@ from .recurrences import Recurrence, delta_rule
 
 
 class LinearFieldsFamily(Family):
-    """A model of transformers with Gated DeltaNet layers."""
+    """A model of transformers with Gated DeltaNet layers; the defaults are those of Qwen3-Next."""
 
     kernels = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
     positional_arguments = dict.fromkeys(kernels, ("query", "key", "value"))
 
+    def geometry(self, config: Config) -> Geometry:
+        """By the `linear_*` fields. Linear layers are listed in `layer_types`, or all except every
+        `full_attention_interval`-th."""
+        layer_types = layer_types_field(config, "layer_types")
+        if layer_types is None:
+            interval = int_field(config, "full_attention_interval", default=4)
+            numbers = range(1, num_layers(config) + 1)
+            layer_types = ["linear_attention" if n % interval else "other" for n in numbers]
+        key_heads = int_field(config, "linear_num_key_heads", default=16)
+        value_heads = int_field(config, "linear_num_value_heads", default=32)
+        return Geometry(
+            layers=layers_of_type(layer_types, "linear_attention"),
+            num_k_heads=key_heads,
+            num_v_heads=value_heads,
+            head_k_dim=int_field(config, "linear_key_head_dim", default=128),
+            head_v_dim=int_field(config, "linear_value_head_dim", default=128),
+            conv_key_heads=2 * key_heads,
+            conv_value_heads=value_heads,
+            conv_width=int_field(config, "linear_conv_kernel_dim", default=4),
+        )
+
+    def resized(self, config: Config, geometry: Geometry) -> Config:
+        """Sets both widths: OLMo-Hybrid's default of a value width depends on the key width."""
+        return config | {
+            "linear_num_key_heads": geometry.num_k_heads,
+            "linear_num_value_heads": geometry.num_v_heads,
+            "linear_key_head_dim": geometry.head_k_dim,
+            "linear_value_head_dim": geometry.head_v_dim,
+        }
+
     def recurrence(self, kernel: str) -> Recurrence:
         return delta_rule
-
-
-def linear_geometry(config: Config) -> Geometry:
-    """The geometry from the `linear_*` fields, with the defaults of the stock classes."""
-    key_heads = int_field(config, "linear_num_key_heads", default=16)
-    value_heads = int_field(config, "linear_num_value_heads", default=32)
-    return Geometry(
-        layers=linear_layers(config),
-        num_k_heads=key_heads,
-        num_v_heads=value_heads,
-        head_k_dim=int_field(config, "linear_key_head_dim", default=128),
-        head_v_dim=int_field(config, "linear_value_head_dim", default=128),
-        conv_key_heads=2 * key_heads,
-        conv_value_heads=value_heads,
-        conv_width=int_field(config, "linear_conv_kernel_dim", default=4),
-    )
-
-
-def linear_layers(config: Config) -> tuple[int, ...]:
-    """The layers that `layer_types` lists as linear attention, or all except every
-    `full_attention_interval`-th. Refuses a model without any."""
-    layer_types = layer_types_field(config, "layer_types")
-    if layer_types is None:
-        total = num_layers(config)
-        interval = int_field(config, "full_attention_interval", default=4)
-        layer_types = ["linear_attention" if (i + 1) % interval else "other" for i in range(total)]
-    return layers_of_type(layer_types, "linear_attention")
-
-
-def resized_linear_config(config: Config, geometry: Geometry) -> Config:
-    """A copy of the config with the heads and widths of `geometry` in its `linear_*` fields."""
-    return config | {
-        "linear_num_key_heads": geometry.num_k_heads,
-        "linear_num_value_heads": geometry.num_v_heads,
-        "linear_key_head_dim": geometry.head_k_dim,
-        "linear_value_head_dim": geometry.head_v_dim,
-    }
 
 
 def contiguous_conv_rows(geometry: Geometry) -> tuple[ChannelRows, ChannelRows, ChannelRows]:

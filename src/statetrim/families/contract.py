@@ -159,15 +159,14 @@ def geometry_of(family: Family, config: Config) -> Geometry:
         raise StatetrimError(
             f"config field {LAYER_WIDTHS_FIELD!r} must list every linear-attention layer"
         )
-    if not all(is_integer_list(shape) and len(shape) == 2 for shape in widths.values()):
-        raise StatetrimError(
-            f"config field {LAYER_WIDTHS_FIELD!r} must list [keys, values] for every layer"
-        )
     shapes: dict[int, tuple[int, int]] = {}
-    for name, (key_width, value_width) in widths.items():
-        if key_width < 1 or value_width < 1:
-            raise StatetrimError(f"config field {LAYER_WIDTHS_FIELD!r} must hold numbers from 1")
-        shapes[layer_by_name[name]] = (key_width, value_width)
+    for name, shape in widths.items():
+        if not is_integer_list(shape) or len(shape) != 2 or min(shape) < 1:
+            raise StatetrimError(
+                f"config field {LAYER_WIDTHS_FIELD!r} must list [keys, values], numbers from 1, "
+                "for every layer"
+            )
+        shapes[layer_by_name[name]] = (shape[0], shape[1])
     by_layer = geometry.with_shapes(shapes)
     if not by_layer.widths or by_layer != replace(geometry, widths=by_layer.widths):
         raise StatetrimError(

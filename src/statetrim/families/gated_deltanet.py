@@ -1,10 +1,11 @@
 """Gated DeltaNet (also preconditioned), Comba and Gated DeltaProduct (fla): the key width is
 `head_dim`, the value width `head_dim * expand_v`."""
 
+from typing import ClassVar
+
 from ..geometry import ChannelRows, Geometry, head_rows_from_channels, per_head_rows, row_indices
 from ._fla import (
     HEAD_GATES,
-    PRECONDITIONER_HEAD_REFUSAL,
     PRECONDITIONER_TENSORS,
     PROJECTIONS,
     FlaFamily,
@@ -19,7 +20,49 @@ from .contract import Config, float_field, int_field
 from .recurrences import Recurrence, delta_rule
 
 
-class GatedDeltaNet(FlaFamily):
+class HeadDimFamily(FlaFamily):
+    """Models whose config has `head_dim` and `expand_v`; subclasses give the stock defaults."""
+
+    default_layers: ClassVar[int]
+    default_heads: ClassVar[int]
+    default_head_dim: ClassVar[int]
+    default_expand_v: ClassVar[float]
+
+    def geometry(self, config: Config) -> Geometry:
+        """The convolutions have the keys and values of all Householder steps."""
+        heads = int_field(config, "num_heads", default=self.default_heads)
+        # DeltaProduct's model class never passes num_v_heads on to its layers.
+        is_delta_product = config.get("model_type") == "gated_deltaproduct"
+        value_heads = heads if is_delta_product else int_field(config, "num_v_heads", default=heads)
+        dim = int_field(config, "head_dim", default=self.default_head_dim)
+        steps = householder_steps(config)
+        return Geometry(
+            layers=linear_layers(config, self.default_layers),
+            num_k_heads=heads,
+            num_v_heads=value_heads,
+            head_k_dim=dim,
+            head_v_dim=head_v_dim(dim, float_field(config, "expand_v", self.default_expand_v)),
+            **conv_fields(config, (1 + steps) * heads, steps * value_heads),
+        )
+
+    def resized(self, config: Config, geometry: Geometry) -> Config:
+        """Always sets both widths: with a new `head_dim` alone, `expand_v` would change the value
+        width as well."""
+        grouped = config.get("num_v_heads") is not None
+        return config | {
+            "num_heads": geometry.num_k_heads,
+            **({"num_v_heads": geometry.num_v_heads} if grouped else {}),
+            "head_dim": geometry.head_k_dim,
+            "expand_v": expand_v(geometry.head_k_dim, geometry.head_v_dim),
+        }
+
+    def head_refusal(self, config: Config) -> str | None:
+        if "precond" not in config["model_type"]:
+            return None
+        return "how its preconditioner's numbers belong to heads is not worked out"
+
+
+class GatedDeltaNet(HeadDimFamily):
     model_types = ("gated_deltanet", "precond_gated_deltanet", "comba", "gated_deltaproduct")
     portable_types = ("gated_deltanet",)
     half_precision_types = ("gated_deltaproduct",)
@@ -37,20 +80,7 @@ class GatedDeltaNet(FlaFamily):
     other_keys = ("p",)  # Comba's
     projections = (*PROJECTIONS, "a_atk_proj", "b_atk_proj")
 
-    def geometry(self, config: Config) -> Geometry:
-        heads = int_field(config, "num_heads", default=6)
-        # DeltaProduct's model class never passes num_v_heads on to its layers.
-        is_delta_product = config.get("model_type") == "gated_deltaproduct"
-        value_heads = heads if is_delta_product else num_value_heads(config, heads)
-        return head_dim_geometry(
-            config,
-            layers=linear_layers(config, default_total=21),
-            heads=heads,
-            value_heads=value_heads,
-            default_dim=256,
-            default_expand=2.0,
-            steps=householder_steps(config),
-        )
+    default_layers, default_heads, default_head_dim, default_expand_v = 21, 6, 256, 2.0
 
     def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         steps = householder_steps(config)
@@ -71,20 +101,9 @@ class GatedDeltaNet(FlaFamily):
             per_head_rows(("D", "decay"), geometry.num_k_heads, axis="key"),
         )
 
-    def head_refusal(self, config: Config) -> str | None:
-        return PRECONDITIONER_HEAD_REFUSAL if "precond" in config["model_type"] else None
-
-    def resized(self, config: Config, geometry: Geometry) -> Config:
-        return resized_head_dim_config(config, geometry)
-
     def recurrence(self, kernel: str) -> Recurrence | None:
         known_kernels = ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")
         return delta_rule if kernel in known_kernels else None
-
-
-def num_value_heads(config: Config, heads: int) -> int:
-    """`num_v_heads`; by default as many as key heads."""
-    return int_field(config, "num_v_heads", default=heads)
 
 
 def householder_steps(config: Config) -> int:
@@ -92,41 +111,6 @@ def householder_steps(config: Config) -> int:
     if config.get("model_type") != "gated_deltaproduct":
         return 1
     return int_field(config, "num_householder", default=1, maximum=16)
-
-
-def head_dim_geometry(
-    config: Config,
-    *,
-    layers: tuple[int, ...],
-    heads: int,
-    value_heads: int,
-    default_dim: int,
-    default_expand: float,
-    steps: int = 1,
-) -> Geometry:
-    """The geometry of a config with `head_dim` and `expand_v`. The convolutions have the keys and
-    values of `steps` Householder steps. Refuses a value width that is not whole."""
-    dim = int_field(config, "head_dim", default=default_dim)
-    return Geometry(
-        layers=layers,
-        num_k_heads=heads,
-        num_v_heads=value_heads,
-        head_k_dim=dim,
-        head_v_dim=head_v_dim(config, dim, float_field(config, "expand_v", default_expand)),
-        **conv_fields(config, (1 + steps) * heads, steps * value_heads),
-    )
-
-
-def resized_head_dim_config(config: Config, geometry: Geometry) -> Config:
-    """A copy of the config with the heads and widths of `geometry`. Always sets both widths: with a
-    new `head_dim` alone, `expand_v` would change the value width as well."""
-    grouped = config.get("num_v_heads") is not None
-    return config | {
-        "num_heads": geometry.num_k_heads,
-        **({"num_v_heads": geometry.num_v_heads} if grouped else {}),
-        "head_dim": geometry.head_k_dim,
-        "expand_v": expand_v(geometry.head_k_dim, geometry.head_v_dim),
-    }
 
 
 FAMILY = GatedDeltaNet()

@@ -2,10 +2,8 @@
 
 from dataclasses import replace
 
-from torch import Tensor
-
-from ..geometry import ChannelRows, Geometry, Role, head_rows_from_channels, row_indices
-from ._fla import HEAD_GATES, PROJECTIONS, FlaFamily, conv_fields, linear_layers, v_proj_rows
+from ..geometry import ChannelRows, Geometry, head_rows_from_channels, row_indices
+from ._fla import HEAD_GATES, PROJECTIONS, FlaFamily, conv_fields, linear_layers, projection_rows
 from .contract import Config, int_field
 from .delta_net import head_dim
 
@@ -31,39 +29,22 @@ class GLA(FlaFamily):
         )
 
     def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        heads, dim = geometry.num_k_heads, geometry.head_k_dim
-        group = geometry.num_v_heads // heads
-        stride = group * dim
-        queries = [row_indices(heads, dim, start, stride) for start in range(0, stride, dim)]
-        keys = [row_indices(heads, dim)]
-        key_size, query_size = heads * dim, geometry.num_v_heads * dim
-        layout: list[tuple[str, Role, list[Tensor], int, bool]] = [
-            ("q_proj.weight", "q_proj", queries, query_size, False),
-            ("k_proj.weight", "k_proj", keys, key_size, False),
-            ("gk_proj.1.weight", "gate", keys, key_size, False),
-            ("gk_proj.1.bias", "gate", keys, key_size, False),
-        ]
-        if geometry.conv_width:
-            layout += [
-                ("q_conv1d.weight", "q_conv", queries, query_size, False),
-                ("q_conv1d.bias", "q_bias", queries, query_size, True),
-                ("k_conv1d.weight", "k_conv", keys, key_size, False),
-                ("k_conv1d.bias", "k_bias", keys, key_size, True),
-            ]
-        query_key_rows = []
-        for name, role, tables, size, optional in layout:
-            for table in tables:
-                query_key_rows.append(ChannelRows(name, role, table, size, optional=optional))
-        return query_key_rows + self._value_rows(geometry)
-
-    def _value_rows(self, geometry: Geometry) -> list[ChannelRows]:
-        """v_proj has one block per group of heads that share values; the gate and o_proj have one
-        per head."""
+        """All query heads of a key head keep its channels. v_proj has one block per group of heads
+        that share values; the gate and o_proj have one per head."""
+        heads, dim, group = geometry.num_k_heads, geometry.head_k_dim, geometry.group
+        keys = row_indices(heads, dim)
+        channel_rows = projection_rows(geometry, "k", keys, keys.numel())
+        for name in ("gk_proj.1.weight", "gk_proj.1.bias"):
+            channel_rows.append(ChannelRows(name, "gate", keys, keys.numel()))
+        for start in range(0, group * dim, dim):
+            table = row_indices(heads, dim, start, stride=group * dim)
+            channel_rows += projection_rows(geometry, "q", table, group * keys.numel())
         heads, dim, group = geometry.heads("value"), geometry.head_v_dim, geometry.shared_values
+        values = row_indices(heads, dim)
+        channel_rows += projection_rows(geometry, "v", values, values.numel())
         size = geometry.num_v_heads * dim
-        channel_rows = v_proj_rows(geometry, row_indices(heads, dim), heads * dim)
-        for member in range(group):
-            table = row_indices(heads, dim, start=member * dim, stride=group * dim)
+        for start in range(0, group * dim, dim):
+            table = row_indices(heads, dim, start, stride=group * dim)
             channel_rows += [
                 ChannelRows("g_proj.weight", "gate", table, size, axis="value", optional=True),
                 ChannelRows("o_proj.weight", "o_proj", table, size, axis="value", dim=1),

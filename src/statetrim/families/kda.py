@@ -3,21 +3,19 @@
 from ..geometry import ChannelRows, Geometry, head_rows_from_channels, per_head_rows, row_indices
 from ._fla import (
     HEAD_GATES,
-    PRECONDITIONER_HEAD_REFUSAL,
     PRECONDITIONER_TENSORS,
     PROJECTIONS,
-    FlaFamily,
-    linear_layers,
+    output_rows,
+    projection_rows,
     query_key_rows,
-    v_proj_rows,
 )
 from ._refused import GATE_RANK_REFUSAL
-from .contract import Config, int_field
-from .gated_deltanet import head_dim_geometry, num_value_heads, resized_head_dim_config
+from .contract import Config
+from .gated_deltanet import HeadDimFamily
 from .recurrences import Recurrence, delta_rule
 
 
-class KDA(FlaFamily):
+class KDA(HeadDimFamily):
     model_types = ("kda", "precond_kda")
     portable_types = ("kda",)
     unchanged_tensors = (
@@ -40,31 +38,18 @@ class KDA(FlaFamily):
     )
     projections = (*PROJECTIONS, "b_atk_proj", "f_proj.0", "f_proj.1", "g_proj.0", "g_proj.1")
 
-    def geometry(self, config: Config) -> Geometry:
-        heads = int_field(config, "num_heads", default=16)
-        return head_dim_geometry(
-            config,
-            layers=linear_layers(config, default_total=24),
-            heads=heads,
-            value_heads=num_value_heads(config, heads),
-            default_dim=128,
-            default_expand=1.0,
-        )
+    default_layers, default_heads, default_head_dim, default_expand_v = 24, 16, 128, 1.0
 
     def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        """Rows of queries, keys and their decay gates. Values cannot be pruned: of them only
-        o_proj's columns are listed, which calibration needs."""
+        """Rows of queries, keys and their decay gates, and `output_rows`."""
         # A gate row per value head and key channel; value head u reads key head u // group.
-        dim, group = geometry.head_k_dim, geometry.num_v_heads // geometry.num_k_heads
-        size = geometry.num_v_heads * dim
+        dim, stride = geometry.head_k_dim, geometry.group * geometry.head_k_dim
         gates = []
         for name in ("f_proj.1.weight", "dt_bias"):
-            for start in range(0, group * dim, dim):
-                table = row_indices(geometry.num_k_heads, dim, start, stride=group * dim)
-                gates.append(ChannelRows(name, "gate", table, size))
-        table = row_indices(geometry.num_v_heads, geometry.head_v_dim)
-        output = ChannelRows("o_proj.weight", "o_proj", table, table.numel(), axis="value", dim=1)
-        return [*query_key_rows(geometry), *gates, output]
+            for start in range(0, stride, dim):
+                table = row_indices(geometry.num_k_heads, dim, start, stride)
+                gates.append(ChannelRows(name, "gate", table, geometry.num_v_heads * dim))
+        return [*query_key_rows(geometry), *gates, output_rows(geometry)]
 
     def head_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         heads = geometry.num_v_heads
@@ -83,19 +68,13 @@ class KDA(FlaFamily):
         channels = [entry for entry in self.channel_rows(config, geometry) if entry.role != "gate"]
         return head_rows_from_channels(
             channels,
-            v_proj_rows(geometry, value_table, value_table.numel()),
+            projection_rows(geometry, "v", value_table, value_table.numel()),
             gates,
             per_head_rows(("A_log", "b_proj.weight"), heads),
         )
 
     def value_refusal(self, config: Config) -> str | None:
         return GATE_RANK_REFUSAL
-
-    def head_refusal(self, config: Config) -> str | None:
-        return PRECONDITIONER_HEAD_REFUSAL if "precond" in config["model_type"] else None
-
-    def resized(self, config: Config, geometry: Geometry) -> Config:
-        return resized_head_dim_config(config, geometry)
 
     def recurrence(self, kernel: str) -> Recurrence | None:
         return None if "precond" in kernel else delta_rule

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ..geometry import ChannelRows, Geometry, head_rows_from_channels, per_head_rows, row_indices
-from ._fla import query_key_rows, v_proj_rows
+from ._fla import CONCATENATED_CONVOLUTIONS, output_rows, projection_rows, query_key_rows
 from ._refused import ONE_WIDTH_REFUSAL
 from .contract import (
     Config,
@@ -43,9 +43,7 @@ class KimiLinear(Family):
         "q_proj", "k_proj", "v_proj", "o_proj", "b_proj", "g_a_proj", "g_b_proj",
         "forget_gate.f_a_proj", "forget_gate.f_b_proj",
     )  # fmt: skip
-    concatenated_parameters = {  # noqa: RUF012
-        "conv1d.weight": ("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"),
-    }
+    concatenated_parameters = CONCATENATED_CONVOLUTIONS
 
     def geometry(self, config: Config) -> Geometry:
         config = self._text_config(config)
@@ -74,10 +72,10 @@ class KimiLinear(Family):
         table = row_indices(geometry.num_v_heads, geometry.head_v_dim)
         return [
             *query_key_rows(geometry),
-            *v_proj_rows(geometry, table, table.numel()),
+            *projection_rows(geometry, "v", table, table.numel()),
             ChannelRows("f_b_proj.weight", "gate", table, table.numel()),
             ChannelRows("dt_bias", "gate", table, table.numel()),
-            ChannelRows("o_proj.weight", "o_proj", table, table.numel(), axis="value", dim=1),
+            output_rows(geometry),
         ]
 
     def head_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:

@@ -10,7 +10,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..errors import StatetrimError
-from ..geometry import MAX_LAYERS, ChannelRows, Geometry, Role, row_indices
+from ..geometry import MAX_LAYERS, Axis, ChannelRows, Geometry, Role, row_indices
 from .contract import (
     NO_KV_CACHE,
     Config,
@@ -67,7 +67,6 @@ FIELDS_BY_TYPE = {
         head_dim="head_dim",
         conv=("conv_kernel",),
         expand="expand",
-        default_groups=1,
         default_head_dim=64,
     ),
     "bamba": replace(_MAMBA_FIELDS, key_value_heads=8),
@@ -159,48 +158,31 @@ class Mamba2(Family):
         )
 
     def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        groups, state = geometry.num_k_heads, geometry.head_k_dim
-        inner = geometry.num_v_heads * geometry.head_v_dim
-        b_start, c_start = inner, inner + groups * state  # where B and C begin in the convolution
-        conv_size = inner + 2 * groups * state
+        values = row_indices(geometry.num_v_heads, geometry.head_v_dim)
+        groups = row_indices(geometry.num_k_heads, geometry.head_k_dim)
+        inner = values.numel()
+        conv_size = inner + 2 * groups.numel()
         in_proj_size = inner + conv_size + geometry.num_v_heads
-        channel_rows = []
-        layout: list[tuple[int, Role, Role, Role]] = [
-            (b_start, "k_proj", "k_bias", "k_conv"),
-            (c_start, "q_proj", "q_bias", "q_conv"),
+        layout: list[tuple[Tensor, Axis, Role, Role, Role]] = [  # rows in the convolution
+            (inner + groups, "key", "k_proj", "k_bias", "k_conv"),
+            (inner + groups.numel() + groups, "key", "q_proj", "q_bias", "q_conv"),
+            (values, "value", "v_proj", "v_bias", "v_conv"),
         ]
-        for start, proj, bias, taps in layout:
-            in_proj_rows = row_indices(groups, state, start=inner + start)
-            conv_rows = row_indices(groups, state, start)
+        channel_rows = [
+            ChannelRows("in_proj.weight", "gate", values, in_proj_size, "value"),
+            ChannelRows("in_proj.bias", "gate", values, in_proj_size, "value", optional=True),
+            ChannelRows("norm.weight", "norm", values, inner, "value", optional=True),
+            ChannelRows("out_proj.weight", "o_proj", values, inner, "value", dim=1),
+        ]
+        for table, axis, proj, bias, conv in layout:
+            shifted = inner + table  # in_proj begins with the gate
             channel_rows += [
-                ChannelRows("in_proj.weight", proj, in_proj_rows, in_proj_size),
-                ChannelRows("in_proj.bias", bias, in_proj_rows, in_proj_size, optional=True),
-                ChannelRows("conv1d.weight", taps, conv_rows, conv_size),
-                ChannelRows("conv1d.bias", bias, conv_rows, conv_size, optional=True),
+                ChannelRows("in_proj.weight", proj, shifted, in_proj_size, axis),
+                ChannelRows("in_proj.bias", bias, shifted, in_proj_size, axis, optional=True),
+                ChannelRows("conv1d.weight", conv, table, conv_size, axis),
+                ChannelRows("conv1d.bias", bias, table, conv_size, axis, optional=True),
             ]
-        return channel_rows + self._value_rows(geometry, in_proj_size, conv_size)
-
-    def _value_rows(
-        self, geometry: Geometry, in_proj_size: int, conv_size: int
-    ) -> list[ChannelRows]:
-        """Rows of x, its gate, the norm (one weight per head and channel) and out_proj."""
-        table = row_indices(geometry.num_v_heads, geometry.head_v_dim)
-        inner = table.numel()
-        channel_rows = []
-        layout: list[tuple[str, Role, Tensor, int, bool]] = [
-            ("in_proj.weight", "gate", table, in_proj_size, False),
-            ("in_proj.weight", "v_proj", table + inner, in_proj_size, False),
-            ("in_proj.bias", "gate", table, in_proj_size, True),
-            ("in_proj.bias", "v_bias", table + inner, in_proj_size, True),
-            ("conv1d.weight", "v_conv", table, conv_size, False),
-            ("conv1d.bias", "v_bias", table, conv_size, True),
-            ("norm.weight", "norm", table, inner, True),
-        ]
-        for name, role, row_table, size, optional in layout:
-            entry = ChannelRows(name, role, row_table, size, axis="value", optional=optional)
-            channel_rows.append(entry)
-        output = ChannelRows("out_proj.weight", "o_proj", table, inner, axis="value", dim=1)
-        return [*channel_rows, output]
+        return channel_rows
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
         if config["model_type"] in NESTED_TEXT_CONFIGS:
@@ -272,20 +254,14 @@ def _inner_width_fields(config: Config, fields: ConfigFields, geometry: Geometry
         return {fields.inner: inner}
     hidden = int_field(config, "hidden_size")
     if inner % hidden:
-        width = _heads_and_width(config, fields)[1]
+        fewer = range(1, _heads_and_width(config, fields)[1])
+        widths = [str(width) for width in fewer if geometry.num_v_heads * width % hidden == 0]
         raise StatetrimError(
             f"a stock {config['model_type']} config gives heads times their width as a whole "
             f"multiple of hidden_size = {hidden}, so value channels can only be cut to "
-            f"{_possible_widths_text(hidden, geometry.num_v_heads, width)} per head"
+            f"{' or '.join(widths) or 'none below what they have'} per head"
         )
     return {fields.expand: inner // hidden}
-
-
-def _possible_widths_text(hidden: int, heads: int, channels: int) -> str:
-    """Such as "32 or 64": the widths below `channels` at which `heads` heads are a whole multiple
-    of `hidden`."""
-    widths = [str(width) for width in range(1, channels) if heads * width % hidden == 0]
-    return " or ".join(widths) or "none below what they have"
 
 
 def _heads_and_width(config: Config, fields: ConfigFields) -> tuple[int, int]:

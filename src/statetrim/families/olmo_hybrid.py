@@ -1,8 +1,14 @@
 """OLMo-Hybrid: separate projections; three convolutions on disk, concatenated in the module."""
 
 from ..geometry import ChannelRows, Geometry, head_rows_from_channels, per_head_rows
-from ._fla import HEAD_GATES, PROJECTIONS, query_key_rows, value_rows
-from ._linear_fields import LinearFieldsFamily, resized_linear_config
+from ._fla import (
+    CONCATENATED_CONVOLUTIONS,
+    HEAD_GATES,
+    PROJECTIONS,
+    query_key_rows,
+    value_rows,
+)
+from ._linear_fields import LinearFieldsFamily
 from .contract import (
     Config,
     KVCacheSize,
@@ -20,9 +26,7 @@ class OlmoHybrid(LinearFieldsFamily):
     mixer_prefixes = ("model.layers.{layer}.linear_attn",)
     unchanged_tensors = HEAD_GATES
     projections = PROJECTIONS
-    concatenated_parameters = {  # noqa: RUF012
-        "conv1d.weight": ("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"),
-    }
+    concatenated_parameters = CONCATENATED_CONVOLUTIONS
 
     def geometry(self, config: Config) -> Geometry:
         hidden = int_field(config, "hidden_size", default=3840)
@@ -49,10 +53,6 @@ class OlmoHybrid(LinearFieldsFamily):
     def head_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         gates = per_head_rows(HEAD_GATES, geometry.num_v_heads)
         return head_rows_from_channels(self.channel_rows(config, geometry), gates)
-
-    def resized(self, config: Config, geometry: Geometry) -> Config:
-        # Sets both widths: the default of an absent value width depends on the key width.
-        return resized_linear_config(config, geometry)
 
     def kv_cache_size(self, config: Config, geometry: Geometry) -> KVCacheSize:
         layers = num_softmax_layers(config, geometry, default=32)

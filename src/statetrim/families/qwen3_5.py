@@ -9,9 +9,7 @@ from ..geometry import ChannelRows, Geometry, head_rows_from_channels, per_head_
 from ._linear_fields import (
     LinearFieldsFamily,
     contiguous_conv_rows,
-    linear_geometry,
     norm_and_output_rows,
-    resized_linear_config,
 )
 from .contract import (
     Config,
@@ -36,7 +34,7 @@ class Qwen35(LinearFieldsFamily):
     projections = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj")
 
     def geometry(self, config: Config) -> Geometry:
-        return linear_geometry(self._text_config(config))
+        return super().geometry(self._text_config(config))
 
     def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         q_conv, k_conv, v_conv = contiguous_conv_rows(geometry)
@@ -58,8 +56,8 @@ class Qwen35(LinearFieldsFamily):
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
         if config["model_type"] in self.text_types:
-            return resized_linear_config(config, geometry)
-        return config | {"text_config": resized_linear_config(self._text_config(config), geometry)}
+            return super().resized(config, geometry)
+        return config | {"text_config": super().resized(self._text_config(config), geometry)}
 
     def auto_class(self, config: Config) -> str:
         is_minicpm = config["model_type"] in self.minicpm_types

@@ -4,9 +4,7 @@ from ..geometry import ChannelRows, Geometry, head_rows_from_channels, per_head_
 from ._linear_fields import (
     LinearFieldsFamily,
     contiguous_conv_rows,
-    linear_geometry,
     norm_and_output_rows,
-    resized_linear_config,
 )
 from .contract import Config, KVCacheSize, attention_kv_cache_size, num_softmax_layers
 
@@ -16,9 +14,6 @@ class Qwen3Next(LinearFieldsFamily):
     mixer_prefixes = ("model.layers.{layer}.linear_attn",)
     unchanged_tensors = ("in_proj_ba.weight", "A_log", "dt_bias")
     projections = ("in_proj_qkvz", "in_proj_ba", "out_proj")
-
-    def geometry(self, config: Config) -> Geometry:
-        return linear_geometry(config)
 
     def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         # in_proj_qkvz, per key head: [ q | k | v of its value heads | z of its value heads ]
@@ -49,9 +44,6 @@ class Qwen3Next(LinearFieldsFamily):
             [ChannelRows("in_proj_ba.weight", "gate", t, size, axis="value") for t in (b, a)],
             per_head_rows(("A_log", "dt_bias"), geometry.num_v_heads),
         )
-
-    def resized(self, config: Config, geometry: Geometry) -> Config:
-        return resized_linear_config(config, geometry)
 
     def kv_cache_size(self, config: Config, geometry: Geometry) -> KVCacheSize:
         layers = num_softmax_layers(config, geometry)

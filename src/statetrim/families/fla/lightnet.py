@@ -1,7 +1,14 @@
 """LightNet (fla): each key channel is normalised over time; queries pass through SiLU."""
 
-from ...geometry import ChannelRows, Geometry, row_indices
-from .._fla import PROJECTIONS, FlaFamily, conv_fields, linear_layers, query_key_rows
+from ...geometry import ChannelRows, Geometry
+from .._fla import (
+    PROJECTIONS,
+    FlaFamily,
+    conv_fields,
+    linear_layers,
+    output_rows,
+    query_key_rows,
+)
 from ..contract import Config, int_field
 
 
@@ -39,11 +46,7 @@ class LightNet(FlaFamily):
         )
 
     def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        """Rows of queries and keys. Values cannot be pruned: of them only o_proj's columns are
-        listed, which calibration needs."""
-        table = row_indices(geometry.num_v_heads, geometry.head_v_dim)
-        output = ChannelRows("o_proj.weight", "o_proj", table, table.numel(), axis="value", dim=1)
-        return [*query_key_rows(geometry), output]
+        return [*query_key_rows(geometry), output_rows(geometry)]
 
     def value_refusal(self, config: Config) -> str | None:
         return (

@@ -1,7 +1,7 @@
 """RWKV-6 (fla): a decay and a bonus per key channel, and no key normalisation."""
 
 from ...geometry import ChannelRows, Geometry, Role, row_indices
-from .._fla import FlaFamily, linear_layers
+from .._fla import FlaFamily, linear_layers, output_rows
 from ..contract import Config, int_field
 from ..delta_net import head_dim
 
@@ -44,8 +44,7 @@ class RWKV6(FlaFamily):
         )
 
     def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        """Rows of queries (receptance), keys, their decays and bonus. Values cannot be pruned: of
-        them only o_proj's columns are listed, which calibration needs."""
+        """Rows of queries (receptance), keys, their decays and bonus, and `output_rows`."""
         table = row_indices(geometry.num_k_heads, geometry.head_k_dim)
         roles: list[tuple[str, Role]] = [
             ("r_proj.linear.weight", "q_proj"),
@@ -54,9 +53,8 @@ class RWKV6(FlaFamily):
             ("w_proj.linear.lora.2.bias", "gate"),
             ("bonus", "gate"),
         ]
-        values = row_indices(geometry.num_v_heads, geometry.head_v_dim)
-        output = ChannelRows("o_proj.weight", "o_proj", values, values.numel(), axis="value", dim=1)
-        return [*(ChannelRows(name, role, table, table.numel()) for name, role in roles), output]
+        key_rows = [ChannelRows(name, role, table, table.numel()) for name, role in roles]
+        return [*key_rows, output_rows(geometry)]
 
     def value_refusal(self, config: Config) -> str | None:
         return (
