@@ -106,7 +106,8 @@ def page_models() -> dict[str, Any]:
     from statetrim.families import families
     from statetrim.families.contract import resized_config
     from statetrim.serving.capacity.cache_model import cache_model, default_state_dtype
-    from statetrim.serving.capacity.compare import DTYPE_BYTES, ENGINES
+    from statetrim.serving.capacity.compare import ENGINES
+    from statetrim.serving.state_size import DTYPE_BYTES
     from statetrim.storage.checkpoint import Checkpoint
 
     models = {}

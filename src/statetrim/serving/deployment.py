@@ -71,16 +71,6 @@ def deployment(model: Checkpoint, after: Geometry | None, serving: ServingOption
     )
 
 
-def serving_engines(model: Checkpoint) -> list[str] | None:
-    """Engines whose current version serves the model's shape on some hardware, possibly none of
-    them; None if nothing is known of the shape."""
-    lines = compatibility_of_geometry(str(model.config.get("model_type")), model.geometry)
-    known = known_lines(lines)
-    if not known:
-        return None
-    return list(dict.fromkeys(line.engine for line in known if line.serves))
-
-
 def ship_verdict(
     scores: Scores | None,
     name: str | None,
@@ -89,12 +79,19 @@ def ship_verdict(
     faults: Sequence[str] = (),
 ) -> Verdict:
     """The verdict on the checkpoint `model`, which the scores call `name`, as `judge_cut` gives it
-    with the engines that serve the shape of `model`.
+    with the engines whose current version serves the shape of `model` on some hardware; None if
+    nothing is known of the shape.
 
     `doubts` are reasons not to trust the scores; any of `faults`, which `verify` found, means do
     not ship.
     """
-    served = serving_engines(model) if model is not None else None
+    served: list[str] | None = None
+    if model is not None:
+        lines = compatibility_of_geometry(str(model.config.get("model_type")), model.geometry)
+        known = known_lines(lines)
+        served = (
+            list(dict.fromkeys(line.engine for line in known if line.serves)) if known else None
+        )
     return judge_cut(scores, name, served=served, doubts=doubts, faults=faults)
 
 

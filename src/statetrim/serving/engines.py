@@ -5,13 +5,12 @@ The rows are data: `engines.json` is written by hand, `engines_compiled.json` by
 """
 
 import json
-import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 from ..geometry import Geometry
 
@@ -25,11 +24,9 @@ not run; source: read in the engine's code; report: a public report."""
 
 SERVING = ("fast", "fallback")
 _TABLES = ("engines_compiled.json", "engines.json")
-_EXACT = re.compile(r"(\d{1,5})x(\d{1,5})")
 
 
-@dataclass(frozen=True, order=True)
-class Shape:
+class Shape(NamedTuple):
     """Key and value channels of one head's state."""
 
     head_k_dim: int
@@ -100,11 +97,12 @@ class Row:
     @property
     def is_exact(self) -> bool:
         """Whether the row is about one exact shape."""
-        return any(_EXACT.fullmatch(rule) for rule in self.shape)
+        return any(rule not in RULES for rule in self.shape)
 
     def matches(self, shape: Shape) -> bool:
         """Whether all conditions of the row hold for `shape`."""
-        return all(_rule_holds(rule, shape) for rule in self.shape)
+        exact = str(shape)
+        return all(RULES[rule](*shape) if rule in RULES else rule == exact for rule in self.shape)
 
 
 @dataclass(frozen=True)
@@ -142,7 +140,9 @@ def matrix() -> Matrix:
     rows = []
     for name in _TABLES:
         main = json.loads((files(__package__) / name).read_text())
-        rows += [_row_from_json(stored) for stored in main["rows"]]
+        for stored in main["rows"]:
+            tuples = {name: tuple(stored[name]) for name in ("hardware", "families", "shape")}
+            rows.append(Row(**stored | tuples))
     return Matrix(
         rows=tuple(sorted(rows, key=lambda row: not row.is_exact)),
         families={name: tuple(types) for name, types in main["families"].items()},
@@ -179,12 +179,12 @@ def compatibility_of_geometry(model_type: str, geometry: Geometry) -> list[Compa
     lines = compatibility_of_shape(model_type, Shape.from_geometry(geometry))
     if not geometry.widths:
         return lines
-    error = "one width for all layers"
     refused = []
     for line in lines:
         note = ""
         if line.engine == "vLLM" and line.current:
             note = "served with the plugin of statetrim, in parts (docs/widths-by-layer.md)"
+        error = "one width for all layers"
         refused.append(replace(line, verdict="refused", flag="", error=error, note=note))
     return refused
 
@@ -237,28 +237,5 @@ def _line_key(row: Row, hardware: str) -> tuple[str, str, str]:
 
 
 def _line_of_row(row: Row, hardware: str) -> Compatibility:
-    return Compatibility(
-        engine=row.engine,
-        versions=row.versions,
-        hardware=hardware,
-        verdict=row.verdict,
-        flag=row.flag,
-        error=row.error,
-        note=row.note,
-        source=row.source,
-        evidence=row.evidence,
-        current=row.current,
-    )
-
-
-def _rule_holds(rule: str, shape: Shape) -> bool:
-    """Whether a name of RULES, or an exact shape such as 64x128, holds for `shape`."""
-    exact = _EXACT.fullmatch(rule)
-    if exact:
-        return shape == Shape(int(exact.group(1)), int(exact.group(2)))
-    return RULES[rule](shape.head_k_dim, shape.head_v_dim)
-
-
-def _row_from_json(stored: dict[str, Any]) -> Row:
-    tuples = {name: tuple(stored[name]) for name in ("hardware", "families", "shape")}
-    return Row(**{**stored, **tuples})
+    shared = {field.name: getattr(row, field.name) for field in fields(Compatibility)}
+    return Compatibility(**shared | {"hardware": hardware})

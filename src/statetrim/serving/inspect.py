@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import StatetrimError
-from ..geometry import KERNEL_TILE, Axis, Geometry
+from ..geometry import KERNEL_TILE, Geometry
 from ..options import takes_options
 from ..request import parse_request
 from ..storage.checkpoint import Checkpoint
@@ -14,7 +14,7 @@ from .deployment import Deployment, deployment
 from .engines import Shape, known_engines
 from .options import InspectOptions
 from .shapes import Answer, answers_by_engine, common_shapes
-from .state_size import StateSize, stored_dtype
+from .state_size import StateSize, stored_dtype, text_config
 from .target import candidate_targets, resolve_target, target_for_shape
 
 
@@ -138,8 +138,8 @@ def _parameters_after(model: Checkpoint, after: Geometry) -> int:
             heads, width = channel_rows.rows.shape
             removed_rows = heads * (width - after.width(channel_rows.axis))
             if removes_heads:
-                old = _head_count(model.geometry, channel_rows.axis)
-                new = _head_count(after, channel_rows.axis)
+                name_of_count = "num_k_heads" if channel_rows.axis == "key" else "num_v_heads"
+                old, new = (getattr(shape, name_of_count) for shape in (model.geometry, after))
                 removed_rows = channel_rows.rows.numel() * (old - new) // old
             columns = 1
             for dim, size in enumerate(() if name in model.flattened_heads else tensor.shape):
@@ -148,14 +148,9 @@ def _parameters_after(model: Checkpoint, after: Geometry) -> int:
     return model.parameters - removed
 
 
-def _head_count(geometry: Geometry, axis: Axis) -> int:
-    return geometry.num_k_heads if axis == "key" else geometry.num_v_heads
-
-
 def _total_layers(model: Checkpoint) -> int | None:
     """Decoder layers of the model, softmax layers included; None if its config does not say."""
-    text_config = model.config.get("text_config")
-    for config in (model.config, text_config if isinstance(text_config, dict) else {}):
+    for config in (model.config, text_config(model.config)):
         for value in (config.get("num_hidden_layers"), config.get("layers_block_type")):
             if isinstance(value, int):
                 return value

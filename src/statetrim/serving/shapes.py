@@ -33,10 +33,6 @@ class CandidateShape:
     share: float  # of the bytes of the current state
     refused: tuple[str, ...]
 
-    @property
-    def is_served_everywhere(self) -> bool:
-        return not self.refused
-
 
 def candidate_shapes(
     model_type: str, geometry: Geometry, share: float, engine: str | None = None
@@ -75,9 +71,7 @@ def candidate_shapes(
     result = []
     for shape in sorted(widest):
         result.append(CandidateShape(shape, shape.numel / head_numel, refused[shape]))
-    return sorted(
-        result, key=lambda candidate: (not candidate.is_served_everywhere, -candidate.shape.numel)
-    )
+    return sorted(result, key=lambda candidate: (bool(candidate.refused), -candidate.shape.numel))
 
 
 def nearest_served_shape(

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
+from ..families.contract import Config
 from ..geometry import Geometry
 from ..storage.checkpoint import Checkpoint
 
-FLOAT32_BYTES = 4
-_DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-_SAFETENSORS_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+SAFETENSORS_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,20 @@ class StateSize:
             geometry.head_k_dim,
             geometry.head_v_dim,
             geometry.shape,
-            geometry.state_numel * FLOAT32_BYTES,
-            geometry.conv_numel * _DTYPE_BYTES[conv_dtype],
+            geometry.state_numel * DTYPE_BYTES["float32"],
+            geometry.conv_numel * DTYPE_BYTES[conv_dtype],
             geometry.num_k_heads,
             geometry.num_v_heads,
             geometry.tensor_parallel,
         )
+
+
+def text_config(config: Config) -> Config:
+    """The config of the text model inside a multimodal one, else `config`."""
+    for name in ("text_config", "llm_config"):
+        if isinstance(config.get(name), dict):
+            return dict(config[name])
+    return config
 
 
 def weight_bytes(model: Checkpoint) -> int:
@@ -52,12 +60,11 @@ def stored_dtype(model: Checkpoint) -> str:
     float32, float16 and bfloat16, so that others are passed over."""
     if model.tensors:
         _, largest = max(model.tensors.values(), key=lambda item: item[1].nbytes)
-        if largest.dtype in _SAFETENSORS_DTYPES:
-            return _SAFETENSORS_DTYPES[largest.dtype]
-    text_config = model.config.get("text_config")
-    for config in (model.config, text_config if isinstance(text_config, dict) else {}):
+        if largest.dtype in SAFETENSORS_DTYPES:
+            return SAFETENSORS_DTYPES[largest.dtype]
+    for config in (model.config, text_config(model.config)):
         dtype = config.get("dtype") or config.get("torch_dtype")
-        if isinstance(dtype, str) and dtype in _DTYPE_BYTES:
+        if isinstance(dtype, str) and dtype in DTYPE_BYTES:
             return dtype
     return "bfloat16"
 

@@ -1,6 +1,6 @@
 """A model and a request -> the geometry after pruning, or several to compare."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import StatetrimError
@@ -83,7 +83,7 @@ def resolve_target(model: Checkpoint, request: Request, for_: str | None = None)
     if request.max_mib is not None:
         target = _target_within_bytes(model, float(request.max_mib) * MIB)
     else:
-        target = _shape_target(model, request.shapes[0])
+        target = target_for_shape(model, request.shapes[0])
     if engine is None:
         return target
     exact = bool(request.shapes) and all(isinstance(side, int) for side in request.shapes[0])
@@ -124,12 +124,9 @@ def candidate_targets(
     return targets
 
 
-def target_for_shape(model: Checkpoint, shape: Shape) -> Target:
-    """The target with exactly this shape; raises StatetrimError if the model does not allow it."""
-    return _shape_target(model, (shape.head_k_dim, shape.head_v_dim))
-
-
-def _shape_target(model: Checkpoint, sides: Sides) -> Target:
+def target_for_shape(model: Checkpoint, sides: Sides) -> Target:
+    """The target with these widths, or parts of them, in every layer; raises StatetrimError if the
+    model does not allow it."""
     before = model.geometry
     keys = resolve_width(sides[0], before.head_k_dim)
     values = resolve_width(sides[1], before.head_v_dim)
@@ -188,37 +185,28 @@ def _head_target(model: Checkpoint, request: Request, engine: str | None) -> Tar
 
 def _target_within_bytes(model: Checkpoint, max_bytes: float) -> Target:
     """The target with the most key channels with which the float32 state and the convolution state
-    of a sequence take at most `max_bytes`; values keep their width."""
-    dtype = stored_dtype(model)
-    widest = widest_that_fits(
-        model.geometry, max_bytes, lambda after: StateSize.from_geometry(after, dtype).total
-    )
-    return _checked_target(model, widest)
-
-
-def widest_that_fits(
-    geometry: Geometry, max_bytes: float, count_bytes: Callable[[Geometry], int]
-) -> Geometry:
-    """The geometry with the most key channels of which a sequence takes at most `max_bytes`, as
-    `count_bytes` counts them.
+    of a sequence take at most `max_bytes`; values keep their width.
 
     Wide heads keep multiples of 16 channels, to which kernels pad them. Raises StatetrimError if
     the model fits already or one channel per head is too much.
     """
-    if count_bytes(geometry) <= max_bytes:
+    before, dtype = model.geometry, stored_dtype(model)
+    nbytes = StateSize.from_geometry(before, dtype).total
+    if nbytes <= max_bytes:
         raise StatetrimError(
-            f"a sequence takes {count_bytes(geometry) / MIB:.1f} MiB now, which is within the "
+            f"a sequence takes {nbytes / MIB:.1f} MiB now, which is within the "
             f"{max_bytes / MIB:.1f} MiB asked for; nothing needs to be cut"
         )
-    step = KERNEL_TILE if geometry.head_k_dim >= 4 * KERNEL_TILE else 1
-    candidate = geometry
-    for width in range((geometry.head_k_dim - 1) // step * step, 0, -step):
-        candidate = geometry.resized(width)
-        if count_bytes(candidate) <= max_bytes:
-            return candidate
+    step = KERNEL_TILE if before.head_k_dim >= 4 * KERNEL_TILE else 1
+    after = before
+    for width in range((before.head_k_dim - 1) // step * step, 0, -step):
+        after = before.resized(width)
+        nbytes = StateSize.from_geometry(after, dtype).total
+        if nbytes <= max_bytes:
+            return _checked_target(model, after)
     raise StatetrimError(
-        f"even with {candidate.head_k_dim} channels per head a sequence takes "
-        f"{count_bytes(candidate) / MIB:.1f} MiB, more than the {max_bytes / MIB:.1f} MiB asked for"
+        f"even with {after.head_k_dim} channels per head a sequence takes "
+        f"{nbytes / MIB:.1f} MiB, more than the {max_bytes / MIB:.1f} MiB asked for"
     )
 
 

@@ -61,7 +61,8 @@ def weight_faults(original: Checkpoint, cut: Checkpoint, plan: Plan) -> Iterator
     own. Tensors that pruning leaves alone are not compared.
     """
     trained = _trained_tensors(cut)
-    shared_norms = _shared_norms(original) if plan.kept_values else {}
+    norms = _tensors_of_role(original, "shared_norm") if plan.kept_values else []
+    shared_norms = {original.channel_rows[name].layer: name for name in norms}
     prunes_heads = plan.kept_heads is not None
     cut_rows = cut.head_rows if prunes_heads else cut.channel_rows
     original_rows = original.head_rows if prunes_heads else original.channel_rows
@@ -107,12 +108,6 @@ def _expected_tensor(
     return torch.ones_like(tensor) if role == "shared_norm" and shared_norms else tensor
 
 
-def _shared_norms(model: Checkpoint) -> dict[int, str]:
-    """Layer -> name of the norm whose weight all heads share."""
-    norms = _tensors_of_role(model, "shared_norm")
-    return {model.channel_rows[name].layer: name for name in norms}
-
-
 def _tensors_of_role(model: Checkpoint, role: Role) -> list[str]:
     rows = model.channel_rows.items()
     return [name for name, layer_rows in rows if layer_rows.channel_rows[0].role == role]
@@ -123,16 +118,12 @@ def _moved_role(
 ) -> Role | None:
     """The first role of a trained tensor most of whose rows are not nearest to their origin; None
     if there is none, and for vectors."""
-    for entry in channel_rows:
-        if actual.dim() > 1 and _nearest_fraction(expected, actual, entry) < _MIN_NEAREST:
+    for entry in channel_rows if actual.dim() > 1 else ():
+        distances = torch.cdist(_head_rows(actual, entry), _head_rows(expected, entry))
+        nearest = distances.argmin(-1)  # [heads, channels], among the rows of the head
+        if float((nearest == torch.arange(nearest.shape[1])).double().mean()) < _MIN_NEAREST:
             return entry.role
     return None
-
-
-def _nearest_fraction(expected: Tensor, actual: Tensor, entry: ChannelRows) -> float:
-    """Share of the rows that are nearest, among those of their head, to the row they came from."""
-    nearest = torch.cdist(_head_rows(actual, entry), _head_rows(expected, entry)).argmin(-1)
-    return float((nearest == torch.arange(nearest.shape[1])).double().mean())
 
 
 def _head_rows(tensor: Tensor, entry: ChannelRows) -> Tensor:

@@ -20,6 +20,7 @@ from ..progress import OnProgress, Progress, progress_reporter
 from ..runtime.corpus import Corpus
 from ..runtime.loading import load_tokenizer
 from ..serving.engine_names import ENGINE_NAMES
+from ..serving.state_size import SAFETENSORS_DTYPES
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.models import ModelLike, as_checkpoint, as_checkpoints, short_names
 from ..storage.output import run_and_save
@@ -35,7 +36,6 @@ from .options import VerifyOptions
 MAX_CHARACTERS = 2000  # of a document, to compare tokenizers on
 MAX_AGREEMENT_LOSS = 1.0  # points that a cut may significantly lose against its original
 MAX_ENGINE_GAP = 5.0  # points of disagreement beyond what the engine's dtype explains
-DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @takes_options(VerifyOptions)
@@ -228,6 +228,6 @@ def _default_dtype(engine: str, model: Checkpoint) -> str:
     if engine == "vllm":
         return "bfloat16"
     stored_dtypes = {model.logical_tensors[name].dtype for name in model.channel_rows}
-    for name in sorted(stored_dtypes & set(DTYPE_NAMES)):
-        return DTYPE_NAMES[name]
+    for name in sorted(stored_dtypes & set(SAFETENSORS_DTYPES)):
+        return SAFETENSORS_DTYPES[name]
     return "float32"

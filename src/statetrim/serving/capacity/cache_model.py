@@ -9,10 +9,8 @@ from ...families.kimi_linear import KimiLinear
 from ...families.mamba2 import Mamba2
 from ...geometry import MAX_CHANNELS, MAX_LAYERS, Geometry
 from ...storage.checkpoint import Checkpoint
-from ..state_size import served_dtype
+from ..state_size import DTYPE_BYTES, served_dtype, text_config
 from .arithmetic import CacheModel, StateLayers
-
-STATE_DTYPES = ("float32", "float16", "bfloat16")
 
 
 def cache_model(model: Checkpoint, geometry: Geometry) -> CacheModel:
@@ -27,7 +25,10 @@ def cache_model(model: Checkpoint, geometry: Geometry) -> CacheModel:
         )
     kv_heads = 1 if kv_cache.numel % kv_cache.heads else kv_cache.heads  # with an indexer's keys
     is_mamba2 = isinstance(model.family, Mamba2)
-    ple_layers = len(set(config.get("ple_layer_ids") or ())) if _has_ple(config) else 0
+    ple_layer_ids = config.get("ple_layer_ids")
+    ple_layers = 0
+    if isinstance(ple_layer_ids, list) and len(ple_layer_ids) <= MAX_LAYERS:
+        ple_layers = len(set(ple_layer_ids))
     streams = int_field(config, "hc_count", default=1, maximum=1024)
     return CacheModel(
         states=state_layers(geometry),
@@ -79,16 +80,8 @@ def default_state_dtype(engine: str, model: Checkpoint) -> str:
     return _known_dtype(config.get("mamba_ssm_dtype"), served_dtype(model))
 
 
-def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The config of the text model inside a multimodal one, else `config`."""
-    for name in ("text_config", "llm_config"):
-        if isinstance(config.get(name), dict):
-            return dict(config[name])
-    return config
-
-
 def _known_dtype(name: object, default: str) -> str:
-    return name if isinstance(name, str) and name in STATE_DTYPES else default
+    return name if isinstance(name, str) and name in DTYPE_BYTES else default
 
 
 def _has_bounded_kda_gate(model: Checkpoint) -> bool:
@@ -109,11 +102,6 @@ def _draft_layers(config: dict[str, Any]) -> int:
     if isinstance(kinds, str | list) and len(kinds) <= MAX_LAYERS:
         return steps * sum(kind in ("*", "attention") for kind in kinds)
     return int_field(config, "mtp_num_hidden_layers", default=steps, maximum=MAX_LAYERS)
-
-
-def _has_ple(config: dict[str, Any]) -> bool:
-    layer_ids = config.get("ple_layer_ids")
-    return isinstance(layer_ids, list) and len(layer_ids) <= MAX_LAYERS
 
 
 def _ple_inputs(config: dict[str, Any]) -> int:

@@ -7,9 +7,9 @@ from ...geometry import Geometry
 from ...maths.units import GIB
 from ...storage.checkpoint import Checkpoint
 from ..options import KV_DTYPE_BYTES, ServingOptions
-from ..state_size import served_dtype
+from ..state_size import DTYPE_BYTES, served_dtype, text_config
 from .arithmetic import Fit, Settings, llamacpp, mlx, moved_bytes, sglang, vllm
-from .cache_model import cache_model, default_state_dtype, text_config
+from .cache_model import cache_model, default_state_dtype
 from .parts import in_parts
 
 ENGINES = {"vllm": vllm, "sglang": sglang, "llamacpp": llamacpp, "mlx": mlx}
@@ -21,7 +21,6 @@ STATE_DTYPES = {
     "mlx": ("float32",),
 }
 """Name of an engine -> dtypes of the state that are compared."""
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 DEFAULT_CONTEXT = 4096
 DEFAULT_MEMORY_GIB = 16.0
 
