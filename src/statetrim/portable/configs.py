@@ -44,8 +44,6 @@ class PortableConfig(PreTrainedConfig):
 
 
 class DeltaNetConfig(PortableConfig):
-    """The fields and defaults of fla's config."""
-
     model_type = "delta_net"
 
     expand_k: float = 1.0
@@ -58,8 +56,6 @@ class DeltaNetConfig(PortableConfig):
 
 
 class GatedDeltaNetConfig(PortableConfig):
-    """The fields and defaults of fla's config."""
-
     model_type = "gated_deltanet"
 
     expand_v: float = 2.0
@@ -73,8 +69,6 @@ class GatedDeltaNetConfig(PortableConfig):
 
 
 class KDAConfig(PortableConfig):
-    """The fields and defaults of fla's config."""
-
     model_type = "kda"
 
     safe_gate: bool = False

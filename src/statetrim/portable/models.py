@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.generation import GenerationMixin
@@ -39,15 +36,10 @@ def check_supported(config: PreTrainedConfig) -> None:
 class Block(GradientCheckpointingLayer):
     """A decoder layer: mixer and MLP, each after a norm and with a residual connection."""
 
-    def __init__(
-        self,
-        config: PreTrainedConfig,
-        layer_idx: int,
-        mixer: Callable[[PreTrainedConfig, int], Mixer],
-    ) -> None:
+    def __init__(self, config: PreTrainedConfig, mixer: Mixer) -> None:
         super().__init__()
         self.attn_norm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.attn = mixer(config, layer_idx)
+        self.attn = mixer
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = GatedMLP(config.hidden_size, config.hidden_ratio, config.intermediate_size)
 
@@ -85,23 +77,20 @@ class PortablePreTrainedModel(PreTrainedModel):
 
 
 class PortableModel(PortablePreTrainedModel):
-    """Embeddings, decoder blocks and final norm; subclasses define `mixer`."""
+    """Embeddings, decoder blocks and final norm; subclasses name the class of their `mixer`."""
+
+    mixer: Any
 
     def __init__(self, config: PreTrainedConfig) -> None:
         check_supported(config)
         super().__init__(config)
         self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.layers = nn.ModuleList(
-            Block(config, i, self.mixer) for i in range(config.num_hidden_layers)
+            Block(config, self.mixer(config, i)) for i in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.gradient_checkpointing = False
         self.post_init()
-
-    @staticmethod
-    @abstractmethod
-    def mixer(config: Any, layer_idx: int) -> Mixer:
-        """Builds the mixer of the decoder layer `layer_idx`."""
 
     def forward(
         self,
@@ -194,31 +183,24 @@ class PortableForCausalLM(PortablePreTrainedModel, GenerationMixin):
                 hidden = hidden[:, -logits_to_keep:]
             else:
                 hidden = hidden[:, logits_to_keep]
-        logits = self.lm_head(hidden)
+        logits, loss = self.lm_head(hidden), None
+        if labels is not None:
+            if self.config.use_l2warp:
+                raise ValueError("use_l2warp: this training loss needs fla on a GPU.")
+            loss = self.loss_function(
+                logits, labels, self.vocab_size, num_items_in_batch=num_items_in_batch
+            )
         return CausalLMOutputWithPast(
-            loss=None if labels is None else self._loss(logits, labels, num_items_in_batch),
+            loss=loss,
             logits=logits,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
         )
 
-    def _loss(self, logits: Tensor, labels: Tensor, num_items: int | Tensor | None) -> Tensor:
-        """Cross entropy of each next token in float32: the mean, or the sum over `num_items`."""
-        if self.config.use_l2warp:
-            raise ValueError(
-                "use_l2warp: this training loss is not supported by statetrim.portable."
-            )
-        total = F.cross_entropy(
-            logits[:, :-1].flatten(0, 1).float(),
-            labels[:, 1:].flatten().to(logits.device),
-            reduction="mean" if num_items is None else "sum",
-        )
-        return total if num_items is None else total / num_items
-
 
 class DeltaNetModel(PortableModel):
     config_class = DeltaNetConfig
-    mixer = staticmethod(DeltaNet)
+    mixer = DeltaNet
 
 
 class DeltaNetForCausalLM(PortableForCausalLM):
@@ -228,7 +210,7 @@ class DeltaNetForCausalLM(PortableForCausalLM):
 
 class GatedDeltaNetModel(PortableModel):
     config_class = GatedDeltaNetConfig
-    mixer = staticmethod(GatedDeltaNet)
+    mixer = GatedDeltaNet
 
 
 class GatedDeltaNetForCausalLM(PortableForCausalLM):
@@ -238,7 +220,7 @@ class GatedDeltaNetForCausalLM(PortableForCausalLM):
 
 class KDAModel(PortableModel):
     config_class = KDAConfig
-    mixer = staticmethod(KimiDeltaAttention)
+    mixer = KimiDeltaAttention
 
 
 class KDAForCausalLM(PortableForCausalLM):
