@@ -86,9 +86,13 @@ def _messages(modules: list[str]) -> str:
 
 
 def messages(path: Path) -> Iterator[str]:
-    """The text of every StatetrimError in a module, with … for inserted values."""
+    """The text of every StatetrimError in a module, also of translated errors, with … for inserted
+    values."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "StatetrimError":
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in (
+            "StatetrimError",
+            "errors_of",
+        ):
             text = "".join(_pieces(node.args[0]))
             if text.strip("… "):  # messages that consist of an inserted value only are left out
                 yield text

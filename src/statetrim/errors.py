@@ -1,6 +1,7 @@
 """StatetrimError, which the command line prints as one sentence."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 
@@ -21,6 +22,24 @@ def check_option_names(owner: str, names: Iterable[str], valid_names: Collection
         if matches:
             hint = f"did you mean {matches[0]!r}?"
         raise StatetrimError(f"{owner} has no option {name!r}; {hint}")
+
+
+@contextmanager
+def errors_of(
+    action: str, hint: str = "", kinds: type[Exception] | tuple[type[Exception], ...] = Exception
+) -> Iterator[None]:
+    """Within, errors of a library become StatetrimErrors: "`action`: first line`hint`"; not those
+    of other `kinds`, and not out of memory."""
+    try:
+        yield
+    except StatetrimError:
+        raise
+    except kinds as error:
+        if is_out_of_memory(error):
+            raise
+        reason = str(error).partition("\n")[0][:300]
+        message = f"{action}: {reason}{hint}"
+        raise StatetrimError(message) from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -7,7 +7,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ import torch
 from ..errors import StatetrimError
 from ..families import families
 from ..version import __version__
-from .loading import choose_runtime
+from .loading import GPU_KERNELS, choose_runtime
 from .packages import (
+    QUANTIZERS,
     Package,
+    engine_versions,
     engines_in,
-    installed_engines,
-    installed_quantizers,
     installed_version,
     required_packages,
 )
@@ -36,7 +36,6 @@ DISTRIBUTIONS = {
 }
 """Module with kernels -> its name on the package index."""
 
-_BOUND_BY_TRANSFORMERS = ("fla", "causal_conv1d", "mamba_ssm")  # on import of modelling code
 _PYTORCH = "PyTorch"
 
 
@@ -85,7 +84,7 @@ def _inspect_kernel_package(module: str) -> KernelPackage:
         return KernelPackage(module, None, used=False)
     version = installed_version(DISTRIBUTIONS[module]) or "of unknown version"
     # transformers uses an imported package on any device.
-    imported = module in _BOUND_BY_TRANSFORMERS and module in sys.modules
+    imported = module in GPU_KERNELS and module in sys.modules
     if module == "kernels" or not (imported or default_device().type == "cuda"):
         return KernelPackage(module, version, used=False)  # hub kernels are never requested
     try:
@@ -99,7 +98,7 @@ def _inspect_kernel_package(module: str) -> KernelPackage:
 def runtime_uses(kernel_packages: tuple[KernelPackage, ...]) -> tuple[RuntimeUse, ...]:
     """How each model type runs here; types with the same runtime and kernels are one entry."""
     used = {package.name for package in kernel_packages if package.used}
-    bound = used.intersection(_BOUND_BY_TRANSFORMERS)
+    bound = used.intersection(GPU_KERNELS)
     types_by_use: dict[tuple[str | None, str, str], list[str]] = {}
     for model_type in families():
         types_by_use.setdefault(_runtime_use(model_type, bound), []).append(model_type)
@@ -142,7 +141,7 @@ def kernel_problems(kernel_packages: tuple[KernelPackage, ...], on_gpu: bool) ->
             )
         elif on_gpu and package.version is None and package.name in consequences:
             yield f"{package.name} is not installed, so {consequences[package.name]}"
-        elif not on_gpu and package.used and package.name in _BOUND_BY_TRANSFORMERS:
+        elif not on_gpu and package.used and package.name in GPU_KERNELS:
             yield (
                 f"{package.name} was imported in this process before statetrim, so transformers "
                 f"takes its kernels, which fail without a GPU: import statetrim first"
@@ -174,8 +173,8 @@ class Environment:
     engines: dict[str, str | None]  # None: not found
     quantizers: dict[str, str | None]  # packages for quantised checkpoints; None: not installed
     settings: dict[str, str]
-    problems: tuple[str, ...] = field(default=())
-    optional: tuple[str, ...] = field(default=())  # extras that are not installed
+    problems: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()  # extras that are not installed
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -205,7 +204,7 @@ def doctor(engine_pythons: Sequence[str | Path] = ()) -> Environment:
         kernels=kernel_packages,
         uses=runtime_uses(kernel_packages),
         engines=engines,
-        quantizers=installed_quantizers(),
+        quantizers={name: installed_version(name) for name in QUANTIZERS},
         settings={name: os.environ[name] for name in SETTINGS if name in os.environ},
         problems=(
             *package_problems,
@@ -221,7 +220,7 @@ def _engines(pythons: Sequence[str | Path]) -> tuple[dict[str, str | None], list
     """Each engine's version (None: not found), and problems of the environments that reported none.
     The last environment that has an engine counts; the version of a llama-server on PATH is
     unknown, so its name is listed instead."""
-    engines, problems = installed_engines(), []
+    engines, problems = engine_versions(installed_version), []
     if engines["llama.cpp"] is None and shutil.which("llama-server"):
         engines["llama.cpp"] = "llama-server"
     for number, python in enumerate(pythons, 1):

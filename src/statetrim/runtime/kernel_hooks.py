@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import StatetrimError
-from ..geometry import Axis
+from ..families.contract import Family
 from ..storage.checkpoint import Checkpoint
 from .live import LiveModel
 
@@ -86,10 +86,8 @@ def hook_kernels(
         if on_readout is not None:
             stack.enter_context(_hook_readouts(live, on_readout, layers))
         for layer, module in live.mixers.items():
-            handle = module.register_forward_pre_hook(
-                functools.partial(recorder.on_mixer_start, layer), with_kwargs=True
-            )
-            stack.callback(handle.remove)
+            hook = functools.partial(recorder.on_mixer_start, layer)
+            stack.enter_context(module.register_forward_pre_hook(hook, with_kwargs=True))
         stack.enter_context(wrapped_kernels(live, recorder.wrap))
         yield
     what = "a recurrence kernel that statetrim knows"
@@ -132,8 +130,8 @@ def _hook_readouts(
 
     with ExitStack() as stack:
         for layer, module in live.output_projections.items():
-            hook = module.register_forward_hook(functools.partial(record, layer))
-            stack.callback(hook.remove)
+            hook = functools.partial(record, layer)
+            stack.enter_context(module.register_forward_hook(hook))
         yield
     _require_calls(live, layers, called_layers, "their output projection")
 
@@ -168,10 +166,10 @@ def _rescale_readouts(live: LiveModel, kept_values: Mapping[int, Tensor]) -> Ite
             if layer in kept_values:
                 width = live.checkpoint.geometry.for_layer(layer).head_v_dim
                 factor = (kept_values[layer].shape[1] / width) ** 0.5
-                hook = module.register_forward_pre_hook(
+                handle = module.register_forward_pre_hook(
                     lambda _, args, factor=factor: (args[0] * factor, *args[1:])
                 )
-                stack.callback(hook.remove)
+                stack.enter_context(handle)
         yield
 
 
@@ -202,76 +200,52 @@ class _Recorder:
     def wrap(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
         """`kernel` with masked arguments and output, which reports each of its calls."""
         signature = kernel_signature(kernel)
-        positional_names, defaults = _positional_and_defaults(signature)
+        parameters = signature.parameters.values()
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        positional_names = tuple(p.name for p in parameters if p.kind in positional)
         positional_names = positional_names or self.family.positional_arguments.get(name, ())
+        defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
 
         def record_call(*args: Any, **kwargs: Any) -> Any:
             arguments = dict(zip(positional_names, args, strict=False)) | kwargs
-            query_name, key_name = self._argument_names(name, arguments)
-            if self.layer in self.kept_keys:
+            query_name, key_name = query_and_key_names(self.family, name, arguments)
+            assert self.layer is not None, "a kernel ran outside every mixer"
+            shape = self.geometry.for_layer(self.layer)
+            kept_keys = self.kept_keys.get(self.layer)
+            kept_values = self.kept_values.get(self.layer)
+            if kept_keys is not None:
                 for argument in (query_name, key_name, *self.family.other_keys):
                     if argument in arguments:
-                        arguments[argument] = self._mask_channels(arguments[argument])
+                        x = arguments[argument]
+                        arguments[argument] = x * _kept_mask(kept_keys, *x.shape[-2:]).to(x)
                 # Keywords stay keywords: a wrapped kernel may have another order of parameters.
-                positional = list(args)
+                changed = list(args)
                 for index, argument in enumerate(positional_names[: len(args)]):
-                    positional[index] = arguments[argument]
-                args, kwargs = tuple(positional), {n: arguments[n] for n in kwargs}
+                    changed[index] = arguments[argument]
+                args, kwargs = tuple(changed), {n: arguments[n] for n in kwargs}
             result = kernel(*args, **kwargs)
-            if self.layer in self.kept_keys and self.family.scales_queries:
-                result = _scale_output(result, self._scale(self.kept_keys, self._width("key")))
-            if self.layer in self.kept_values:
-                width = self._width("value")
-                mask = _kept_mask(self.kept_values[self.layer], width)  # type: ignore[index]
-                shared = self.geometry.num_v_heads // len(mask)  # heads with the same values (GLA)
-                mask = mask.repeat_interleave(shared, dim=0)
-                result = _scale_output(result, mask * self._scale(self.kept_values, width))
+            if kept_keys is not None and self.family.scales_queries:
+                # It divides queries by the root of the full width.
+                result = _scale_output(result, (shape.head_k_dim / kept_keys.shape[1]) ** 0.5)
+            if kept_values is not None:
+                mask = _kept_mask(kept_values, shape.num_v_heads, shape.head_v_dim)
+                scale = (shape.head_v_dim / kept_values.shape[1]) ** 0.5  # see _rescale_readouts
+                result = _scale_output(result, mask * scale)
             output = result[0] if isinstance(result, tuple) else result
-            query, key = arguments[query_name], arguments[key_name]
-            self._report(name, defaults | arguments, query, key, output)
+            query, key = arguments[query_name].detach(), arguments[key_name].detach()
+            if shape.shared_values == 1:  # else each query head has queries of its own (GLA)
+                query = self._unrepeat_key_heads(query)
+            reported = {}
+            for argument, x in (defaults | arguments).items():
+                reported[argument] = x.detach() if isinstance(x, Tensor) else x
+            self.called_layers.add(self.layer)
+            key = self._unrepeat_key_heads(key)
+            with torch.no_grad():
+                self.on_call(KernelCall(self.layer, query, key, output.detach(), name, reported))
             return result
 
         record_call.__signature__ = signature  # type: ignore[attr-defined]
         return record_call
-
-    def _argument_names(self, kernel: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
-        """(query, key): the first pair of `query_and_key` that the arguments have."""
-        for pair in self.family.query_and_key:
-            if set(pair) <= set(arguments):
-                return pair
-        raise StatetrimError(
-            f"kernel {kernel} is given {', '.join(arguments) or 'no argument by name'}: family "
-            f"{type(self.family).__name__} must name its query and key in 'query_and_key'"
-        )
-
-    def _report(
-        self, kernel: str, arguments: Mapping[str, Any], query: Tensor, key: Tensor, output: Tensor
-    ) -> None:
-        """Pass the call to `on_call`, without the copies of q and k."""
-        assert self.layer is not None, "a kernel ran outside every mixer"
-        self.called_layers.add(self.layer)
-        query = query.detach()
-        if self.geometry.shared_values == 1:  # else each query head has queries of its own (GLA)
-            query = self._unrepeat_key_heads(query)
-        key = self._unrepeat_key_heads(key.detach())
-        detached = {n: x.detach() if isinstance(x, Tensor) else x for n, x in arguments.items()}
-        with torch.no_grad():
-            self.on_call(KernelCall(self.layer, query, key, output.detach(), kernel, detached))
-
-    def _mask_channels(self, x: Tensor) -> Tensor:
-        """Zero the pruned channels of x [..., heads, channels], whose key heads may be repeated."""
-        mask = _kept_mask(self.kept_keys[self.layer], x.shape[-1]).to(x)  # type: ignore[index]
-        return x * mask.repeat_interleave(x.shape[-2] // len(mask), dim=0)
-
-    def _width(self, axis: Axis) -> int:
-        """Channels per head in the layer that is running."""
-        assert self.layer is not None
-        return self.geometry.for_layer(self.layer).width(axis)
-
-    def _scale(self, kept: Mapping[int, Tensor], width: int) -> float:
-        """sqrt(full width / kept width). Keys: the kernel divides queries by the root of the full
-        width. Values: see `_rescale_readouts`."""
-        return float((width / kept[self.layer].shape[1]) ** 0.5)  # type: ignore[index]
 
     def _unrepeat_key_heads(self, x: Tensor) -> Tensor:
         """One copy of each key head: transformers repeats q and k for every value head."""
@@ -279,9 +253,11 @@ class _Recorder:
         return x[:, :, ::repeat]
 
 
-def _kept_mask(kept: Tensor, channels: int) -> Tensor:
-    """Mask [heads, channels] that is 1 at the indices `kept` [heads, keep]."""
-    return torch.zeros(len(kept), channels).scatter_(1, kept, 1.0)
+def _kept_mask(kept: Tensor, heads: int, channels: int) -> Tensor:
+    """Mask [heads, channels] that is 1 at the indices `kept` [distinct heads, keep]; each of these
+    heads may be repeated."""
+    mask = torch.zeros(len(kept), channels).scatter_(1, kept, 1.0)
+    return mask.repeat_interleave(heads // len(kept), dim=0)
 
 
 def _scale_output(result: Any, factor: Tensor | float) -> Any:
@@ -297,14 +273,14 @@ def kernel_signature(kernel: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(kernel.forward if isinstance(kernel, nn.Module) else kernel)
 
 
-def _positional_and_defaults(
-    signature: inspect.Signature,
-) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """The names of parameters that may be passed by position, and all default values."""
-    positional, defaults = list[str](), dict[str, Any]()
-    for name, parameter in signature.parameters.items():
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            positional.append(name)
-        if parameter.default is not parameter.empty:
-            defaults[name] = parameter.default
-    return tuple(positional), defaults
+def query_and_key_names(
+    family: Family, kernel: str, arguments: Mapping[str, Any]
+) -> tuple[str, str]:
+    """The first pair of the family's `query_and_key` that a kernel's arguments have."""
+    for pair in family.query_and_key:
+        if set(pair) <= set(arguments):
+            return pair
+    raise StatetrimError(
+        f"kernel {kernel} is given {', '.join(arguments) or 'no argument by name'}: family "
+        f"{type(family).__name__} must name its query and key in 'query_and_key'"
+    )

@@ -3,7 +3,7 @@
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from ..errors import StatetrimError, is_out_of_memory
+from ..errors import StatetrimError, errors_of
 from ..families.contract import RuntimeName
 from ..storage.checkpoint import Checkpoint
 from .stored_weights import StoredWeights
@@ -106,7 +106,7 @@ class LiveModel:
         without an embedding, and a model whose forward pass fails."""
         self.check_ids(ids)
         decoder = find_decoder(self.module)
-        with self._translate_errors():
+        with self._one_sentence_errors():
             outputs = decoder(input_ids=ids.to(self.device), use_cache=False)
         hidden_states: Tensor = outputs.last_hidden_state
         return hidden_states
@@ -115,24 +115,14 @@ class LiveModel:
         """Logits [rows, time, vocabulary] of the model's own forward pass, in its dtype. Refuses
         ids without an embedding, and a model whose forward pass fails."""
         self.check_ids(ids)
-        with self._translate_errors():
+        with self._one_sentence_errors():
             logits: Tensor = self.module(input_ids=ids.to(self.device), use_cache=False).logits
         return logits
 
-    @contextmanager
-    def _translate_errors(self) -> Iterator[None]:
-        """Within, errors of the forward pass become StatetrimErrors, except out of memory."""
-        try:
-            yield
-        except StatetrimError:
-            raise
-        except (TypeError, AttributeError, ValueError, OverflowError, RuntimeError) as error:
-            if is_out_of_memory(error):
-                raise
-            reason = str(error).partition("\n")[0][:200]
-            raise StatetrimError(
-                f"{self.checkpoint.path} loads but does not run: {reason}; its config may be wrong"
-            ) from error
+    def _one_sentence_errors(self) -> AbstractContextManager[None]:
+        kinds = (TypeError, AttributeError, ValueError, OverflowError, RuntimeError)
+        hint = "; its config may be wrong"
+        return errors_of(f"{self.checkpoint.path} loads but does not run", hint, kinds)
 
     def forward_with_cache(
         self, ids: Tensor, cache: Any = None, keep: int = 1
@@ -145,9 +135,8 @@ class LiveModel:
         outputs = self.module(
             input_ids=ids.to(self.device), use_cache=True, logits_to_keep=keep, **cache_argument
         )
-        return outputs.logits[:, -keep:], outputs[
-            cache_name
-        ]  # MiniCPM-V returns all tokens' logits
+        logits = outputs.logits[:, -keep:]  # MiniCPM-V returns those of all tokens
+        return logits, outputs[cache_name]
 
 
 def find_mixers(module: nn.Module, checkpoint: Checkpoint) -> dict[int, nn.Module]:
@@ -201,7 +190,7 @@ def hook_mixers(
     with ExitStack() as stack:
         for layer, module in modules.items():
             hook = functools.partial(report, layer)
-            stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+            stack.enter_context(module.register_forward_hook(hook, with_kwargs=True))
         yield
 
 

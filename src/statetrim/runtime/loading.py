@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..errors import StatetrimError, is_out_of_memory
+from ..errors import StatetrimError, errors_of
 from ..families.contract import Config, Family, RuntimeName
 from ..maths.units import MIB
 from ..options import takes_options
@@ -33,7 +33,8 @@ from .loaded_weights import verify_weights
 from .placement import Placement, default_device
 from .stored_weights import StoredWeights, auto_class, check_complete, empty_model
 
-_GPU_KERNELS = ("fla", "causal_conv1d", "mamba_ssm")
+GPU_KERNELS = ("fla", "causal_conv1d", "mamba_ssm")
+"""Packages whose kernels transformers binds when it imports modelling code."""
 
 _BFLOAT16_REASON = "in bfloat16, though stored in float32, which its kernel does not take"
 
@@ -115,20 +116,11 @@ def load_live(model: ModelLike, placement: Placement | None = None) -> LiveModel
         staging_directory = Path(name)
         _register_model_types(checkpoint.family, runtime)
         stage_checkpoint(checkpoint, staging_directory)
-        try:
+        with errors_of(f"{checkpoint.path} does not load in {runtime.name}"):
             with build_with_layer_widths(checkpoint, staging_directory):
                 live = load_model(checkpoint, staging_directory, placement, runtime)
             narrow_buffers(live.module, checkpoint)
-            return live
-        except StatetrimError:
-            raise
-        except Exception as error:  # anything: configs are untrusted
-            if is_out_of_memory(error):
-                raise
-            reason = str(error).partition("\n")[0][:300]
-            raise StatetrimError(
-                f"{checkpoint.path} does not load in {runtime.name}: {reason}"
-            ) from error
+        return live
 
 
 def _load_in_memory(
@@ -192,23 +184,18 @@ def _register_model_types(family: Family, runtime: Runtime) -> None:
     """Register the model types of this family and runtime with transformers' Auto classes."""
     family.register()
     if runtime.name == "fla":
-        _register_fla()
+        import fla.models
+        from transformers import AutoConfig, PreTrainedConfig
+
+        # Its import does so only once, and `portable` registers some of the same types.
+        for value in vars(fla.models).values():
+            if isinstance(value, type) and issubclass(value, PreTrainedConfig):
+                config: Any = value
+                AutoConfig.register(config.model_type, config, exist_ok=True)
     elif runtime.name == "portable":
         from .. import portable
 
         portable.register()
-
-
-def _register_fla() -> None:
-    """Register fla's configs: its import does so only once, and `portable` registers some of the
-    same types."""
-    import fla.models
-    from transformers import AutoConfig, PreTrainedConfig
-
-    for value in vars(fla.models).values():
-        if isinstance(value, type) and issubclass(value, PreTrainedConfig):
-            config: Any = value
-            AutoConfig.register(config.model_type, config, exist_ok=True)
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Any:
@@ -219,18 +206,15 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
     runtime, _ = _choose_runtime_and_dtype(checkpoint, None, default_device())
     with _hide_gpu_kernels():
         _register_model_types(checkpoint.family, runtime)
-    try:
-        with staged_tokenizer(checkpoint) as directory:
-            tokenizer = AutoTokenizer.from_pretrained(
-                directory, local_files_only=True, trust_remote_code=False
-            )
-            tokenizer("a", add_special_tokens=False)  # fails if its config is wrong
-            return tokenizer
-    except StatetrimError:
-        raise
-    except Exception as error:
-        reason = str(error).partition("\n")[0][:150]
-        raise StatetrimError(f"{checkpoint.path} has no tokenizer that loads: {reason}") from None
+    with (
+        errors_of(f"{checkpoint.path} has no tokenizer that loads"),
+        staged_tokenizer(checkpoint) as directory,
+    ):
+        tokenizer = AutoTokenizer.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
+        tokenizer("a", add_special_tokens=False)  # fails if its config is wrong
+    return tokenizer
 
 
 @contextmanager
@@ -243,7 +227,7 @@ def _hide_gpu_kernels(device: torch.device | None = None) -> Iterator[None]:
     if (device or default_device()).type == "cuda":
         yield
         return
-    hidden_names = set(_GPU_KERNELS) - sys.modules.keys()
+    hidden_names = set(GPU_KERNELS) - sys.modules.keys()
     sys.modules.update(dict.fromkeys(hidden_names))  # type: ignore[arg-type]
     try:
         yield
@@ -266,7 +250,7 @@ def staged_tokenizer(checkpoint: Checkpoint) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="statetrim-") as name:
         directory = Path(name)
         files = auxiliary_files(checkpoint)
-        _write_config(checkpoint, directory)
+        write_json(directory / CONFIG, without_redirections(checkpoint.config))
         if TOKENIZER_CONFIG in files:
             fields = read_json(files.pop(TOKENIZER_CONFIG), _MAX_BYTES)
             # Its files have fixed names, so a path there is obsolete or malicious.
@@ -284,7 +268,7 @@ def stage_checkpoint(checkpoint: Checkpoint, directory: Path) -> None:
     """Link the weights into `directory`, and write their configs without redirections; refuses a
     checkpoint that redirects to other files."""
     check_no_redirections(checkpoint.path, checkpoint.config)
-    _write_config(checkpoint, directory)
+    write_json(directory / CONFIG, without_redirections(checkpoint.config))
     if checkpoint.index is not None:
         write_json(directory / INDEX, checkpoint.index)
     for shard in checkpoint.shards:
@@ -294,11 +278,6 @@ def stage_checkpoint(checkpoint: Checkpoint, directory: Path) -> None:
         fields = read_json(path_inside(checkpoint.path, GENERATION_CONFIG), _MAX_BYTES)
         kept = {name: value for name, value in fields.items() if name not in _CODE_FIELDS}
         write_json(directory / GENERATION_CONFIG, kept)
-
-
-def _write_config(checkpoint: Checkpoint, directory: Path) -> None:
-    """Write config.json without the fields that choose code or kernels."""
-    write_json(directory / CONFIG, without_redirections(checkpoint.config))
 
 
 def _link(path: Path, target: Path) -> None:

@@ -163,14 +163,11 @@ class FinalHiddenStates:
             self._final_hidden[len(self._final_hidden)] = output_hidden_states(output).cpu()
             self._tuple_size = len(output) if isinstance(output, tuple) else 0
 
-        hook = self.live.decoder_layers[-1].register_forward_hook(store_output)
-        try:
-            with torch.inference_mode():
-                for step, ids in enumerate(self._batches):
-                    self.live.hidden_states(ids)
-                    report(step)
-        finally:
-            hook.remove()
+        last_layer = self.live.decoder_layers[-1]
+        with torch.inference_mode(), last_layer.register_forward_hook(store_output):
+            for step, ids in enumerate(self._batches):
+                self.live.hidden_states(ids)
+                report(step)
 
     def _run_layerwise(self, report: Callable[[int], None]) -> None:
         """Run all batches layer by layer, and keep the last layer's outputs in main memory."""

@@ -93,16 +93,6 @@ def required_packages() -> tuple[Package, ...]:
     return tuple(packages.values())
 
 
-def installed_quantizers() -> dict[str, str | None]:
-    """The version of each of QUANTIZERS in this environment; None if it is not installed."""
-    return {name: installed_version(name) for name in QUANTIZERS}
-
-
-def installed_engines() -> dict[str, str | None]:
-    """Each engine's version in this environment; None if it is not installed."""
-    return _engine_versions(installed_version)
-
-
 def engines_in(python: Path) -> dict[str, str | None] | str:
     """Each engine's version in the environment of `python`, or a text on why that Python does not
     answer (within 60 seconds). Refuses a path that is not a program."""
@@ -116,10 +106,10 @@ def engines_in(python: Path) -> dict[str, str | None] | str:
         if process.returncode or not answers:
             return last_error(log)
     versions = json.loads(answers[-1].removeprefix("versions "))
-    return _engine_versions(versions.get)
+    return engine_versions(versions.get)
 
 
-def _engine_versions(version_of: Callable[[str], str | None]) -> dict[str, str | None]:
+def engine_versions(version_of: Callable[[str], str | None]) -> dict[str, str | None]:
     """Each engine's version, from the first of its packages that `version_of` knows."""
     engines: dict[str, str | None] = dict.fromkeys(ENGINES)
     for engine, names in ENGINES.items():

@@ -7,7 +7,7 @@ that was killed resumes with the layer it was in.
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -140,14 +140,13 @@ class DiskHiddenStore(HiddenStore):
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self._directory, self._partial = directory, None
+        self._directory = directory
+        self._partial: Path | None = None
         for path in directory.glob("hidden-*[0-9]"):
             self.layer = max(self.layer, int(path.name.partition("-")[2]))
         if self.layer:
             with safe_open(self._input_directory / "0.safetensors", framework="pt") as file:
                 self.tuple_size = int(file.metadata()["values"])
-
-    _partial: Path | None
 
     @property
     def _input_directory(self) -> Path:
@@ -179,23 +178,18 @@ class DiskHiddenStore(HiddenStore):
         self._partial, self.layer = None, self.layer + 1
 
 
-@contextmanager
-def _replace_input(layer: nn.Module, hidden: Tensor | None, device: torch.device) -> Iterator[None]:
+def _replace_input(
+    layer: nn.Module, hidden: Tensor | None, device: torch.device
+) -> AbstractContextManager[object]:
     """Within, the layer's input is `hidden`, if it is not None."""
+    if hidden is None:
+        return nullcontext()
+    moved = hidden.to(device)
 
     def replace(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        assert hidden is not None
-        moved = hidden.to(device)
         return ((moved, *args[1:]), kwargs) if args else ((), kwargs | {"hidden_states": moved})
 
-    if hidden is None:
-        yield
-        return
-    hook = layer.register_forward_pre_hook(replace, with_kwargs=True)
-    try:
-        yield
-    finally:
-        hook.remove()
+    return layer.register_forward_pre_hook(replace, with_kwargs=True)
 
 
 class _LayerDone(Exception):
@@ -211,13 +205,11 @@ def _run_until(layer: nn.Module, live: LiveModel, ids: Tensor) -> Any:
     def stop(module: nn.Module, args: Any, output: Any) -> None:
         raise _LayerDone(output)
 
-    hook = layer.register_forward_hook(stop)
     try:
-        live.hidden_states(ids)
+        with layer.register_forward_hook(stop):
+            live.hidden_states(ids)
     except _LayerDone as done:
         return done.output
-    finally:
-        hook.remove()
     raise AssertionError("the forward pass did not reach the layer")
 
 

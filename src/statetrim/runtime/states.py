@@ -21,7 +21,7 @@ from ..families.recurrences import Recurrence
 from ..maths.quantization import FORMATS, fake_quantize
 from ..portable import kernels
 from ..portable.kernels import DeferredState
-from .kernel_hooks import KernelCall, kernel_signature, wrapped_kernels
+from .kernel_hooks import KernelCall, kernel_signature, query_and_key_names, wrapped_kernels
 from .live import LiveModel
 from .logits import LogitReader, LogitsAt
 
@@ -167,9 +167,11 @@ class _Rounding:
             return_name = "output_final_state"
             if return_name not in names:
                 return_name = "return_final_states"  # Mamba-2
+            query_name, key_name = query_and_key_names(self.family, name, arguments)
             recurrence = self.family.recurrence(name)
             if self.storage.piece == 1 and recurrence and arguments[state_name] is None:
-                output, state = self._run_by_token(arguments, recurrence)
+                query, key = arguments[query_name], arguments[key_name]
+                output, state = self._run_by_token(query, key, arguments, recurrence)
                 returns_state = arguments[return_name] or state_name == "initial_state"
                 return (output, state) if returns_state else output
             # Keywords stay keywords: a wrapped kernel may have another order of parameters.
@@ -183,19 +185,18 @@ class _Rounding:
                     by_name[argument] = arguments[argument]
                 return kernel(*[arguments[n] for n in positional_names], **by_name)
 
-            return self._run_in_pieces(call, arguments, state_name, return_name)
+            key_shape = arguments[key_name].shape
+            return self._run_in_pieces(call, arguments, key_shape, state_name, return_name)
 
         call_rounded.__signature__ = signature  # type: ignore[attr-defined]
         return call_rounded
 
     def _run_by_token(
-        self, arguments: Mapping[str, Any], recurrence: Recurrence
+        self, query: Tensor, key: Tensor, arguments: Mapping[str, Any], recurrence: Recurrence
     ) -> tuple[Tensor, Tensor]:
         """Compute the recurrence from an empty state, rounding after every token; in float32
         PyTorch, because a kernel call per token would be several times slower. Returns the output,
         in the dtype of the query, and the final state in the kernel's layout."""
-        query_name, key_name = self._query_and_key_names(arguments)
-        query, key = arguments[query_name], arguments[key_name]
         dtype, writes = query.dtype, recurrence(arguments, slice(None))
         value = writes.value.float()
         heads, keys = value.shape[2], key.shape[-1]
@@ -224,14 +225,18 @@ class _Rounding:
         return output.to(dtype), state if self.axis == -2 else state.mT
 
     def _run_in_pieces(
-        self, call: Callable[[], Any], arguments: dict[str, Any], state_name: str, return_name: str
+        self,
+        call: Callable[[], Any],
+        arguments: dict[str, Any],
+        key_shape: torch.Size,
+        state_name: str,
+        return_name: str,
     ) -> Any:
         """Call the kernel for `piece` tokens at a time, each time from the rounded state; returns
         what one call of it would. `call()` runs it with the present values of `arguments`, which
         this changes."""
         return_state = arguments[return_name]
-        key = arguments[self._query_and_key_names(arguments)[1]]
-        batch_and_time, time = key.shape[:2], key.shape[1]
+        batch_and_time, time = key_shape[:2], key_shape[1]
         per_token = dict[str, Tensor]()
         for name, x in arguments.items():
             has_time = isinstance(x, Tensor) and x.dim() > 2 and x.shape[:2] == batch_and_time
@@ -257,13 +262,6 @@ class _Rounding:
                 state = self._round(state)
         output = torch.cat(outputs, dim=1)
         return (output, state) if return_state or state_name == "initial_state" else output
-
-    def _query_and_key_names(self, arguments: Mapping[str, Any]) -> tuple[str, str]:
-        """The first pair of the family's names whose key is among the arguments."""
-        for query_name, key_name in self.family.query_and_key:
-            if key_name in arguments:
-                return query_name, key_name
-        raise AssertionError(f"a kernel without a key: {', '.join(arguments)}")
 
     def _round(self, state: Tensor) -> Tensor:
         return fake_quantize(state, self.storage.dtype, self.axis, self.generator)

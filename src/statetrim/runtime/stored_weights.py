@@ -56,9 +56,8 @@ class StoredWeights:
     def load_own(self, submodule: nn.Module) -> None:
         """Load the direct parameters of `submodule` that are not in memory yet, not those of its
         children."""
-        depth = self._prefix(submodule).count(".")
-        own = [name for name in self._names_in(submodule) if name.count(".") == depth]
-        self._load_names(own)
+        prefix, own = self._prefix(submodule), (*submodule._parameters, *submodule._buffers)
+        self._load_names(prefix + name for name in own)
 
     def unload(self, submodule: nn.Module) -> None:
         """Replace the parameters of `submodule` and its children with empty ones on `meta`, except
@@ -260,7 +259,8 @@ def empty_model(
     local: Any = {"local_files_only": True, "trust_remote_code": False}
     config = AutoConfig.from_pretrained(staging_directory, **local)
     dtype = dtype or getattr(config.get_text_config(), "dtype", None)
-    dtype = dtype or _first_stored_dtype(checkpoint)
+    stored = (tensor.dtype for _, tensor in checkpoint.tensors.values() if tensor.dtype in DTYPES)
+    dtype = dtype or DTYPES[next(stored, "F32")]
     with init_empty_weights(include_buffers=False):
         module = auto_class(checkpoint).from_config(config, dtype=dtype, trust_remote_code=False)
     for submodule in module.modules():
@@ -268,14 +268,6 @@ def empty_model(
             if buffer is not None:
                 submodule._buffers[name] = buffer.to(device or "cpu")
     return module.eval()
-
-
-def _first_stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
-    """The dtype of the first stored tensor whose dtype torch can read; float32 without one."""
-    for _, tensor in checkpoint.tensors.values():
-        if tensor.dtype in DTYPES:
-            return DTYPES[tensor.dtype]
-    return torch.float32
 
 
 def _weight_conversions(module: Any) -> list[Any]:
