@@ -38,9 +38,8 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny.write_text(root / "text.jsonl", 2000)
     known_path = tiny.build("qwen3_5_text", root / "known")
     strange_path = shutil.copytree(known_path, root / "strange")
-    config = json.loads((strange_path / "config.json").read_text())
-    config |= {"model_type": "strange", "architectures": ["StrangeForCausalLM"]}
-    (strange_path / "config.json").write_text(json.dumps(config))
+    names: Any = {"model_type": "strange", "architectures": ["StrangeForCausalLM"]}
+    tiny.edit_json(strange_path / "config.json", **names)
     return root
 
 

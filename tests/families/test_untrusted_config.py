@@ -79,8 +79,12 @@ def text_section(value: dict[str, Any]) -> dict[str, Any]:
     return value.get("text_config", value)
 
 
+def update(fields: dict[str, Any], read_command: Any = inspect) -> SpoilCheckpoint:
+    return edited_config(lambda c: text_section(c).update(fields) and None, read_command)
+
+
 def field(name: str, value: Any, read_command: Any = inspect) -> SpoilCheckpoint:
-    return edited_config(lambda c: text_section(c).update({name: value}) and None, read_command)
+    return update({name: value}, read_command)
 
 
 def add_product(fields: dict[str, tuple[str, ...]], values: tuple[Any, ...]) -> None:
@@ -147,22 +151,15 @@ for value in (None, [], "x", 3, True):
     spoil = edited_config(lambda c, v=value: c.update(text_config=v))
     add(f"text_config {value!r}", spoil, "text_config", "qwen3_5")
 for value in (3, "x", [1]):
-    spoil = edited_config(
-        lambda c, v=value: c.update(model_type="kimi_linear", linear_attn_config=v)
-    )
+    spoil = update({"model_type": "kimi_linear", "linear_attn_config": value})
     add(f"linear_attn_config {value!r}", spoil, "linear_attn_config")
 for value in ("x", {"a": 1}, [1.0], [True], [10**9], [-3]):
-    section = {"kda_layers": value}
-    spoil = edited_config(
-        lambda c, s=section: c.update(model_type="kimi_linear", linear_attn_config=s)
-    )
+    spoil = update({"model_type": "kimi_linear", "linear_attn_config": {"kda_layers": value}})
     add(f"kda_layers {value!r}", spoil, "kda_layers")
 for value in (None, "", 3, [], {}, True, "x" * 101, "llama", "Qwen3_next", "../qwen3_next", ESCAPE):
-    spoil = edited_config(lambda c, v=value: c.update(model_type=v))
-    add(f"model_type {value!r:.40}", spoil, "model_type|not supported")
+    add(f"model_type {value!r:.40}", field("model_type", value), "model_type|not supported")
 for value in ("rwkv7", "hgrn2", "retnet", "mesa_net", "linear_attn", "bailing_hybrid"):
-    spoil = edited_config(lambda c, v=value: c.update(model_type=v))
-    add(f"model_type {value}", spoil, "cannot be pruned")
+    add(f"model_type {value}", field("model_type", value), "cannot be pruned")
 for command in (select, prune):
     spoil = edited_config(lambda c: {"model_type": "kimi_linear"}, command)
     add(f"kimi_linear, {command.__name__}", spoil, "kimi_linear cannot be pruned|layer 0 lacks")
@@ -174,8 +171,8 @@ UNEVEN = {
     "gla": {"num_kv_heads": 3},
 }  # fmt: skip
 for model_type, fields in UNEVEN.items():
-    spoil = edited_config(lambda c, f=fields: text_section(c).update(f) and None)
-    add(f"{model_type} heads {fields}", spoil, "not a whole number for each", model_type)
+    message = "not a whole number for each"
+    add(f"{model_type} heads {fields}", update(fields), message, model_type)
 for model_type, fields in {
     "delta_net": {"num_heads": 5},
     "gla": {"expand_k": 0.7},
@@ -184,8 +181,8 @@ for model_type, fields in {
     "zamba2": {"n_mamba_heads": 5},
     "bamba": {"mamba_d_head": "auto", "mamba_n_heads": 7},
 }.items():
-    spoil = edited_config(lambda c, f=fields: text_section(c).update(f) and None)
-    add(f"{model_type} indivisible {fields}", spoil, "cannot share|not a whole|divide", model_type)
+    message = "cannot share|not a whole|divide"
+    add(f"{model_type} indivisible {fields}", update(fields), message, model_type)
 HUGE = {
     "qwen3_next": {"linear_num_key_heads": 4096, "linear_num_value_heads": 4096,
                    "linear_key_head_dim": 4096},
@@ -197,8 +194,8 @@ HUGE = {
     "bamba": {"mamba_d_head": "auto", "mamba_expand": 1e-6},
 }  # fmt: skip
 for model_type, fields in HUGE.items():
-    spoil = edited_config(lambda c, f=fields: text_section(c).update(f) and None, select)
-    add(f"{model_type} absurd {fields}", spoil, "no real model has", model_type)
+    message = "no real model has"
+    add(f"{model_type} absurd {fields}", update(fields, select), message, model_type)
 for name, text in (BAD_JSON | NOT_OBJECTS).items():
 
     def bad_config(root: Path, text: bytes = text) -> list[str]:

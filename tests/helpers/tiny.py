@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,21 @@ def tensors(directory: Path) -> dict[str, torch.Tensor]:
     """All tensors of a checkpoint."""
     files = sorted(directory.glob("*.safetensors"))
     return {name: value for file in files for name, value in load_file(file).items()}
+
+
+def rewrite(model: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Replace a stored tensor."""
+    for path in model.glob("*.safetensors"):
+        tensors_of_file = load_file(path)
+        if name in tensors_of_file:
+            tensors_of_file[name] = change(tensors_of_file[name]).contiguous()
+            save_file(tensors_of_file, path, metadata={"format": "pt"})
+
+
+def edit_json(path: Path, **fields: Any) -> None:
+    """Set fields of a JSON file; it is made if there is none."""
+    stored = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(stored | fields))
 
 
 def write_text(path: Path, words: int, seed: int = 0) -> Path:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from helpers.modules import load_module
+
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "tools" / "kernels"
 HAS_FLA = all(importlib.util.find_spec(name) for name in ("triton", "fla"))
@@ -18,11 +20,7 @@ needs_fla = pytest.mark.skipif(not HAS_FLA, reason="fla or triton is not install
 
 @pytest.fixture(scope="module")
 def record() -> Any:
-    spec = importlib.util.spec_from_file_location("record", KERNELS / "record.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(KERNELS / "record.py")
 
 
 def run(script: str, out: Path, *arguments: str) -> list[dict[str, Any]]:

@@ -10,16 +10,14 @@ from typing import Any
 
 import pytest
 
+from helpers.modules import load_module
+
 TOOL = Path(__file__).parents[2] / "tools" / "kernels" / "triton_on_cpu.py"
 
 
 @pytest.fixture(scope="module")
 def triton_on_cpu() -> Any:
-    spec = importlib.util.spec_from_file_location("triton_on_cpu", TOOL)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(TOOL)
 
 
 def test_the_interpreter_computes_what_it_would_fail_without_the_changes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -88,14 +89,14 @@ def with_gradients(
     return {"output": output.detach(), "final state": state.detach(), **named}
 
 
-def assert_all_close(
-    actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float
-) -> None:
+def assert_chunked_equals_stepped(kind: str, inputs: dict[str, Tensor]) -> None:
+    actual = with_gradients(run_chunked, kind, inputs)
+    expected = with_gradients(run_stepwise, kind, inputs)
     assert actual.keys() == expected.keys()
     for name in expected:
         assert actual[name].shape == expected[name].shape
         difference = (actual[name] - expected[name]).abs().max().item()
-        assert difference <= tolerance, f"{name} differs by {difference:.2e}"
+        assert difference <= EXACT, f"{name} differs by {difference:.2e}"
 
 
 @pytest.mark.parametrize("state", [True, False], ids=["state", "no state"])
@@ -103,17 +104,13 @@ def assert_all_close(
 @pytest.mark.parametrize("time", [1, 63, 64, 65])
 def test_chunked_equals_stepped(kind: str, time: int, decay: str, state: bool) -> None:
     inputs = arguments(kind, time, decay, state=state)
-    assert_all_close(
-        with_gradients(run_chunked, kind, inputs), with_gradients(run_stepwise, kind, inputs), EXACT
-    )
+    assert_chunked_equals_stepped(kind, inputs)
 
 
 @pytest.mark.parametrize("kind, decay", [c for c in CASES if c[1] in ("none", "near one", "mixed")])
 def test_chunked_equals_stepped_over_a_thousand_tokens(kind: str, decay: str) -> None:
     inputs = arguments(kind, 1000, decay, batch=1, key_heads=1, state=decay != "near one")
-    assert_all_close(
-        with_gradients(run_chunked, kind, inputs), with_gradients(run_stepwise, kind, inputs), EXACT
-    )
+    assert_chunked_equals_stepped(kind, inputs)
 
 
 @settings(max_examples=40, deadline=None)
@@ -121,32 +118,16 @@ def test_chunked_equals_stepped_over_a_thousand_tokens(kind: str, decay: str) ->
     kind=st.sampled_from(KINDS),
     decay=st.sampled_from(DECAYS),
     time=st.integers(1, 140),
-    batch=st.integers(1, 3),
-    key_heads=st.integers(1, 3),
-    group=st.integers(1, 3),
-    head_k_dim=st.integers(1, 17),
-    head_v_dim=st.integers(1, 17),
-    state=st.booleans(),
-    seed=st.integers(0, 1000),
+    shape=st.fixed_dictionaries(
+        {name: st.integers(1, 3) for name in ("batch", "key_heads", "group")}
+        | {name: st.integers(1, 17) for name in ("head_k_dim", "head_v_dim")}
+        | {"state": st.booleans(), "seed": st.integers(0, 1000)}
+    ),
 )
 def test_chunked_equals_stepped_for_any_shape(
-    kind: str,
-    decay: str,
-    time: int,
-    batch: int,
-    key_heads: int,
-    group: int,
-    head_k_dim: int,
-    head_v_dim: int,
-    state: bool,
-    seed: int,
+    kind: str, decay: str, time: int, shape: dict[str, Any]
 ) -> None:
-    inputs = arguments(
-        kind, time, decay, batch, key_heads, group, head_k_dim, head_v_dim, state, seed=seed
-    )
-    assert_all_close(
-        with_gradients(run_chunked, kind, inputs), with_gradients(run_stepwise, kind, inputs), EXACT
-    )
+    assert_chunked_equals_stepped(kind, arguments(kind, time, decay, **shape))
 
 
 @pytest.mark.parametrize("erase", [True, False], ids=["delta rule", "linear attention"])
@@ -244,14 +225,6 @@ def test_normalization_inside_equals_normalization_before(kind: str) -> None:
         outside = rule(**before, output_final_state=True)
         for inside_tensor, outside_tensor in zip(inside, outside, strict=True):
             assert (inside_tensor - outside_tensor).abs().max() <= EXACT
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_half_precision_inputs_keep_a_float32_state(kind: str) -> None:
-    inputs = arguments(kind, 20, dtype=torch.bfloat16)
-    output, state = run_chunked(kind, inputs)
-    assert output.dtype == torch.bfloat16
-    assert state.dtype == torch.float32
 
 
 NAIVE_CASES = [(kind, decay) for kind in KINDS for decay in ("near one", "moderate")]

@@ -80,6 +80,12 @@ def move_to_meta(live: LiveModel) -> LiveModel:
     return replace(live, device=META)
 
 
+def student_and_teacher(path: Path, out: Path) -> tuple[LiveModel, LiveModel]:
+    model = st.open(path)
+    small = st.prune(model, st.select(model, "rand", "50%x100%"), out, progress=False)
+    return load_live(small, BF16), load_live(model, BF16)
+
+
 @every_type
 def test_gradients_of_a_calibration(model_type: str, checkpoint: Load) -> None:
     live = load_live(checkpoint(model_type), BF16)
@@ -98,11 +104,7 @@ def test_gradients_of_a_calibration(model_type: str, checkpoint: Load) -> None:
 
 @every_type
 def test_a_step_of_recovery(model_type: str, checkpoint: Load, tmp_path: Path) -> None:
-    model = st.open(checkpoint(model_type))
-    small = st.prune(
-        model, st.select(model, "rand", "50%x100%"), tmp_path / "small", progress=False
-    )
-    student, teacher = load_live(small, BF16), load_live(model, BF16)
+    student, teacher = student_and_teacher(checkpoint(model_type), tmp_path / "small")
     attach_adapters(student, OPTIONS)
     heads = [get_logit_head(live) for live in (student, teacher)]
     student, teacher = move_to_meta(student), move_to_meta(teacher)
@@ -121,15 +123,12 @@ def test_a_step_of_a_mixer_alone(
     model_type: str, checkpoint: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "autocast", lambda *args, **kwargs: nullcontext())  # not for meta
-    model = st.open(checkpoint(model_type))
-    small = st.prune(
-        model, st.select(model, "rand", "50%x100%"), tmp_path / "small", progress=False
-    )
-    student, teacher = load_live(small, BF16), move_to_meta(load_live(model, BF16))
+    student, teacher = student_and_teacher(checkpoint(model_type), tmp_path / "small")
+    teacher = move_to_meta(teacher)
     student.module.requires_grad_(False)
     layer, mixer = next(iter(student.mixers.items()))
     name = next(name for name, part in student.module.named_modules() if part is mixer)
-    adapt_mixer(mixer, name, small, adapters := Adapters(), OPTIONS)
+    adapt_mixer(mixer, name, student.checkpoint, adapters := Adapters(), OPTIONS)
     move_to_meta(student)
     calls: list[MixerCall] = []
     with OneDevice():

@@ -1,6 +1,5 @@
 """The choice of the runtime, and refusals of checkpoints that do not fit their config."""
 
-import json
 import logging
 import shutil
 import subprocess
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 import statetrim as st
 from helpers import tiny
@@ -89,7 +88,7 @@ def test_what_only_fla_can_run_is_loaded_in_bfloat16(
 
 def test_a_missing_tensor_is_an_error_not_a_random_weight(checkpoint: Any, tmp_path: Path) -> None:
     source = checkpoint("delta_net")
-    tensors = {k: v for file in source.glob("*.safetensors") for k, v in load_file(file).items()}
+    tensors = tiny.tensors(source)
     del tensors["model.norm.weight"]
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "config.json").write_text((source / "config.json").read_text())
@@ -100,9 +99,7 @@ def test_a_missing_tensor_is_an_error_not_a_random_weight(checkpoint: Any, tmp_p
 def test_an_option_the_runtime_lacks_is_one_sentence(checkpoint: Any, tmp_path: Path) -> None:
     """An fla hybrid: portable has no softmax layers."""
     copy = shutil.copytree(checkpoint("delta_net"), tmp_path / "hybrid")
-    config = json.loads((copy / "config.json").read_text())
-    config["attn"] = {"layers": [1], "num_heads": 4}
-    (copy / "config.json").write_text(json.dumps(config))
+    tiny.edit_json(copy / "config.json", attn={"layers": [1], "num_heads": 4})
     with pytest.raises(st.StatetrimError, match="does not load in portable: attn: softmax layers"):
         st.load(copy)
 

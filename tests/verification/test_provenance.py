@@ -1,13 +1,12 @@
 """Comparing a cut with original and plan finds a permuted channel in any tensor."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import statetrim as st
 from helpers import tiny
@@ -35,14 +34,6 @@ def faults(model: st.Checkpoint, small: st.Checkpoint) -> list[str]:
     ]
 
 
-def rewrite(model: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    for path in model.glob("*.safetensors"):
-        tensors = load_file(path)
-        if name in tensors:
-            tensors[name] = change(tensors[name]).contiguous()
-            save_file(tensors, path, metadata={"format": "pt"})
-
-
 @pytest.mark.parametrize("model_type", CUT)
 def test_every_cut_tensor_is_compared(
     model_type: str, checkpoint: Callable[[str], Path], tmp_path: Path
@@ -66,7 +57,7 @@ def test_every_cut_tensor_is_compared(
             order[two] = two.flip(0)
             return tensor.index_select(dim, order)
 
-        rewrite(broken, name, swapped)
+        tiny.rewrite(broken, name, swapped)
         messages = faults(model, st.open(broken))
         assert len(messages) == 1 and f"layer {last}: 2 of" in messages[0] and name in messages[0]
         shutil.rmtree(broken)
@@ -82,7 +73,7 @@ def test_a_refit_passes_and_a_permutation_after_it_does_not(
     refitted = st.refit(small, sums, out=tmp_path / "refitted")
     assert faults(model, refitted) == []
     name = next(n for n, o in small.channel_rows.items() if o.channel_rows[0].role == "o_proj")
-    rewrite(refitted.path, name, lambda tensor: tensor.roll(1, dims=1))
+    tiny.rewrite(refitted.path, name, lambda tensor: tensor.roll(1, dims=1))
     (fault,) = faults(model, st.open(refitted.path))
     assert name in fault and "trained after the cut" in fault
 
@@ -93,11 +84,11 @@ def test_what_a_recovery_trained_may_differ_but_not_move(
     model = st.open(checkpoint("qwen3_5_text"))
     small = prune(model, tmp_path / "small")
     name = next(n for n, o in small.channel_rows.items() if o.channel_rows[0].role == "q_proj")
-    record = {"format": "statetrim recover", "version": 1, "trained_tensors": [name]}
-    (small.path / "statetrim" / "recover.json").write_text(json.dumps(record))
-    rewrite(small.path, name, lambda tensor: tensor + 0.05 * torch.randn_like(tensor))
+    record: Any = {"format": "statetrim recover", "version": 1, "trained_tensors": [name]}
+    tiny.edit_json(small.path / "statetrim" / "recover.json", **record)
+    tiny.rewrite(small.path, name, lambda tensor: tensor + 0.05 * torch.randn_like(tensor))
     assert faults(model, st.open(small.path)) == []
-    rewrite(small.path, name, lambda tensor: tensor.flip(0))
+    tiny.rewrite(small.path, name, lambda tensor: tensor.flip(0))
     (fault,) = faults(model, st.open(small.path))
     assert name in fault
 
@@ -105,13 +96,10 @@ def test_what_a_recovery_trained_may_differ_but_not_move(
 def test_a_changed_config_is_named(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     model = st.open(checkpoint("qwen3_5_text"))
     small = prune(model, tmp_path / "small")
-    config = json.loads((small.path / "config.json").read_text())
-    config["linear_key_head_dim"], config["rms_norm_eps"] = 8, 1e-5
-    (small.path / "config.json").write_text(json.dumps(config))
+    tiny.edit_json(small.path / "config.json", linear_key_head_dim=8, rms_norm_eps=1e-5)
     plan = provenance.load_carried_plan(small)
     assert plan is not None
-    messages = list(provenance.config_faults(model, st.open(small.path), plan))
-    assert messages == [
+    assert list(provenance.config_faults(model, st.open(small.path), plan)) == [
         "config field 'linear_key_head_dim' is 8, and this cut needs 6",
         "config field 'rms_norm_eps' is 1e-05, and this cut needs 1e-06",
     ]

@@ -16,22 +16,15 @@ ENGINE, PYTHON = os.environ.get("ENGINE"), os.environ.get("ENGINE_PYTHON")
 ROPE = ("rope_theta", "partial_rotary_factor")
 
 
-def with_flat_rope(model: Path) -> Path:
-    """Write RoPE fields at the top level, as on the hub; transformers 5 nests them."""
-    config = json.loads((model / "config.json").read_text())
-    config |= {name: config["rope_parameters"][name] for name in ROPE}
-    (model / "config.json").write_text(json.dumps(config))
-    return model
-
-
 @pytest.mark.skipif(not (ENGINE and PYTHON), reason="ENGINE and ENGINE_PYTHON name no engine")
 def test_the_engine_answers_like_transformers_before_and_after_a_cut(tmp_path: Path) -> None:
     assert ENGINE and PYTHON
     sizes = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
-    sizes["full_attention_interval"] = (
-        4  # the default of engines, which transformers 5 does not save
-    )
-    original = with_flat_rope(tiny.build("qwen3_next", tmp_path / "original", **sizes))
+    sizes["full_attention_interval"] = 4  # engines' default, which transformers 5 does not save
+    original = tiny.build("qwen3_next", tmp_path / "original", **sizes)
+    # RoPE fields at the top level, as on the hub; transformers 5 nests them.
+    rope = json.loads((original / "config.json").read_text())["rope_parameters"]
+    tiny.edit_json(original / "config.json", **{name: rope[name] for name in ROPE})
     plan = st.select(original, "rand", "64x64", value_method="rand")
     small = st.prune(original, plan, tmp_path / "small")
     text = tiny.write_text(tmp_path / "words.jsonl", 2000)

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import statetrim as st
+from helpers import tiny
 from helpers.engine import InProcess, have_ended, wait_until, write_stand_in
 from statetrim.artifacts.verification.agreement import Agreement
 from statetrim.commands import app
@@ -94,12 +94,13 @@ def test_channels_permuted_in_one_layer_are_found(
 ) -> None:
     """The model still loads, and engines agree with transformers on wrong outputs."""
     name = "model.layers.2.linear_attn.in_proj_qkv.weight"
-    for path in broken[1].glob("*.safetensors"):
-        tensors = load_file(path)
-        if name in tensors:
-            keys = slice(16, 32)  # 2 heads of 8 key channels, after as many query channels
-            tensors[name][keys] = tensors[name][keys].reshape(2, 8, -1).flip(1).reshape(16, -1)
-            save_file(tensors, path, metadata={"format": "pt"})
+
+    def permuted(tensor: torch.Tensor) -> torch.Tensor:
+        keys = slice(16, 32)  # 2 heads of 8 key channels, after as many query channels
+        tensor[keys] = tensor[keys].reshape(2, 8, -1).flip(1).reshape(16, -1)
+        return tensor
+
+    tiny.rewrite(broken[1], name, permuted)
     verification = verify(broken, text)
     (fault,) = verification.faults["broken"]
     assert "layer 2: 16 of 56 rows" in fault and name in fault
@@ -250,11 +251,10 @@ def test_the_command_writes_shows_and_ends_with_1_at_a_fault(
 def test_wrong_arguments_are_told(
     changed: dict[str, Any], sentence: str, pair: tuple[Path, Path], text: Path
 ) -> None:
-    options = {**SETTINGS, "engine_python": sys.executable, **changed}
     with pytest.raises(st.StatetrimError, match=sentence):
-        st.verify(pair[1], baseline=pair[0], text=text, **options)
+        verify(pair, text, **changed)
     with pytest.raises(st.StatetrimError, match="is given twice"):
-        st.verify(pair[1], baseline=pair[1], engine_python=sys.executable, text=text, **SETTINGS)
+        verify((pair[1], pair[1]), text)
 
 
 def agreement(model: str, agreed: list[int], places: int = 10) -> Agreement:
