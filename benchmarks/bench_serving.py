@@ -88,9 +88,8 @@ def profile(paths: list[Path], batch: int, length: int, tokens: int = 96) -> Non
     rows: list[dict[str, float]] = []
     with torch.inference_mode():
         for path in paths:
-            runner = benchmarking._Runner(path.name, load_live(path))
-            ids = runner.live.random_ids(batch, length)
-            work = benchmarking._mixer_decode_work(runner, ids)
+            live = load_live(path)
+            work = benchmarking._mixer_decode_work(live, live.random_ids(batch, length))
             for _ in range(32):
                 work()
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:

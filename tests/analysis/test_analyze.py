@@ -295,11 +295,8 @@ def arrays(analysis: Analysis) -> dict[str, Tensor]:
 
 
 def same(first: Analysis, second: Analysis) -> None:
-    assert (first.geometry, first.burn_in, first.lineage) == (
-        second.geometry,
-        second.burn_in,
-        second.lineage,
-    )
+    for name in ("geometry", "burn_in", "lineage"):
+        assert getattr(first, name) == getattr(second, name)
     assert torch.equal(first.positions, second.positions)
     a, b = arrays(first), arrays(second)
     assert a.keys() == b.keys()
@@ -309,10 +306,7 @@ def same(first: Analysis, second: Analysis) -> None:
 
 def test_what_is_saved_is_what_is_loaded(pair: Analysis, tmp_path: Path) -> None:
     pair.save(tmp_path / "analysis.json")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "analysis.json",
-        "analysis.safetensors",
-    ]
+    assert {path.name for path in tmp_path.iterdir()} == {"analysis.json", "analysis.safetensors"}
     again = Analysis.load(tmp_path / "analysis.json")
     assert pair.baseline is not None and again.baseline is not None
     same(pair, again)
@@ -342,14 +336,9 @@ def edited(path: Path, *keys: str, value: Any) -> None:
 HOSTILE: list[tuple[tuple[str, ...], Any, str]] = [
     (("format",), "statetrim plan", "not a statetrim analysis"),
     (("version",), 2, "of version 2"),
-    (("version",), True, "of version True"),
     (("arrays_sha256",), "0" * 64, "not the file that was written"),
-    (("arrays_sha256",), None, "not valid: arrays_sha256"),
-    (("model",), [], "not valid: model"),
-    (("model", "geometry"), None, "not valid: model.geometry"),
     (("model", "geometry", "head_k_dim"), 10**12, "not valid: model.geometry: head_k_dim"),
     (("model", "geometry", "head_k_dim"), 7, "lack 'model.0.spectrum'"),
-    (("model", "geometry", "num_v_heads"), "4", "not valid: model.geometry.num_v_heads"),
     (("model", "geometry", "layers"), [0, 0], "not valid: model.geometry: layers"),
     (("model", "geometry", "layers"), [0, 1, 2], "lack 'model.2.effective_rank'"),
     (("model", "geometry", "layers"), [0], "besides"),
@@ -358,8 +347,6 @@ HOSTILE: list[tuple[tuple[str, ...], Any, str]] = [
     (("model", "positions"), [5, 3], "not valid: model: positions"),
     (("model", "positions"), [1, 2], "lack 'model.0.effective_rank'"),
     (("model", "burn_in"), -1, "not valid: model: burn_in"),
-    (("model", "lineage"), "me", "not valid: model.lineage"),
-    (("baseline",), [], "not valid: baseline"),
     (("baseline",), None, "besides"),
 ]
 

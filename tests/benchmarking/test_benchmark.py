@@ -1,6 +1,5 @@
 """Timings: what is measured and how models are compared; a small script stands in for vLLM."""
 
-import json
 import signal
 import stat
 import subprocess
@@ -129,19 +128,10 @@ def test_settings_out_of_bounds_are_refused(
         st.benchmark([pair[1]], baseline=pair[0], **change)
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [{"format": "statetrim plan"}, {"models": []}, {"models": [1]}, {"lineage": []},
-     {"records": [{}]}, {"records": [[1]]}, {"records": "x"}],
-)  # fmt: skip
-def test_spoiled_timings_are_refused(spoil: dict[str, Any], tmp_path: Path) -> None:
-    path = tmp_path / "timings.json"
-    timing = st.Timing("a", "decode", 1, 2, 3.0, "tokens/s")
-    good = st.Timings(["a"], [timing], {}).as_json()
-    path.write_text(json.dumps(good | spoil))
-    refusal = rf"not valid: {next(iter(spoil))}|not a statetrim timings"
-    with pytest.raises(st.StatetrimError, match=refusal):
-        st.Timings.load(path)
+def test_timings_of_no_model_are_refused(tmp_path: Path) -> None:
+    st.Timings([], []).save(tmp_path / "timings.json")
+    with pytest.raises(st.StatetrimError, match="not valid: models is empty"):
+        st.Timings.load(tmp_path / "timings.json")
 
 
 STAND_IN = """
@@ -267,8 +257,3 @@ def test_the_command_writes_and_shows(pair: tuple[Path, Path], tmp_path: Path) -
     assert "mixer decode, tokens/s" in shown.stdout and "half" in shown.stdout
     again = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert isinstance(again.exception, st.StatetrimError)  # nothing is overwritten
-    for option in (["--engine", "sglang"], ["--dtype", "int8"]):
-        refused = CliRunner().invoke(
-            app, [*map(str, arguments[:-6]), *option, "-o", str(tmp_path / "other.json")]
-        )
-        assert isinstance(refused.exception, st.StatetrimError)

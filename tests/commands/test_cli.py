@@ -29,12 +29,15 @@ def test_select_and_prune_end_in_a_smaller_checkpoint(
     run: Run, checkpoint: Any, tmp_path: Path
 ) -> None:
     model = checkpoint("qwen3_5_text")
-    options = ["--to", "50%x100%", "--method", "l1", "--option", "score=q"]
-    selected = run("select", model, *options, "-o", "p.json", cwd=tmp_path)
+    seen = json.loads(run("inspect", model, "--to", "6x4", "--json").stdout)
+    assert (seen["after"]["head_k_dim"], seen["after"]["head_v_dim"]) == (6, 4)
+    weights_only = ["--method", "l1", "--option", "score=q", "--value-method", "readout_l1"]
+    selected = run("select", model, "--to", "6x4", *weights_only, "-o", "p.json", cwd=tmp_path)
     assert selected.returncode == 0, selected.stderr
-    assert "6 of 12 channels" in selected.stdout
+    assert "6 of 12 channels" in selected.stdout and "4 of 8 channels" in selected.stdout
     plan = st.Plan.load(tmp_path / "p.json")
-    assert (plan.to, plan.keep, plan.options) == ("6x100%", 6, {"score": "q"})
+    assert (plan.to, plan.keep, plan.keep_values) == ("6x4", 6, 4)
+    assert (plan.options, plan.value_method) == ({"score": "q"}, "readout_l1")
 
     dry = run("prune", model, "p.json", "-o", "out", "--dry-run", "--json", cwd=tmp_path)
     assert json.loads(dry.stdout)["head_k_dim"] == [12, 6]
@@ -42,10 +45,11 @@ def test_select_and_prune_end_in_a_smaller_checkpoint(
 
     done = run("prune", model, "p.json", "-o", "out", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    small = st.open(tmp_path / "out")
-    assert small.geometry.head_k_dim == 6
+    report, small = json.loads(done.stdout), st.open(tmp_path / "out")
+    assert (report["head_k_dim"], report["head_v_dim"]) == ([12, 6], [8, 4])
+    assert (small.geometry.head_k_dim, small.geometry.head_v_dim) == (6, 4)
     assert report["parameters"] == [st.open(model).parameters, small.parameters]
+    assert seen["parameters_after"] == small.parameters
     assert report["weight_bytes"][1] == 4 * small.parameters
 
     again = run("prune", model, "p.json", "-o", "out", cwd=tmp_path)
@@ -87,24 +91,11 @@ def test_a_log_gets_a_line_now_and_then(
     ]
 
 
-def test_both_axes_are_chosen_shown_and_cut(run: Run, checkpoint: Any, tmp_path: Path) -> None:
+def test_values_alone_are_chosen_and_what_cannot_be_is_refused(
+    run: Run, checkpoint: Any, tmp_path: Path
+) -> None:
     model = checkpoint("qwen3_5_text")
-    seen = run("inspect", model, "--to", "6x4", "--json")
-    report = json.loads(seen.stdout)
-    assert (report["after"]["head_k_dim"], report["after"]["head_v_dim"]) == (6, 4)
-    weights_only = ["--method", "l1", "--value-method", "readout_l1"]
-    selected = run("select", model, "--to", "4x4", *weights_only, "-o", "p.json", cwd=tmp_path)
-    assert selected.returncode == 0, selected.stderr
-    assert "4 of 12 channels" in selected.stdout and "4 of 8 channels" in selected.stdout
-    plan = st.Plan.load(tmp_path / "p.json")
-    assert (plan.keep, plan.keep_values, plan.value_method) == (4, 4, "readout_l1")
-    done = run("prune", model, "p.json", "-o", "out", "--json", cwd=tmp_path)
-    pruned = json.loads(done.stdout)
-    assert (pruned["head_k_dim"], pruned["head_v_dim"]) == ([12, 4], [8, 4])
-    small = st.open(tmp_path / "out")
-    assert pruned["parameters"][1] == small.parameters
-    assert st.inspect(st.open(model), "4x4").parameters_after == small.parameters
-    options = ["--to", "100%x50%", *weights_only]
+    options = ["--to", "100%x50%", "--method", "l1", "--value-method", "readout_l1"]
     values = run("select", model, *options, "-o", "v.json", cwd=tmp_path)
     assert values.returncode == 0, values.stderr
     plan = st.Plan.load(tmp_path / "v.json")

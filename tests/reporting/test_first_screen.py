@@ -1,6 +1,5 @@
 """The first screen of a report: answer, reason, facts, and commands that run as printed."""
 
-import json
 import re
 import shlex
 from collections.abc import Callable
@@ -11,8 +10,8 @@ import pytest
 
 import statetrim as st
 from helpers import tiny
+from helpers.measured import agreements, point
 from helpers.refusal import run
-from statetrim.artifacts.verification.agreement import Agreement
 from statetrim.reporting.document import Document
 from statetrim.reporting.findings import read_findings
 from statetrim.reporting.report import build_document
@@ -90,13 +89,11 @@ def test_sections_without_an_artifact_are_one_line(folder: Path) -> None:
 
 def save_verification(folder: Path, engine: str, **fields: Any) -> Path:
     fingerprints = [st.open(folder / name).digest for name in ("my model", "OUT")]
-    agreements = [
-        Agreement(name, "texts", [50] * 2, [agreed] * 2, [agreed] * 2, [50] * 2, 0.3, None, 40)
-        for name, agreed in (("my model", 50), ("OUT", 49))
-        if name not in fields.get("refusals", {})
-    ]
+    agreed = {"my model": 50, "OUT": 49}
+    for name in fields.get("refusals", {}):
+        del agreed[name]
     verification = st.Verification(
-        engine, f"{engine} 1.0", "float32", ["my model", "OUT"], agreements,
+        engine, f"{engine} 1.0", "float32", ["my model", "OUT"], agreements(**agreed),
         lineage={"models": fingerprints}, **fields,
     )  # fmt: skip
     verification.save(folder / f"{engine}.json")
@@ -166,36 +163,19 @@ def test_a_comparison_shows_plans_and_frontier(folder: Path) -> None:
     assert ".partial" not in text and "Without a cut, a bfloat16 state takes" in text
 
 
-def write_sweep(figures: dict[str, tuple[float, float]], path: Path) -> Path:
-    """Write a sweep of a 64x64 model; `figures`: shape -> recall lost, perplexity gained in %."""
-
-    def measured(value: float, margin: float, unit: str) -> dict[str, Any]:
-        return {"value": value, "low": value - margin, "high": value + margin, "unit": unit,
-                "higher_is_better": unit == "share"}  # fmt: skip
-
-    points = []
-    for shape, (recall, perplexity) in {"64x64": (0.0, 0.0), **figures}.items():
-        keep, keep_values = map(int, shape.split("x"))
-        points.append(
-            {
-                "keep": keep, "keep_values": keep_values,
-                "method": "none" if shape == "64x64" else "drrqr",
-                "state_bytes": 1024 * keep * keep_values,
-                "scores": {
-                    "text perplexity": measured(20 * (1 + perplexity / 100), 0.1, "perplexity"),
-                    "mqar accuracy": measured(0.9 - recall / 100, 0.01, "share"),
-                },
-            }
-        )  # fmt: skip
-    content = {"format": "statetrim sweep", "version": 1, "model": "tiny", "points": points}
-    path.write_text(json.dumps({**content, "lineage": {"text": "my text.jsonl", "tokens": 4096}}))
-    return path
+def compared(folder: Path, *figures: tuple[str, float, float]) -> Document:
+    """The report on a comparison: shape, recall lost in points, perplexity gained in percent."""
+    points = [point("64x64", 0, 0), *(point(*figure) for figure in figures)]
+    lineage = {"text": "my text.jsonl", "tokens": 4096}
+    st.Decision("tiny", points, lineage=lineage).save(folder / "decision.json")
+    return document_of(folder, "decision.json")
 
 
 def test_the_smallest_shape_within_the_limits_is_recommended(tmp_path: Path) -> None:
-    figures = {"48x64": (0.2, 0.3), "64x48": (2.0, 2.0), "64x32": (1.5, 1.0), "32x64": (12.0, 2.0),
-               "32x32": (20.0, 5.0)}  # fmt: skip
-    document = build_document(read_findings([write_sweep(figures, tmp_path / "sweep.json")]))
+    document = compared(
+        tmp_path, ("48x64", 0.2, 0.3), ("64x48", 2.0, 2.0), ("64x32", 1.5, 1.0),
+        ("32x64", 12.0, 2.0), ("32x32", 20.0, 5.0),
+    )  # fmt: skip
     summary = document.summary
     assert (summary.answer, summary.tone) == ("Take 64x32", "good")
     assert "50% of the state" in summary.reason
@@ -212,8 +192,7 @@ def test_the_smallest_shape_within_the_limits_is_recommended(tmp_path: Path) -> 
 
 
 def test_no_shape_is_recommended_where_all_lose(tmp_path: Path) -> None:
-    figures = {"32x64": (12.0, 2.0), "32x32": (20.0, 5.0)}
-    summary = build_document(read_findings([write_sweep(figures, tmp_path / "sweep.json")])).summary
+    summary = compared(tmp_path, ("32x64", 12.0, 2.0), ("32x32", 20.0, 5.0)).summary
     assert (summary.answer, summary.tone) == ("No shape recommended", "bad")
     assert summary.reason.startswith("32x64 (50% of the state): no shape is within the limits")
     assert "recall falls by 12.0 points on mqar" in summary.reason

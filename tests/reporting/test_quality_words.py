@@ -1,44 +1,28 @@
 """The text of a report on quality: signs of losses, names of settings, uninformative tasks."""
 
-import random
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import statetrim as st
-from statetrim.artifacts.decision import MeasuredShape, ShapeScore
-from statetrim.artifacts.scores import Score
-from statetrim.artifacts.verification.agreement import Agreement
+from helpers.measured import ROWS, agreements, model, point, scores
 from statetrim.judging.recommendation import recommend
 from statetrim.reporting.findings import read_findings
 from statetrim.reporting.report import build_document
 
-ROWS = 64
 
-
-def shares(right: float, seed: int) -> list[float]:
-    draw = random.Random(seed)
-    return [min(1.0, max(0.0, right + draw.uniform(-0.02, 0.02))) for _ in range(ROWS)]
-
-
-def make_scores(recall: dict[str, dict[int, float]], rows: int = ROWS, **lineage: Any) -> st.Scores:
+def make_scores(recall: dict[str, dict[int, float]], count: int = ROWS) -> st.Scores:
     """Scores of models, each worse than the one before; `recall`: model -> pairs -> accuracy."""
-    all_scores = []
+    models = {}
     for number, (name, by_pairs) in enumerate(recall.items()):
-        draw = random.Random(number)
-        text = [-100 * (3.0 + 0.2 * number + draw.uniform(-0.02, 0.02)) for _ in range(rows)]
-        all_scores.append(
-            Score(name, "text", "perplexity", "perplexity", False, text, [100.0] * rows)
-        )
-        pair_samples = {f"pairs_{n}": shares(right, n)[:rows] for n, right in by_pairs.items()}
-        means = [sum(row) / len(row) for row in zip(*pair_samples.values(), strict=True)]
-        for metric, samples in {"accuracy": means, **pair_samples}.items():
-            all_scores.append(Score(name, "mqar", metric, "share", True, samples))
-        squad = [float(row < (0.9 - 0.2 * number) * rows) for row in range(rows)]
-        all_scores.append(Score(name, "squad", "contains", "share", True, squad))
-    return st.Scores(list(recall), all_scores, dict(lineage))
+        samples = model(by_pairs, 3.0 + 0.2 * number)
+        del samples["text", "kl"]
+        samples["squad", "contains"] = [
+            float(row < (0.9 - 0.2 * number) * count) for row in range(ROWS)
+        ]
+        models[name] = {key: values[:count] for key, values in samples.items()}
+    return scores(models)
 
 
 def report_text(model_scores: st.Scores, folder: Path, *more: Path) -> str:
@@ -52,18 +36,11 @@ def test_a_loss_is_positive_wherever_it_stands(tmp_path: Path) -> None:
     model_scores = make_scores(
         {"whole": {4: 0.95, 8: 0.9}, "cut": {4: 0.8, 8: 0.7}, "rand": {4: 0.3, 8: 0.2}}
     )
-    points = []
-    for keep, method, value, margin in ((64, "none", 0.9, None), (32, "l1", 0.74, 0.02)):
-        bounds = (None, None) if margin is None else (value - margin, value + margin)
-        scores = {"mqar accuracy": ShapeScore(value, *bounds, "share", True)}
-        points.append(MeasuredShape(keep, keep, method, 4 * keep * keep, scores))
+    points = [point("64x64", 0, 0), point("32x32", 16, 0, margin=2)]
     reason = recommend(points).reason
     st.Decision("whole", points, "32x32", reason).save(tmp_path / "choice.json")
-    agreements = [
-        Agreement(name, "texts", [50] * 2, [agreed] * 2, [agreed] * 2, [50] * 2, 0.3, None, 40)
-        for name, agreed in (("whole", 50), ("cut", 49))
-    ]
-    verification = st.Verification("mlx", "mlx 1.0", "float32", ["whole", "cut"], agreements)
+    agreed = agreements(whole=50, cut=49)
+    verification = st.Verification("mlx", "mlx 1.0", "float32", ["whole", "cut"], agreed)
     verification.save(tmp_path / "run.json")
     text = report_text(model_scores, tmp_path, tmp_path / "choice.json", tmp_path / "run.json")
     shown = text[: text.index("## Not in this report")]

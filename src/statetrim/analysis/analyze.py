@@ -82,7 +82,6 @@ def _analyze_one(
     storage: StateStorage,
     count: Advance,
 ) -> Analysis:
-    """Run one model on all of `data` and collect the sums of every linear layer."""
     length, burn_in = data.ids.shape[1], options.burn_in
     tallies: dict[int, _Tally] = {}
     for layer in model.geometry.layers:
@@ -155,7 +154,6 @@ class _Tally:
         self._allocate(torch.device("cpu"))
 
     def _allocate(self, device: torch.device) -> None:
-        """Replace all sums by zeros on `device`."""
         g = self.geometry
         heads, groups, width = g.num_v_heads, g.num_k_heads, g.head_k_dim
         exact: Any = {"dtype": torch.float64, "device": device}

@@ -188,7 +188,6 @@ class _Experiment:
         self.original = FinalHiddenStates(live, self.batches)
 
     def _batches(self, ids: Tensor) -> list[Tensor]:
-        """Rows of `ids` [rows, time] in batches of at most `batch_size`."""
         return list(torch.split(ids, self.batch_size))
 
     def _run(self, variant: _Variant | None) -> FinalHiddenStates:
@@ -251,7 +250,6 @@ class _Experiment:
         return torch.stack(on_device).cpu()
 
     def _mask_variant(self, variant: _Variant) -> AbstractContextManager[None]:
-        """Within, the channels that the variant prunes are masked."""
         table = {variant.layer: variant.kept}
         return hook_kernels(
             self.live,

@@ -6,7 +6,7 @@ The defaults on a GPU are those of the paper's table: batch size 32 and 2,048 to
 import platform
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -29,7 +29,7 @@ from ..storage.output import run_and_save
 from ..version import __version__
 from .options import BenchmarkOptions
 from .stopwatch import Work, clock_name, measure_peak_memory, time_in_turns
-from .vllm import ServerLoad, benchmark_vllm
+from .vllm import ServerLoad, benchmark_vllm, model_lineage
 
 MAX_BATCH = 4096
 MAX_LENGTH = 2**20
@@ -47,20 +47,8 @@ CACHE_ATTRIBUTES = {
 }
 """Metric -> names that transformers and fla give to such tensors in a layer of a cache."""
 
-
-@dataclass(frozen=True)
-class _Runner:
-    """A loaded model and its name in the timings."""
-
-    name: str
-    live: LiveModel
-
-    def compute_cache(self, ids: Tensor, cache: Any = None) -> Any:
-        """Run `ids` [batch, tokens] after `cache`, and return the cache that results.
-
-        `cache` itself is updated. Logits are computed for the last token only, as in serving.
-        """
-        return self.live.forward_with_cache(ids, cache)[1]
+Models = dict[str, LiveModel]
+"""Loaded models by their names in the timings; the first is the baseline."""
 
 
 @takes_options(BenchmarkOptions)
@@ -120,9 +108,9 @@ def _benchmark_in_process(
     _check_range(token_counts, MAX_LENGTH, "length")
     _check_range([rounds], MAX_ROUNDS, "number of rounds")
     names = unique_names([checkpoint.name for checkpoint in checkpoints])
-    runners = []
+    models: Models = {}
     for name, checkpoint in zip(names, checkpoints, strict=True):
-        runners.append(_Runner(name, load_live(checkpoint, options.placement)))
+        models[name] = load_live(checkpoint, options.placement)
     settings = list(product(token_counts, batches))
     records: list[Timing] = []
     with torch.inference_mode():
@@ -130,68 +118,69 @@ def _benchmark_in_process(
             label = f"batch {batch}, {length} tokens"
             progress(Progress(done, len(settings), "settings", label))
             if done == 0:
-                records += _size_timings(runners, batch, length)
-            records += _speed_timings(runners, batch, length, rounds)
-            records += _peak_memory_timings(runners, batch, length)
+                records += _size_timings(models, batch, length)
+            records += _speed_timings(models, batch, length, rounds)
+            records += _peak_memory_timings(models, batch, length)
     progress(Progress(len(settings), len(settings), "settings", "done"))
-    return Timings(names, records, _lineage(runners, batches, token_counts, rounds))
+    return Timings(names, records, _lineage(models, batches, token_counts, rounds))
 
 
-def _speed_timings(
-    runners: list[_Runner], batch: int, length: int, rounds: int
-) -> Iterator[Timing]:
+def _speed_timings(models: Models, batch: int, length: int, rounds: int) -> Iterator[Timing]:
     """Tokens per second of each model and of its last mixer, in prefill and in decode."""
     work_by_metric: dict[str, dict[str, Work]] = {
         "prefill": {}, "decode": {}, "mixer prefill": {}, "mixer decode": {},
     }  # fmt: skip
-    for runner in runners:
-        ids = runner.live.random_ids(batch, length)
-        work_by_metric["prefill"][runner.name] = partial(runner.compute_cache, ids)
-        work_by_metric["decode"][runner.name] = _decode_work(runner, ids)
-        work_by_metric["mixer prefill"][runner.name] = _last_mixer_prefill_work(runner, ids)
-        work_by_metric["mixer decode"][runner.name] = _mixer_decode_work(runner, ids)
+    for name, live in models.items():
+        ids = live.random_ids(batch, length)
+        work_by_metric["prefill"][name] = partial(_compute_cache, live, ids)
+        work_by_metric["decode"][name] = _decode_work(live, ids)
+        work_by_metric["mixer prefill"][name] = _last_mixer_prefill_work(live, ids)
+        work_by_metric["mixer decode"][name] = _mixer_decode_work(live, ids)
+    baseline = next(iter(models))
     for metric, competitors in work_by_metric.items():
         tokens = batch * (length if "prefill" in metric else 1)
         cycle = 1 if "prefill" in metric else DECODE_CYCLE
-        times = time_in_turns(
-            competitors, rounds=rounds, device=runners[0].live.device, cycle=cycle
-        )
-        for runner in runners:
-            value, quartiles = times.rate(runner.name, tokens)
-            record = Timing(runner.name, metric, batch, length, value, "tokens/s", quartiles)
-            if runner is not runners[0]:
-                ratio, ratio_quartiles = times.speedup(runner.name)
+        device = models[baseline].device
+        times = time_in_turns(competitors, rounds=rounds, device=device, cycle=cycle)
+        for name in models:
+            value, quartiles = times.rate(name, tokens)
+            record = Timing(name, metric, batch, length, value, "tokens/s", quartiles)
+            if name != baseline:
+                ratio, ratio_quartiles = times.speedup(name)
                 record = replace(record, ratio=ratio, ratio_spread=ratio_quartiles)
             yield record
 
 
-def _decode_work(runner: _Runner, ids: Tensor) -> Work:
+def _compute_cache(live: LiveModel, ids: Tensor, cache: Any = None) -> Any:
+    """Run `ids` [batch, tokens] after `cache`, which is updated, and return the cache that results.
+
+    Logits are computed for the last token only, as in serving.
+    """
+    return live.forward_with_cache(ids, cache)[1]
+
+
+def _decode_work(live: LiveModel, ids: Tensor) -> Work:
     """A call that decodes one token per sequence after `ids`; the cache grows in all alike."""
-    cache = runner.compute_cache(ids)
-    token = ids[:, -1:]
-    return lambda: runner.compute_cache(token, cache)
+    return partial(_compute_cache, live, ids[:, -1:], _compute_cache(live, ids))
 
 
-def _last_mixer_prefill_work(runner: _Runner, ids: Tensor) -> Work:
+def _last_mixer_prefill_work(live: LiveModel, ids: Tensor) -> Work:
     """A call that runs the mixer of the last linear layer alone, without a cache, on the input it
     gets in a prefill of `ids`; the model runs once now to record that input."""
-    call = _capture_mixer_call(runner, lambda: runner.compute_cache(ids))
+    call = _capture_mixer_call(live, partial(_compute_cache, live, ids))
     # Without its cache, which the call would fill: storing it is not the mixer's work.
     kwargs = {name: None if _is_cache(value) else value for name, value in call.kwargs.items()}
-    module, call = runner.live.mixers[call.layer], replace(call, kwargs=kwargs)
-    return lambda: call.repeat(module)
+    return partial(replace(call, kwargs=kwargs).repeat, live.mixers[call.layer])
 
 
-def _mixer_decode_work(runner: _Runner, ids: Tensor) -> Work:
+def _mixer_decode_work(live: LiveModel, ids: Tensor) -> Work:
     """A call that runs the mixer of the last linear layer alone, on the input it gets for one token
     decoded after `ids`.
 
     The model runs prefill and one token now to record it; each call updates the cache.
     """
-    cache = runner.compute_cache(ids)
-    call = _capture_mixer_call(runner, lambda: runner.compute_cache(ids[:, -1:], cache))
-    module = runner.live.mixers[call.layer]
-    return lambda: call.repeat(module)
+    call = _capture_mixer_call(live, _decode_work(live, ids))
+    return partial(call.repeat, live.mixers[call.layer])
 
 
 def _is_cache(value: object) -> bool:
@@ -199,32 +188,31 @@ def _is_cache(value: object) -> bool:
     return hasattr(value, "layers") and not isinstance(value, nn.Module)
 
 
-def _capture_mixer_call(runner: _Runner, run: Work) -> MixerCall:
+def _capture_mixer_call(live: LiveModel, run: Work) -> MixerCall:
     """Call `run` and return the last call of the last linear layer's mixer during it."""
-    layer = runner.live.checkpoint.geometry.layers[-1]
+    layer = live.checkpoint.geometry.layers[-1]
     calls: list[MixerCall] = []
-    with hook_mixers({layer: runner.live.mixers[layer]}, calls.append):
+    with hook_mixers({layer: live.mixers[layer]}, calls.append):
         run()
     return calls[-1]
 
 
-def _size_timings(runners: list[_Runner], batch: int, length: int) -> Iterator[Timing]:
+def _size_timings(models: Models, batch: int, length: int) -> Iterator[Timing]:
     """Bytes of cache per sequence after a prefill, and FLOP per token of the last mixer."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    for runner in runners:
-        ids = runner.live.random_ids(batch, length)
-        for metric, nbytes in _cache_bytes(runner.compute_cache(ids)).items():
-            yield Timing(runner.name, metric, batch, length, nbytes / batch, "bytes/sequence")
-        work = _last_mixer_prefill_work(runner, ids)
+    for name, live in models.items():
+        ids = live.random_ids(batch, length)
+        for metric, nbytes in _cache_bytes(_compute_cache(live, ids)).items():
+            yield Timing(name, metric, batch, length, nbytes / batch, "bytes/sequence")
+        work = _last_mixer_prefill_work(live, ids)
         with FlopCounterMode(display=False) as counter:
             work()
         flops = counter.get_total_flops() / ids.numel()
-        yield Timing(runner.name, "mixer prefill work", batch, length, flops, "FLOP/token")
+        yield Timing(name, "mixer prefill work", batch, length, flops, "FLOP/token")
 
 
 def _cache_bytes(cache: Any) -> dict[str, int]:
-    """Bytes of a cache object's tensors by metric, summed over layers and sequences."""
     nbytes_by_metric = dict.fromkeys(CACHE_ATTRIBUTES, 0)
     for layer in cache.layers:
         attributes = dict(vars(layer))
@@ -245,17 +233,16 @@ def _tensor_bytes(values: list[Any]) -> int:
     return sum(nbytes_by_id.values())
 
 
-def _peak_memory_timings(runners: list[_Runner], batch: int, length: int) -> Iterator[Timing]:
-    """Peak bytes of the batch in a prefill and one decoded token, where the system says."""
-    for runner in runners:
-        ids = runner.live.random_ids(batch, length)
-        peak = measure_peak_memory(partial(_prefill_and_decode, runner, ids), runner.live.device)
+def _peak_memory_timings(models: Models, batch: int, length: int) -> Iterator[Timing]:
+    for name, live in models.items():
+        ids = live.random_ids(batch, length)
+        peak = measure_peak_memory(partial(_prefill_and_decode, live, ids), live.device)
         if peak is not None:
-            yield Timing(runner.name, "peak memory", batch, length, peak, "bytes")
+            yield Timing(name, "peak memory", batch, length, peak, "bytes")
 
 
-def _prefill_and_decode(runner: _Runner, ids: Tensor) -> None:
-    _decode_work(runner, ids)()
+def _prefill_and_decode(live: LiveModel, ids: Tensor) -> None:
+    _decode_work(live, ids)()
 
 
 def _check_range(values: Sequence[int], maximum: int, name: str) -> None:
@@ -265,13 +252,19 @@ def _check_range(values: Sequence[int], maximum: int, name: str) -> None:
 
 
 def _lineage(
-    runners: list[_Runner], batches: Sequence[int], lengths: Sequence[int], rounds: int
+    models: Models, batches: Sequence[int], lengths: Sequence[int], rounds: int
 ) -> dict[str, Any]:
-    device = runners[0].live.device
+    device = next(iter(models.values())).device
+    device_name = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     if device.type == "cuda":
         device_name = torch.cuda.get_device_name(device)
-    else:
-        device_name = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    described = {}
+    for name, live in models.items():
+        dtype = str(next(live.module.parameters()).dtype).removeprefix("torch.")
+        described[name] = model_lineage(live.checkpoint) | {
+            "dtype": dtype,
+            "runtime": live.runtime.name,
+        }
     return {
         "statetrim": __version__,
         "torch": torch.__version__,
@@ -280,15 +273,5 @@ def _lineage(
         "lengths": list(lengths),
         "rounds": rounds,
         "clock": clock_name(device),
-        "models": {runner.name: _model_lineage(runner.live) for runner in runners},
-    }
-
-
-def _model_lineage(live: LiveModel) -> dict[str, Any]:
-    return {
-        "model_type": live.checkpoint.config["model_type"],
-        "head_k_dim": live.checkpoint.geometry.head_k_dim,
-        "head_v_dim": live.checkpoint.geometry.head_v_dim,
-        "dtype": str(next(live.module.parameters()).dtype).removeprefix("torch."),
-        "runtime": live.runtime.name,
+        "models": described,
     }

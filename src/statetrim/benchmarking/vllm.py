@@ -8,12 +8,11 @@ import re
 import socket
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,7 +21,7 @@ from ..artifacts.timings import Timing, Timings, unique_names
 from ..errors import StatetrimError
 from ..progress import OnProgress, Progress, ignore_progress
 from ..runtime.child_process import Process, last_error, python_process
-from ..storage.checkpoint import require_prunable
+from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.models import ModelLike, as_checkpoint, as_checkpoints
 from ..version import __version__
 
@@ -60,29 +59,22 @@ class ServerLoad:
             )
 
 
-@dataclass
-class LoadResult:
-    """Largest values and totals of the server's metrics during a load."""
-
-    max_running: int = 0
-    max_cache_use: float = 0.0
-    blocks: int = 0
-    preemptions: int = 0
-    generated: int = 0
-    seconds: float = 0.0
-    cache_log: list[str] = field(default_factory=list)  # the server's log lines about its cache
+Metrics = dict[str, tuple[float, str]]
+"""Name -> value and unit."""
 
 
-def serve_under_load(python: Path, model: Path, load: ServerLoad) -> LoadResult:
+def serve_under_load(python: Path, model: Path, load: ServerLoad) -> tuple[Metrics, list[str]]:
     """Start a server for `model`, send the load, sample /metrics meanwhile, and stop the server.
 
-    Raises StatetrimError if the load is invalid, the server does not start, or a request fails.
+    Returns its metrics (tokens/s are generated tokens over the time of the whole load), and the
+    lines of its log about its cache. Raises StatetrimError if the load is invalid, the server does
+    not start, or a request fails.
     """
     load.check()
     with server(python, model, load) as (port, log):
-        result = LoadResult()
+        peaks: dict[str, float] = {}
         stop = threading.Event()
-        sampler = threading.Thread(target=_sample_metrics, args=(port, result, stop), daemon=True)
+        sampler = threading.Thread(target=_sample_metrics, args=(port, peaks, stop), daemon=True)
         sampler.start()
         start = time.monotonic()
         try:
@@ -97,12 +89,16 @@ def serve_under_load(python: Path, model: Path, load: ServerLoad) -> LoadResult:
         finally:
             stop.set()
             sampler.join()
-        result.seconds = time.monotonic() - start
-        counters = _read_metrics(port)
-        result.preemptions = int(counters.get("vllm:num_preemptions_total", 0))
-        result.generated = int(counters.get("vllm:generation_tokens_total", 0))
-        result.cache_log = _cache_log_lines(log)
-    return result
+        seconds = time.monotonic() - start
+        totals = _read_metrics(port)
+        metrics: Metrics = {
+            "concurrent sequences": (peaks.get("vllm:num_requests_running", 0), "sequences"),
+            "cache blocks": (peaks.get("blocks", 0), "blocks"),
+            "cache use": (peaks.get("vllm:kv_cache_usage_perc", 0.0), "share"),
+            "preemptions": (totals.get("vllm:num_preemptions_total", 0), "requests"),
+            "served decode": (totals.get("vllm:generation_tokens_total", 0) / seconds, "tokens/s"),
+        }
+        return metrics, _cache_log_lines(log)
 
 
 @contextmanager
@@ -135,7 +131,7 @@ def _wait_until_ready(process: Process, port: int, log: Path, timeout: float) ->
         try:
             with _OPENER_WITHOUT_PROXY.open(f"http://{_HOST}:{port}/health", timeout=5):
                 return
-        except (urllib.error.URLError, OSError):
+        except OSError:
             time.sleep(0.5)
     raise StatetrimError(f"vLLM was not ready after {timeout:.0f} seconds")
 
@@ -165,24 +161,19 @@ def _send_request(port: int, seed: int, load: ServerLoad, deadline: float) -> No
     try:
         with _OPENER_WITHOUT_PROXY.open(request, timeout=timeout) as response:
             usage = json.load(response)["usage"]
-    except (urllib.error.URLError, OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise StatetrimError(f"vLLM did not answer a request: {error}") from None
     if usage["completion_tokens"] != load.generated:
         raise StatetrimError(f"vLLM generated {usage['completion_tokens']} tokens of a request")
 
 
-def _sample_metrics(port: int, result: LoadResult, stop: threading.Event) -> None:
-    """Update the maxima in `result` every 0.1 s until `stop` is set; failed reads are skipped."""
+def _sample_metrics(port: int, peaks: dict[str, float], stop: threading.Event) -> None:
+    """Update the largest values in `peaks` every 0.1 s until `stop` is set; failed reads are
+    skipped."""
     while not stop.wait(_SAMPLE_SECONDS):
-        try:
-            metrics = _read_metrics(port)
-        except (urllib.error.URLError, OSError):
-            continue
-        running = int(metrics.get("vllm:num_requests_running", 0))
-        result.max_running = max(result.max_running, running)
-        use = metrics.get("vllm:kv_cache_usage_perc", 0.0)
-        result.max_cache_use = max(result.max_cache_use, use)
-        result.blocks = int(metrics.get("blocks", result.blocks))
+        with suppress(OSError):
+            for name, value in _read_metrics(port).items():
+                peaks[name] = max(peaks.get(name, 0.0), value)
 
 
 def _read_metrics(port: int) -> dict[str, float]:
@@ -233,54 +224,31 @@ def benchmark_vllm(
     records: list[Timing] = []
     logs: dict[str, list[str]] = {}
     for load in loads:
-        baseline_result: LoadResult | None = None
+        baseline_metrics: Metrics = {}
         for name, checkpoint in zip(names, checkpoints, strict=True):
             label = f"{name}, {load.length} tokens"
             progress(Progress(len(logs), len(loads) * len(checkpoints), "settings", label))
-            result = serve_under_load(Path(python), checkpoint.path, load)
-            records += _timings_of_load(name, load, result, baseline_result)
-            logs[label] = result.cache_log
-            baseline_result = baseline_result or result
-    model_lineage = {}
-    for name, checkpoint in zip(names, checkpoints, strict=True):
-        model_lineage[name] = {
-            "model_type": checkpoint.config["model_type"],
-            "head_k_dim": checkpoint.geometry.head_k_dim,
-            "head_v_dim": checkpoint.geometry.head_v_dim,
-        }
+            metrics, logs[label] = serve_under_load(Path(python), checkpoint.path, load)
+            for metric, (value, unit) in metrics.items():
+                before, _ = baseline_metrics.get(metric, (0.0, unit))
+                ratio = value / before if before else None
+                record = Timing(name, metric, load.requests, load.length, value, unit, ratio=ratio)
+                records.append(record)
+            baseline_metrics = baseline_metrics or metrics
     lineage = {
         "statetrim": __version__,
         "engine": "vllm",
         "loads": [asdict(load) for load in loads],
         "log": logs,
-        "models": model_lineage,
+        "models": dict(zip(names, map(model_lineage, checkpoints), strict=True)),
     }
     return Timings(names, records, lineage)
 
 
-def _timings_of_load(
-    name: str, load: ServerLoad, result: LoadResult, baseline_result: LoadResult | None
-) -> list[Timing]:
-    """A Timing per metric, with its ratio to the baseline's value.
-
-    The ratio is None if that value is zero, and without `baseline_result`, for the baseline itself.
-    """
-    baseline_metrics = {} if baseline_result is None else _metrics(baseline_result)
-    timings = []
-    for metric, (value, unit) in _metrics(result).items():
-        baseline_value, _ = baseline_metrics.get(metric, (0.0, unit))
-        ratio = value / baseline_value if baseline_value else None
-        timing = Timing(name, metric, load.requests, load.length, value, unit, ratio=ratio)
-        timings.append(timing)
-    return timings
-
-
-def _metrics(result: LoadResult) -> dict[str, tuple[float, str]]:
-    """Metric -> (value, unit); tokens/s are generated tokens over the time of the whole load."""
+def model_lineage(model: Checkpoint) -> dict[str, Any]:
+    """What timings state of a model."""
     return {
-        "concurrent sequences": (result.max_running, "sequences"),
-        "cache blocks": (result.blocks, "blocks"),
-        "cache use": (result.max_cache_use, "share"),
-        "preemptions": (result.preemptions, "requests"),
-        "served decode": (result.generated / result.seconds, "tokens/s"),
+        "model_type": model.config["model_type"],
+        "head_k_dim": model.geometry.head_k_dim,
+        "head_v_dim": model.geometry.head_v_dim,
     }

@@ -128,7 +128,6 @@ class _LogHandler(logging.Handler):
 
 
 def _exit_with_error(error: Exception, code: int) -> None:
-    """Print the error as one sentence and exit with `code`; with --traceback raise it again."""
     if _settings["traceback"]:
         raise error
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

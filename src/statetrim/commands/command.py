@@ -107,7 +107,6 @@ def _callback(item: Field[Any], flag: str) -> Callable[[Any], Any]:
 
 
 def _value(item: Field[Any], typed: Any) -> Any:
-    """The value of an option from what was typed."""
     info = option_info(item)
     if typed is None or (typed is False and item.default is None and info.flags is not None):
         return None if item.default is MISSING else item.default

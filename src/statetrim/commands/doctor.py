@@ -1,9 +1,7 @@
 """statetrim doctor"""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,9 +9,6 @@ from .. import option_checks as checks
 from ..maths.units import GIB
 from . import arguments, terminal
 from .arguments import Json
-
-if TYPE_CHECKING:
-    from ..runtime.doctor import Environment
 
 
 def doctor(
@@ -28,77 +23,51 @@ def doctor(
 ) -> None:
     from ..runtime.doctor import doctor as run
 
-    show_environment(run(engine_python or []), as_json=as_json)
-
-
-def show_environment(environment: Environment, *, as_json: bool) -> None:
-    """Print tables of packages and runtimes, devices and engines, and a line per problem."""
+    found = run(engine_python or [])
     if as_json:
-        terminal.print_json(environment.as_json())
+        terminal.print_json(found.as_json())
         return
     terminal.print_text(
-        f"statetrim {environment.statetrim}, Python {environment.python}, {environment.system}, "
-        f"{environment.cores} cores"
+        f"statetrim {found.statetrim}, Python {found.python}, {found.system}, {found.cores} cores"
     )
-    _show_packages(environment)
-    _show_devices(environment)
-    _show_runtimes(environment)
-    engines = [f"{name} {version}" for name, version in environment.engines.items() if version]
+    rows = []
+    for package in found.packages:
+        extra = f"statetrim[{package.extra}]" if package.extra else "statetrim"
+        rows.append((package.name, package.version or "no", package.allowed, extra))
+    header = ("package", "installed", "asked for", "by")
+    terminal.print_table("Packages", header, rows, left=range(4))
+    for number, gpu in enumerate(found.gpus):
+        terminal.print_text(
+            f"cuda:{number}: {gpu.name}, {gpu.memory / GIB:.0f} GiB, capability {gpu.capability}"
+        )
+    cuda = f"PyTorch for CUDA {found.cuda}" if found.cuda else "PyTorch without CUDA"
+    terminal.print_text(f"models run on {found.device} ({cuda})")
+    kernels = []
+    for kernel in found.kernels:
+        use = "broken" if kernel.broken else "used" if kernel.used else "not used"
+        kernels.append(f"{kernel.name} {f'{kernel.version} ({use})' if kernel.version else 'no'}")
+    terminal.print_text(f"kernels: {', '.join(kernels)}")
+    rows = []
+    for types in found.uses:
+        runtime = types.runtime or "nothing here: weights only"
+        rows.append((", ".join(types.model_types), runtime, types.recurrence, types.convolution))
+    header = ("models", "run in", "recurrence", "convolution")
+    terminal.print_table("What would be used", header, rows, left=range(4))
+    engines = [f"{name} {version}" for name, version in found.engines.items() if version]
     terminal.print_text(f"engines: {', '.join(engines) or 'none in this environment'}")
-    _show_quantizers(environment)
-    if environment.settings:
-        settings = " ".join(f"{name}={value}" for name, value in environment.settings.items())
-        terminal.print_text(f"settings: {settings}")
-    for problem in environment.problems:
-        terminal.print_text(f"problem: {problem}", "bold yellow")
-    for option in environment.optional:
-        terminal.print_text(f"optional: {option}")
-    if not environment.problems:
-        terminal.print_text("no problem found", "bold green")
-
-
-def _show_quantizers(environment: Environment) -> None:
-    installed, missing = [], []
-    for name, version in environment.quantizers.items():
-        if version is None:
-            missing.append(name)
-        else:
-            installed.append(f"{name} {version}")
+    installed = [f"{name} {version}" for name, version in found.quantizers.items() if version]
+    missing = [name for name, version in found.quantizers.items() if version is None]
     without = f" (not installed: {', '.join(missing)})" if missing else ""
     terminal.print_text(
         f"quantised checkpoints: statetrim reads them without packages; transformers loads those "
         f"of {', '.join(['FP8', *installed])}{without}"
     )
-
-
-def _show_packages(environment: Environment) -> None:
-    rows = []
-    for package in environment.packages:
-        extra = f"statetrim[{package.extra}]" if package.extra else "statetrim"
-        rows.append((package.name, package.version or "no", package.allowed, extra))
-    header = ("package", "installed", "asked for", "by")
-    terminal.print_table("Packages", header, rows, left=range(4))
-
-
-def _show_devices(environment: Environment) -> None:
-    for number, gpu in enumerate(environment.gpus):
-        terminal.print_text(
-            f"cuda:{number}: {gpu.name}, {gpu.memory / GIB:.0f} GiB, capability {gpu.capability}"
-        )
-    cuda = f"PyTorch for CUDA {environment.cuda}" if environment.cuda else "PyTorch without CUDA"
-    terminal.print_text(f"models run on {environment.device} ({cuda})")
-    descriptions = []
-    for kernel in environment.kernels:
-        use = "broken" if kernel.broken else "used" if kernel.used else "not used"
-        version = f"{kernel.version} ({use})" if kernel.version else "no"
-        descriptions.append(f"{kernel.name} {version}")
-    terminal.print_text(f"kernels: {', '.join(descriptions)}")
-
-
-def _show_runtimes(environment: Environment) -> None:
-    rows = []
-    for use in environment.uses:
-        runtime = use.runtime or "nothing here: weights only"
-        rows.append((", ".join(use.model_types), runtime, use.recurrence, use.convolution))
-    header = ("models", "run in", "recurrence", "convolution")
-    terminal.print_table("What would be used", header, rows, left=range(4))
+    if found.settings:
+        settings = " ".join(f"{name}={value}" for name, value in found.settings.items())
+        terminal.print_text(f"settings: {settings}")
+    for problem in found.problems:
+        terminal.print_text(f"problem: {problem}", "bold yellow")
+    for option in found.optional:
+        terminal.print_text(f"optional: {option}")
+    if not found.problems:
+        terminal.print_text("no problem found", "bold green")

@@ -3,11 +3,29 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from math import isfinite
+from typing import Any, TypeVar
 
+from ..options import OptionsFunction
 from ..progress import OnProgress, Progress, is_rank_zero
 from ..progress.bar import RunProgressSource, Speed, terminal_bar, time_left_text
 from . import terminal
+
+Subject = TypeVar("Subject")
+Result = TypeVar("Result")
+
+
+def run_with_progress(
+    function: OptionsFunction[Subject, ..., Any, Result],
+    subject: Subject,
+    options: Any,
+    label: str = "",
+    **changes: Any,
+) -> Result:
+    """Run a function that takes options, with `changes` of them, and show its progress."""
+    with show_progress(label) as progress:
+        return function.run(subject, replace(options, progress=progress, **changes))
 
 
 def show_progress(
@@ -27,7 +45,6 @@ def show_progress(
 
 @contextmanager
 def _bar_and_log(label: str, overall: RunProgressSource | None) -> Iterator[OnProgress]:
-    """Yields a function that updates a bar in the terminal and writes lines to the log."""
     log_lines = _ProgressLines(label, overall, terminal.append_to_log)
     with terminal_bar(label, terminal.err(), overall) as show:
 
@@ -76,8 +93,6 @@ class _ProgressLines:
         return last or time.monotonic() - self.last_written >= self.interval
 
     def _line(self, progress: Progress, speed: float) -> str:
-        """The text of a line: label, amount done, and for training also loss, speed and time
-        left."""
         label = progress.label or self.label
         if progress.unit == "tasks":
             return f"{label} done"

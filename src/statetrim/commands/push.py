@@ -1,10 +1,8 @@
 """statetrim push"""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,9 +11,6 @@ from . import terminal
 from .arguments import Json
 from .command import command
 
-if TYPE_CHECKING:
-    from ..storage.hub.upload import Pushed
-
 Model = Annotated[Path, typer.Argument(help="Directory of the cut model.")]
 
 
@@ -23,11 +18,7 @@ Model = Annotated[Path, typer.Argument(help="Directory of the cut model.")]
 def push(model: Model, options: PushOptions, as_json: Json = False) -> None:
     from ..storage.hub.upload import push as run
 
-    show_pushed(run.run(model, options), as_json=as_json)
-
-
-def show_pushed(pushed: Pushed, *, as_json: bool) -> None:
-    """Print the URL, who can see it, how weights are quantised, and which files were left out."""
+    pushed = run.run(model, options)
     if as_json:
         terminal.print_json(asdict(pushed))
         return

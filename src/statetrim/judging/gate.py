@@ -8,7 +8,7 @@ from ..errors import StatetrimError
 from ..maths.paired import Interval
 from ..tasks.rule import NOT_SHIP, Rule, parse_rule
 from .losses import Loss, informative_losses, setting_losses, task_losses
-from .verdict import Outcome, Verdict, judge_cuts, source_mismatches
+from .verdict import Outcome, Verdict, cut_models, judge_cut, source_mismatches
 
 MAX_MARGIN = 10.0
 """Percent or points: a change with a wider margin than this and than the rule is unknown."""
@@ -24,7 +24,8 @@ def find_violation(
     scores. Raises StatetrimError for a rule that cannot be parsed or a task that was not run.
     """
     if rule.strip() == NOT_SHIP:
-        for verdict in known_verdicts or judge_cuts(scores):
+        verdicts = known_verdicts or [judge_cut(scores, name) for name in cut_models(scores)]
+        for verdict in verdicts:
             if verdict.outcome is not Outcome.SHIP:
                 return f"{verdict.model}: {verdict.outcome}: {verdict.reason}"
         return None
@@ -44,10 +45,12 @@ def _find_model_violation(rule: Rule, scores: Scores, model: str) -> str | None:
     if mismatch:
         return f"{undecided}: {mismatch}"
     try:
-        matching = _matching(rule, task_losses(scores, model))
-        by_setting = _matching(rule, setting_losses(scores, model))
+        all_losses = task_losses(scores, model), setting_losses(scores, model)
     except StatetrimError as error:
         return f"{undecided}: {error}"
+    matching, by_setting = (
+        [x for x in losses if rule.name in (x.task, *x.groups)] for losses in all_losses
+    )
     if not matching:
         raise StatetrimError(f"--fail-if is about {rule.name!r}, but no such task was run")
     informative = informative_losses(matching)
@@ -56,19 +59,14 @@ def _find_model_violation(rule: Rule, scores: Scores, model: str) -> str | None:
     return next(_iter_violations(rule, model, informative, by_setting), None)
 
 
-def _matching(rule: Rule, losses: Sequence[Loss]) -> list[Loss]:
-    """The losses on the task that the rule names, or on the tasks of the group that it names."""
-    return [x for x in losses if rule.name in (x.task, *x.groups)]
-
-
 def _iter_violations(
     rule: Rule, model: str, informative: Sequence[Loss], by_setting: Sequence[Loss]
 ) -> Iterator[str]:
     """A sentence for each task whose estimated change is beyond the limit, then for each setting
     whose lower bound is, then for each task whose interval is too wide to judge."""
     unit = "%" if rule.relative else " points"
-    for x in informative:
-        change = _change_in_direction(x, rule)
+    changes = [(x, _change_in_direction(x, rule)) for x in informative]
+    for x, change in changes:
         name = rule.name if len(informative) == 1 else x.task
         if change.estimate > rule.limit:
             yield (
@@ -83,8 +81,7 @@ def _iter_violations(
                 f"{x.before:.4g} to {x.after:.4g}, a {rule.direction} of at least "
                 f"{change.low:.2f}{unit}"
             )
-    for x in informative:
-        change = _change_in_direction(x, rule)
+    for x, change in changes:
         if change.margin > max(rule.limit, MAX_MARGIN):
             yield (
                 f"{model} cannot be judged by the rule '{rule.text}': {x.samples} samples "

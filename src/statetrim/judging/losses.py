@@ -4,7 +4,7 @@ A loss is positive where the cut is worse. A task on which the original is not s
 chance is uninformative: a cut has nothing to lose there. It enters no mean, rule or verdict.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
@@ -74,20 +74,14 @@ def _loss_sentence(loss: Interval, unit: Unit) -> str:
 def task_losses(scores: Scores, model: str) -> list[Loss]:
     """The losses of one model by which its tasks are judged, one per main metric. Raises
     StatetrimError if the scores of both models cannot be paired."""
-    losses = []
-    for task in scores.tasks:
-        for metric in main_metrics(scores, task):
-            losses.append(metric_loss(scores, model, task, metric))
-    return losses
+    names = [(task, metric) for task in scores.tasks for metric in main_metrics(scores, task)]
+    return [metric_loss(scores, model, *name) for name in names]
 
 
 def setting_losses(scores: Scores, model: str) -> list[Loss]:
     """The losses of one model on the single settings of tasks whose main metric is their mean."""
-    losses = []
-    for task in scores.tasks:
-        for metric in setting_metrics(scores, task):
-            losses.append(metric_loss(scores, model, task, metric))
-    return losses
+    names = [(task, metric) for task in scores.tasks for metric in setting_metrics(scores, task)]
+    return [metric_loss(scores, model, *name) for name in names]
 
 
 def informative_losses(losses: Iterable[Loss]) -> list[Loss]:
@@ -105,10 +99,18 @@ def main_metrics(scores: Scores, task: str) -> list[str]:
 
 def setting_metrics(scores: Scores, task: str) -> list[str]:
     """The metrics whose mean is the task's main metric; most tasks have none."""
+    return [metric for metric in scores.metrics(task) if is_setting(task, metric)]
+
+
+def is_setting(task: str, metric: str) -> bool:
+    """Whether the metric is one setting of a task whose main metric is their mean."""
     definition = TASKS.get(task)
-    if definition is None or not definition.settings:
-        return []
-    return [metric for metric in scores.metrics(task) if metric.startswith(definition.settings)]
+    return bool(definition and definition.settings and metric.startswith(definition.settings))
+
+
+def _averaged_settings(scores: Scores, task: str, metric: str) -> list[str]:
+    """The settings of which a metric is the mean; empty if it is not a mean."""
+    return setting_metrics(scores, task) if metric in main_metrics(scores, task) else []
 
 
 def headline_score(scores: Scores, model: str, task: str, metric: str) -> Score:
@@ -131,8 +133,8 @@ def headline_score(scores: Scores, model: str, task: str, metric: str) -> Score:
 
 def averaged_settings_text(scores: Scores, task: str, metric: str) -> str:
     """Which settings a metric is the mean of, for people; empty if it is not a mean."""
-    all_settings = setting_metrics(scores, task)
-    if not all_settings or metric not in main_metrics(scores, task):
+    all_settings = _averaged_settings(scores, task, metric)
+    if not all_settings:
         return ""
     informative = _informative_settings(scores, task, metric)
     if len(informative) in (0, len(all_settings)):
@@ -141,11 +143,9 @@ def averaged_settings_text(scores: Scores, task: str, metric: str) -> str:
 
 
 def _informative_settings(scores: Scores, task: str, metric: str) -> list[str]:
-    """The settings of a main metric on which the original is above chance; empty for other
-    metrics."""
-    if metric not in main_metrics(scores, task):
-        return []
-    return [name for name in setting_metrics(scores, task) if not is_at_chance(scores, task, name)]
+    """The settings of a mean on which the original is above chance."""
+    settings = _averaged_settings(scores, task, metric)
+    return [name for name in settings if not is_at_chance(scores, task, name)]
 
 
 def scores_table(scores: Scores) -> Table:
@@ -179,9 +179,8 @@ def uninformative_flags(scores: Scores, task: str, metric: str) -> tuple[bool, b
 
     A mean of settings is uninformative if the original is at chance on all of them.
     """
-    setting_names = setting_metrics(scores, task) if metric in main_metrics(scores, task) else []
     too_few_samples = False
-    for name in setting_names or [metric]:
+    for name in _averaged_settings(scores, task, metric) or [metric]:
         if not is_at_chance(scores, task, name):
             return False, False
         too_few_samples = too_few_samples or _needs_more_samples(scores, task, name)
@@ -244,12 +243,9 @@ def recall_change(scores: Scores, model: str) -> Interval | None:
     for x in _informative_recall_losses(scores, model):
         before = headline_score(scores, scores.baseline, x.task, x.metric)
         pairs.append(pair_samples(before, headline_score(scores, model, x.task, x.metric)))
-    if not pairs:
-        return None
-    return SHARE.change(pairs)
+    return SHARE.change(pairs) if pairs else None
 
 
-def _informative_recall_losses(scores: Scores, model: str) -> Iterator[Loss]:
-    for x in informative_losses(task_losses(scores, model)):
-        if "recall" in x.groups:
-            yield x
+def _informative_recall_losses(scores: Scores, model: str) -> list[Loss]:
+    losses = informative_losses(task_losses(scores, model))
+    return [x for x in losses if "recall" in x.groups]

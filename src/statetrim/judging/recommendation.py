@@ -7,7 +7,7 @@ from ..artifacts.decision import MeasuredShape, ShapeScore
 from ..maths.paired import UNBOUNDED_MARGIN, Interval
 from ..tasks import TASKS
 from ..tasks.unit import UNITS
-from .losses import Loss, informative_losses
+from .losses import Loss, informative_losses, is_setting
 from .verdict import (
     REQUIRED_GROUPS,
     LimitStatus,
@@ -91,7 +91,7 @@ def point_losses(original: MeasuredShape, point: MeasuredShape) -> list[Loss]:
     for name, after in point.scores.items():
         before, (task, _, metric) = original.scores.get(name), name.partition(" ")
         definition = TASKS.get(task)
-        counted = definition is None or metric == definition.metric or _is_setting(task, metric)
+        counted = definition is None or metric == definition.metric or is_setting(task, metric)
         if before is not None and counted and after.unit in UNITS:
             loss = Loss(
                 model=str(point),
@@ -112,21 +112,15 @@ def point_losses(original: MeasuredShape, point: MeasuredShape) -> list[Loss]:
 
 def _judge_point(original: MeasuredShape, point: MeasuredShape) -> JudgedCut:
     """Compare the losses of a cut with their limits; `on_frontier` is not known yet."""
-    main, by_setting = [], []
-    for x in informative_losses(point_losses(original, point)):
-        if ship_limit(x) is None:
-            continue
-        if _is_setting(x.task, x.metric):
-            by_setting.append(x)
-        else:
-            main.append(x)
+    losses = informative_losses(point_losses(original, point))
+    limited = [x for x in losses if ship_limit(x) is not None]
+    main = [x for x in limited if not is_setting(x.task, x.metric)]
     main.sort(key=severity, reverse=True)
-    worst_severity = severity(main[0]) if main else 0.0
-    setting, share = worst_setting(by_setting), point.state_bytes / original.state_bytes
+    setting = worst_setting([x for x in limited if is_setting(x.task, x.metric)])
+    status, share = _status_of_losses(main), point.state_bytes / original.state_bytes
     if setting is not None:
-        worst_severity = max(worst_severity, severity(setting))
-        return JudgedCut(point, share, LimitStatus.BEYOND, worst_severity, [setting, *main])
-    return JudgedCut(point, share, _status_of_losses(main), worst_severity, main)
+        status, main = LimitStatus.BEYOND, [setting, *main]
+    return JudgedCut(point, share, status, max(map(severity, main), default=0.0), main)
 
 
 def _status_of_losses(losses: Sequence[Loss]) -> LimitStatus:
@@ -144,11 +138,10 @@ def _status_of_losses(losses: Sequence[Loss]) -> LimitStatus:
 
 def _is_on_frontier(cut: JudgedCut, cuts: Sequence[JudgedCut]) -> bool:
     """Whether no other cut is at least as small and as good, and better in one of both."""
-    size, cut_severity = cut.point.state_bytes, cut.severity
+    figures = cut.point.state_bytes, cut.severity
     for other in cuts:
-        other_size = other.point.state_bytes
-        at_least_as_good = other_size <= size and other.severity <= cut_severity
-        if at_least_as_good and (other_size < size or other.severity < cut_severity):
+        others = other.point.state_bytes, other.severity
+        if others != figures and all(a <= b for a, b in zip(others, figures, strict=True)):
             return False
     return True
 
@@ -161,9 +154,3 @@ def _loss_interval(before: ShapeScore, after: ShapeScore) -> Interval:
         return Interval(estimate, estimate - UNBOUNDED_MARGIN, estimate + UNBOUNDED_MARGIN)
     bounds = [sign * unit.change_between(before.value, x) for x in (after.low, after.high)]
     return Interval(estimate, min(bounds), max(bounds))
-
-
-def _is_setting(task: str, metric: str) -> bool:
-    """Whether the metric is one setting of a task whose main metric is their mean."""
-    definition = TASKS.get(task)
-    return bool(definition and definition.settings and metric.startswith(definition.settings))

@@ -4,7 +4,7 @@ The worst loss decides: adding tasks, settings or samples cannot average it away
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from math import isfinite
 from pathlib import Path
@@ -78,13 +78,7 @@ class Verdict:
     warnings: Sequence[str]
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "model": self.model,
-            "outcome": str(self.outcome),
-            "reason": self.reason,
-            "facts": list(self.facts),
-            "warnings": list(self.warnings),
-        }
+        return asdict(self)
 
 
 def compare_with_limit(loss: Interval, limit: float) -> LimitStatus:
@@ -137,12 +131,6 @@ def judge_cut(
     return Verdict(name, outcome, reason, facts, cut_warnings(scores, name))
 
 
-def judge_cuts(scores: Scores, **options: Any) -> list[Verdict]:
-    """The verdicts on all cuts that are not random controls, or on these if there are no others;
-    `options` are those of `judge_cut`."""
-    return [judge_cut(scores, model, **options) for model in cut_models(scores)]
-
-
 def cut_models(scores: Scores) -> list[str]:
     """The models except the original and random cuts; random cuts if there are no others."""
     others, controls = scores.models[1:], random_controls(scores)
@@ -154,9 +142,7 @@ def random_controls(scores: Scores) -> list[str]:
     controls = []
     for name in scores.models[1:]:
         methods = _recorded_origin(scores, name).get("methods", [Path(name).name])
-        if not isinstance(methods, list) or not methods:
-            continue
-        if all(method == RANDOM_METHOD for method in methods):
+        if isinstance(methods, list) and methods and all(x == RANDOM_METHOD for x in methods):
             controls.append(name)
     return controls
 
@@ -211,7 +197,6 @@ def _decide_outcome(
     served: Sequence[str] | None,
     doubts: Sequence[str],
 ) -> tuple[Outcome, str]:
-    """The outcome by the first condition that holds, and why."""
     if served is not None and not served:
         return Outcome.STOP, "no known engine serves its shape"
     beyond = list(_iter_beyond_limit(informative, by_setting))
@@ -230,26 +215,21 @@ def _decide_outcome(
     for x in informative:
         ship = ship_limit(x)
         if ship is not None and compare_with_limit(x.loss, ship) is LimitStatus.UNCLEAR:
-            return Outcome.UNKNOWN, _too_few_text(x)
+            reason = (
+                f"with {x.samples} samples of {x.task} the loss is between {x.loss.low:.1f} and "
+                f"{x.loss.high:.1f}{x.unit.suffix} (limit {ship:g}), which is too wide to tell"
+            )
+            return Outcome.UNKNOWN, reason
     controls = random_controls(scores)
     if not controls or model in controls:
         return Outcome.UNKNOWN, "no random cut was measured for comparison"
-    if not _beats_a_control(scores, model, controls, informative):
-        reason = "a random cut does as well, so these tasks do not show what the state holds"
-        return Outcome.UNKNOWN, reason
-    return Outcome.SHIP, _within_limits_text(informative)
-
-
-def _beats_a_control(
-    scores: Scores, model: str, controls: Sequence[str], losses: Sequence[Loss]
-) -> bool:
-    """Whether the model is significantly better than a random cut on any of the tasks."""
     for control in controls:
-        for x in losses:
+        for x in informative:
             advantage = _advantage_over_control(scores, model, control, x.task)
-            if advantage and advantage.low > 0:
-                return True
-    return False
+            if advantage and advantage.low > 0:  # significantly better than a random cut
+                return Outcome.SHIP, _within_limits_text(informative)
+    reason = "a random cut does as well, so these tasks do not show what the state holds"
+    return Outcome.UNKNOWN, reason
 
 
 def _missing_evidence_text(scores: Scores, model: str, group: str) -> str:
@@ -323,9 +303,11 @@ def _advantage_over_control(scores: Scores, model: str, control: str, task: str)
 
 
 def _fact_text(scores: Scores, x: Loss) -> str:
-    """The scores before and after the cut, the loss, and the loss of the first random cut."""
-    shown = f"{x.unit.text(x.before)} → {x.unit.text(x.after)}"
-    text = f"{x.task} {x.metric} {shown} ({_interval_text(x)})"
+    low, high = round(x.loss.low, 1) + 0.0, round(x.loss.high, 1) + 0.0  # + 0.0 avoids -0.0
+    text = (
+        f"{x.task} {x.metric} {x.unit.text(x.before)} → {x.unit.text(x.after)} "
+        f"(loss {x.unit.loss_text(x.loss.estimate)}, 95%: {low:.1f} to {high:.1f})"
+    )
     control = next(iter(random_controls(scores)), x.model)
     if control == x.model:
         return text
@@ -334,11 +316,6 @@ def _fact_text(scores: Scores, x: Loss) -> str:
     except StatetrimError:  # the random cut was not measured on these samples
         return text
     return f"{text}; a random cut loses {x.unit.loss_text(control_loss.estimate)}"
-
-
-def _interval_text(x: Loss) -> str:
-    low, high = round(x.loss.low, 1) + 0.0, round(x.loss.high, 1) + 0.0  # + 0.0 avoids -0.0
-    return f"loss {x.unit.loss_text(x.loss.estimate)}, 95%: {low:.1f} to {high:.1f}"
 
 
 def loss_text(x: Loss) -> str:
@@ -354,15 +331,6 @@ def metric_label(x: Loss) -> str:
     """The task, with the metric if it is not the one by which the task is judged."""
     definition = TASKS.get(x.task)
     return x.task if definition and x.metric == definition.metric else f"{x.task}, {x.metric}"
-
-
-def _too_few_text(x: Loss) -> str:
-    """That the interval of a loss is too wide for its limit, with the number of samples."""
-    return (
-        f"with {x.samples} samples of {x.task} the loss is between {x.loss.low:.1f} and "
-        f"{x.loss.high:.1f}{x.unit.suffix} (limit {ship_limit(x):g}), which is too wide to "
-        f"tell"
-    )
 
 
 def _within_limits_text(informative: Sequence[Loss]) -> str:

@@ -17,6 +17,13 @@ def relative_change_text(before: float, after: float) -> str:
     return f"{100 * (after - before) / before:+.1f}%" if before else ""
 
 
+def change_row(name: str, before: float, after: float, unit: str = "bytes") -> tuple[str, ...]:
+    """A row of a table: a number of bytes, or of something else, before and after, and its
+    change."""
+    texts = [bytes_text(x) if unit == "bytes" else f"{x:,}" for x in (before, after)]
+    return name, *texts, relative_change_text(before, after)
+
+
 def percent_text(share: float) -> str:
     """A fraction in percent; "none" for nan and infinity."""
     return f"{100 * share:.4g}%" if isfinite(share) else "none"

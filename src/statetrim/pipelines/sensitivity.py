@@ -95,13 +95,13 @@ def _figure_outputs(
     if out is None:
         raise StatetrimError("figures need a result; give out as well")
     from ..reporting.figure_files import SUFFIXES, save  # matplotlib may be absent
-    from ..reporting.sensitivity_pictures import sheet
+    from ..reporting.sensitivity_pictures import sensitivity_sheet
 
     names = [f"sensitivity.{suffix}" for suffix in SUFFIXES]
     figure_paths = {f"figures/{name}": Path(figures) / name for name in names}
 
     def draw(result: Sensitivity, directory: Path) -> None:
-        save(sheet(result), directory / "figures" / "sensitivity")
+        save(sensitivity_sheet(result), directory / "figures" / "sensitivity")
 
     return figure_paths, draw
 

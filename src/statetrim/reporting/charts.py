@@ -11,6 +11,7 @@ from math import ceil, floor, isfinite, log10
 import torch
 from torch import Tensor
 
+from ..maths.formatting import shorten
 from .drawing import Box, Curve, Dot, Drawing, Label, Line, Raster, Shape
 from .theme import EMPTY, FULL, ON_EMPTY, ON_FULL, SERIES_COUNT, interpolate_colour
 
@@ -113,7 +114,7 @@ def line_chart(
     for number, (line, style) in enumerate(zip(legend, styles, strict=False)):
         row = 9 + 18 * number
         shapes.append(Line(LEFT, row, LEFT + 26, row, style))
-        shapes.append(Label(LEFT + 32, row + 4, _shortened(line.name, 46)))
+        shapes.append(Label(LEFT + 32, row + 4, shorten(line.name, 46)))
     if reference is not None:
         level = to_pixels(0.0, reference)[1]
         shapes.append(Line(LEFT, level, WIDTH - RIGHT, level, "reference"))
@@ -124,7 +125,7 @@ def line_chart(
             if point.low is not None and point.high is not None:
                 low, high = to_pixels(point.x, point.low)[1], to_pixels(point.x, point.high)[1]
                 shapes.append(Line(pixel_x, low, pixel_x, high, style.replace("series", "bar")))
-            shapes.append(Dot(pixel_x, pixel_y, 4, _stroke_colour(style)))
+            shapes.append(Dot(pixel_x, pixel_y, 4, "ink" if style == "original" else style))
             if point.label:
                 near_right_edge = pixel_x > WIDTH - RIGHT - 60
                 anchor, gap = ("end", -7) if near_right_edge else ("start", 7)
@@ -158,7 +159,7 @@ def interval_chart(
     shapes.append(Label(WIDTH / 2, bottom + 34, x, "middle"))
     for number, (label, estimate, lower, upper) in enumerate(rows):
         y = TOP + 40 * number
-        shapes.append(Label(4, y + 11, _shortened(label, 56)))
+        shapes.append(Label(4, y + 11, shorten(label, 56)))
         for value in ticks:
             style = "zero" if value == 0 else "grid"
             shapes.append(Line(to_pixels(value), y + 17, to_pixels(value), y + 33, style))
@@ -179,7 +180,7 @@ def bar_chart(rows: Sequence[tuple[str, float, str]], title: str) -> Drawing | N
     for number, (label, value, value_text) in enumerate(rows):
         y, width = 6 + 42 * number, (WIDTH - 120) * value / largest
         colour = "ink" if number == 0 else "series-0"
-        shapes.append(Label(2, y + 11, _shortened(label, 56)))
+        shapes.append(Label(2, y + 11, shorten(label, 56)))
         shapes.append(Box(2, y + 17, max(1.0, width), 15, colour))
         shapes.append(Label(width + 10, y + 29, value_text))
     return Drawing(WIDTH, 10 + 42 * len(rows), title, shapes)
@@ -216,7 +217,11 @@ def heat_map(values: Tensor, names: Sequence[str], title: str, top: float) -> Dr
             x = left + cell_width * (column + 0.5)
             shapes.append(Label(x, 11, str(column), "middle", "faint"))
     bottom = 16 + cell_height * rows
-    shapes += _colour_legend(left, bottom + 8, "0%", f"{100 * top:.0f}%", interpolate_colour)
+    shapes.append(Label(left, bottom + 19, "0%", colour="faint"))
+    for step in range(8):
+        colour = interpolate_colour(step / 7)
+        shapes.append(Box(left + 26 + 14 * step, bottom + 8, 14, 13, colour))
+    shapes.append(Label(left + 144, bottom + 19, f"{100 * top:.0f}%", colour="faint"))
     return Drawing(WIDTH, bottom + 28, title, shapes)
 
 
@@ -230,7 +235,6 @@ def channel_map(kept: Tensor, alt: str) -> Raster:
 
 
 def _axis_shapes(x_scale: Scale, y_scale: Scale, top: float) -> list[Shape]:
-    """Grid, ticks and labels of both axes."""
     shapes: list[Shape] = []
     for value in y_scale.ticks:
         y = top + PLOT_HEIGHT * (1 - y_scale.fraction(value))
@@ -241,19 +245,6 @@ def _axis_shapes(x_scale: Scale, y_scale: Scale, top: float) -> list[Shape]:
         shapes.append(Label(x, top + PLOT_HEIGHT + 18, x_scale.formatter(value), "middle", "faint"))
     shapes.append(Label((LEFT + WIDTH - RIGHT) / 2, top + PLOT_HEIGHT + 38, x_scale.name, "middle"))
     shapes.append(Label(12, top + PLOT_HEIGHT / 2, y_scale.name, "middle", rotated=True))
-    return shapes
-
-
-def _colour_legend(
-    x: float, y: float, first: str, last: str, colour: Callable[[float], str]
-) -> list[Shape]:
-    """The colour scale of a heat map, between the texts of its ends."""
-    steps, width = 8, 14
-    shapes: list[Shape] = [Label(x, y + 11, first, colour="faint")]
-    x += 9 * len(first) + 8
-    for step in range(steps):
-        shapes.append(Box(x + width * step, y, width, 13, colour(step / (steps - 1))))
-    shapes.append(Label(x + width * steps + 6, y + 11, last, colour="faint"))
     return shapes
 
 
@@ -271,15 +262,10 @@ def _assign_styles(series: Sequence[Series]) -> list[str]:
     return styles
 
 
-def _stroke_colour(style: str) -> str:
-    return "ink" if style == "original" else style
-
-
 def _x_scale(name: str, values: Sequence[float], log: bool, marks: bool) -> Scale:
     low, high = min(values), max(values)
     if log:
-        decades = _decades(low, high, max_ticks=5)
-        return Scale(name, decades, _log(decades[0]), _log(decades[-1]), True, _number_text)
+        return _log_scale(name, values, _number_text, max_ticks=5)
     if marks or low == high:  # space around the outermost marks
         padding = 0.04 * (high - low) or _padding(low)
         low, high = low - padding, high + padding
@@ -290,35 +276,39 @@ def _x_scale(name: str, values: Sequence[float], log: bool, marks: bool) -> Scal
 def _y_scale(
     name: str, values: Sequence[float], log: bool, from_zero: bool, formatter: Formatter
 ) -> Scale:
-    """An axis that ends at the ticks around `values`, and around 0 if `from_zero`; at powers of ten
-    around the positive ones if `log`."""
+    """An axis that ends at the ticks around `values`, and around 0 if `from_zero`."""
     if log:
-        values = [value for value in values if value > 0]
-        ticks = _decades(min(values), max(values))
-        return Scale(name, ticks, _log(ticks[0]), _log(ticks[-1]), True, formatter)
+        return _log_scale(name, values, formatter)
     values = [*values, 0.0] if from_zero else values
     ticks = _ticks(min(values), max(values))
     return Scale(name, ticks, ticks[0], ticks[-1], False, formatter)
 
 
+def _log_scale(
+    name: str, values: Sequence[float], formatter: Formatter, max_ticks: int = 8
+) -> Scale:
+    """An axis that ends at two or more powers of ten around the positive of `values`; evenly
+    spaced, about `max_ticks` of them at most."""
+    positive = [log10(value) for value in values if value > 0]
+    first, last = floor(min(positive)), ceil(max(positive))
+    last = max(last, first + 1)
+    step = ceil((last - first) / max_ticks)
+    ticks = [10.0**n for n in range(first, last + step, step)]
+    return Scale(name, ticks, _log(ticks[0]), _log(ticks[-1]), True, formatter)
+
+
 def _is_drawable(point: Point, log: bool, log_x: bool) -> bool:
-    """Whether the point and its interval are in range, y is positive if `log`, and x if `log_x`."""
     is_positive = (point.y > 0 or not log) and (point.x > 0 or not log_x)
     return is_positive and all(map(_is_in_range, (point.x, *_y_values(point))))
 
 
 def _y_values(point: Point) -> list[float]:
-    """The point's value, and the bounds of its interval where it has them."""
     return [value for value in (point.y, point.low, point.high) if value is not None]
 
 
 def _is_in_range(value: float) -> bool:
     """Whether the magnitude is below LARGEST_DRAWN; False for nan and infinity."""
     return abs(value) < LARGEST_DRAWN
-
-
-def _shortened(text: str, max_length: int) -> str:
-    return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
 
 
 def _log(value: float) -> float:
@@ -340,12 +330,3 @@ def _ticks(low: float, high: float, max_ticks: int = 6) -> list[float]:
 def _padding(value: float) -> float:
     """Space on either side of a single value."""
     return max(abs(value) * 0.1, 1e-9)
-
-
-def _decades(low: float, high: float, max_ticks: int = 8) -> list[float]:
-    """At least two powers of ten that enclose `low` and `high`, which must be positive; evenly
-    spaced, about `max_ticks` of them at most."""
-    first, last = floor(log10(low)), ceil(log10(high))
-    last = max(last, first + 1)
-    step = ceil((last - first) / max_ticks)
-    return [10.0**n for n in range(first, last + step, step)]

@@ -2,11 +2,10 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
-from typing import ClassVar
 
-from .drawing import Drawing, Raster
+from .drawing import Drawing, Part, Raster
 
 NUMERIC = re.compile(
     r"none|\d+ x \d+|[-+]?[\d.,]+(e[-+]?\d+)?( ?(%|MiB|KiB|points|nats))?( \([\d.]+x\))?"
@@ -20,39 +19,35 @@ def as_sentence(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Text:
+class Text(Part):
     """A paragraph; the `tone` "note" marks a caveat."""
 
-    kind: ClassVar[str] = "text"
     text: str
     tone: str = ""
 
 
 @dataclass(frozen=True)
-class Command:
+class Command(Part):
     """Lines to type in a shell."""
 
-    kind: ClassVar[str] = "command"
     lines: Sequence[str]
 
 
 @dataclass(frozen=True)
-class Missing:
+class Missing(Part):
     """What a section lacks, and the commands that measure it.
 
     Sections that hold nothing else are listed together at the end of the report.
     """
 
-    kind: ClassVar[str] = "missing"
     text: str
     lines: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Part):
     """Rows of plain text below a header; the first column names the row."""
 
-    kind: ClassVar[str] = "table"
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str = ""
@@ -60,32 +55,30 @@ class Table:
 
     @property
     def column_kinds(self) -> list[str]:
-        """For each column "number", "words" (long cells), or "" (short cells)."""
-        return [self._column_kind(number) for number in range(len(self.header))]
-
-    def _column_kind(self, number: int) -> str:
-        """Kind "number" if there are cells with text and all of them are numeric; else "words" if
-        one is longer than WORDS_CELL_LENGTH; else ""."""
-        cells = [row[number] for row in self.rows if row[number]]
-        if cells and all(NUMERIC.fullmatch(cell) for cell in cells):
-            return "number"
-        return "words" if max(map(len, cells), default=0) > WORDS_CELL_LENGTH else ""
+        """For each column "number" if it has text and all of it is numeric; else "words" if a cell
+        is longer than WORDS_CELL_LENGTH; else ""."""
+        kinds = []
+        for number in range(len(self.header)):
+            cells = [row[number] for row in self.rows if row[number]]
+            has_words = max(map(len, cells), default=0) > WORDS_CELL_LENGTH
+            is_numeric = cells and all(NUMERIC.fullmatch(cell) for cell in cells)
+            kinds.append("number" if is_numeric else "words" if has_words else "")
+        return kinds
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A drawing with a caption; Markdown shows only the caption."""
+class Picture(Part):
+    """A drawing with a caption; Markdown shows only the caption. A section leaves out a picture
+    whose chart had nothing to draw, which is None."""
 
-    kind: ClassVar[str] = "picture"
-    drawing: Drawing
+    drawing: Drawing | None
     caption: str
 
 
 @dataclass(frozen=True)
-class Gallery:
+class Gallery(Part):
     """Small named images under one caption."""
 
-    kind: ClassVar[str] = "gallery"
     images: Sequence[tuple[str, Raster]]
     caption: str
 
@@ -98,7 +91,7 @@ class Section:
     """A heading and its blocks."""
 
     title: str
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[Block]
 
     @property
     def anchor(self) -> str:

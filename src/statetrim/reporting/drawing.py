@@ -5,16 +5,22 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
 
+class Part:
+    """A part of a drawing or of a page; templates choose by its kind, such as "line"."""
+
+    @property
+    def kind(self) -> str:
+        return type(self).__name__.lower()
+
+
 @dataclass(frozen=True)
-class Line:
+class Line(Part):
     """A straight line; `style` is one of `theme.STROKES`."""
 
-    kind: ClassVar[str] = "line"
     x1: float
     y1: float
     x2: float
@@ -23,19 +29,17 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Curve:
+class Curve(Part):
     """A polyline; `style` is one of `theme.STROKES`."""
 
-    kind: ClassVar[str] = "curve"
     points: Sequence[tuple[float, float]]
     style: str
 
 
 @dataclass(frozen=True)
-class Dot:
+class Dot(Part):
     """A filled circle; `colour` is a name of the theme."""
 
-    kind: ClassVar[str] = "dot"
     x: float
     y: float
     radius: float
@@ -43,10 +47,9 @@ class Dot:
 
 
 @dataclass(frozen=True)
-class Box:
+class Box(Part):
     """A filled rectangle; `colour` is a name of the theme, or "#rrggbb"."""
 
-    kind: ClassVar[str] = "box"
     x: float
     y: float
     width: float
@@ -55,10 +58,9 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Label:
+class Label(Part):
     """Text whose baseline starts, is centred or ends at (x, y); `rotated` text reads upwards."""
 
-    kind: ClassVar[str] = "label"
     x: float
     y: float
     text: str
@@ -68,12 +70,11 @@ class Label:
 
 
 @dataclass(frozen=True)
-class Raster:
+class Raster(Part):
     """Pixels as indices into a palette of RGB colours; None is transparent."""
 
-    kind: ClassVar[str] = "raster"
     indices: Tensor  # uint8 [height, width]
-    colours: Sequence[tuple[int, int, int] | None]
+    colours: Sequence[tuple[int, ...] | None]
     alt: str = ""
     x: float = 0.0
     y: float = 0.0
@@ -128,3 +129,8 @@ class Sheet:
 
     panels: Sequence[Drawing]
     caption: str
+
+
+def sheet(panels: Sequence[Drawing | None], caption: str) -> Sheet:
+    """A sheet of the charts that have something to draw."""
+    return Sheet([panel for panel in panels if panel is not None], caption)

@@ -72,7 +72,6 @@ def lay_out(sheet: Sheet) -> Drawing:
 
 
 def _translated(shape: Shape, dx: float, dy: float) -> Shape:
-    """The shape moved by (dx, dy) pixels."""
     if isinstance(shape, Line):
         return Line(shape.x1 + dx, shape.y1 + dy, shape.x2 + dx, shape.y2 + dy, shape.style)
     if isinstance(shape, Curve):
@@ -91,8 +90,6 @@ def _save_png(drawing: Drawing, path: Path) -> None:
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(drawing.width / DPI, drawing.height / DPI))
         axes = figure.add_axes((0, 0, 1, 1))
-        axes.set_xlim(0, drawing.width)
-        axes.set_ylim(drawing.height, 0)
         axes.axis("off")
         for shape in drawing.shapes:
             _draw(axes, shape)
@@ -106,28 +103,27 @@ def _draw(axes: Axes, shape: Shape) -> None:
         axes.plot([shape.x1, shape.x2], [shape.y1, shape.y2], **_line_options(shape.style))
     elif isinstance(shape, Curve):
         axes.plot(*zip(*shape.points, strict=True), **_line_options(shape.style))
-    elif isinstance(shape, Dot):
-        colour = LIGHT.get(shape.colour, shape.colour)
-        axes.add_patch(Circle((shape.x, shape.y), shape.radius, color=colour, lw=0, zorder=3))
-    elif isinstance(shape, Box):
-        colour = LIGHT.get(shape.colour, shape.colour)
-        axes.add_patch(Rectangle((shape.x, shape.y), shape.width, shape.height, color=colour, lw=0))
     elif isinstance(shape, Raster):
         extent = (shape.x, shape.x + shape.width, shape.y + shape.height, shape.y)
         pixels = imread(BytesIO(shape.png), format="png")
         axes.imshow(pixels, extent=extent, aspect="auto", interpolation="nearest")
     else:
-        axes.text(
-            shape.x,
-            shape.y,
-            shape.text,
-            ha={"start": "left", "middle": "center", "end": "right"}[shape.anchor],
-            va="baseline",
-            rotation=90 if shape.rotated else 0,
-            rotation_mode="anchor",
-            color=LIGHT.get(shape.colour, shape.colour),
-            parse_math=False,
-        )
+        place, colour = (shape.x, shape.y), LIGHT.get(shape.colour, shape.colour)
+        if isinstance(shape, Dot):
+            axes.add_patch(Circle(place, shape.radius, color=colour, lw=0, zorder=3))
+        elif isinstance(shape, Box):
+            axes.add_patch(Rectangle(place, shape.width, shape.height, color=colour, lw=0))
+        else:
+            axes.text(
+                *place,
+                shape.text,
+                ha={"start": "left", "middle": "center", "end": "right"}[shape.anchor],
+                va="baseline",
+                rotation=90 if shape.rotated else 0,
+                rotation_mode="anchor",
+                color=colour,
+                parse_math=False,
+            )
 
 
 def _line_options(style: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from ..artifacts.analysis import Analysis
 from ..artifacts.decision import Decision
 from ..artifacts.plan import Plan
-from ..artifacts.record import kind_of
+from ..artifacts.record import Artifact, kind_of
 from ..artifacts.scores import Scores
 from ..artifacts.sensitivity import Sensitivity
 from ..artifacts.snapshots import Snapshots
@@ -20,20 +20,20 @@ from ..geometry import Geometry
 from ..storage.checkpoint import Checkpoint, open_checkpoint, path_inside
 from ..storage.hub.download import HubModel
 from ..storage.json_file import read_json
+from ..storage.output import ARTIFACTS
 from ..storage.quantized.siblings import is_sibling
 
 SWEEP_FILE = "sweep.json"
-RECORDS_DIR = "statetrim"  # in a checkpoint: the files that say how it was made
-PLAN_FILE = f"{RECORDS_DIR}/plan.json"
+PLAN_FILE = f"{ARTIFACTS}/plan.json"
 CARRIED_KINDS = ("prune", "refit", "recover", "trim", "scores", "analysis", "timings", "decision")
-"""Kinds of files, next to the plan, in a cut's RECORDS_DIR; files that the user gives win."""
+"""Kinds of files, next to the plan, that a cut carries; files that the user gives win."""
 PLURALS = {
     "original": "checkpoints that statetrim did not cut",
     "cut": "cut checkpoints",
     "plan": "plans",
     "analysis": "analyses",
     "prune": "records of a cut",
-    "recovery": "records of a recovery",
+    "recover": "records of a recovery",
     "refit": "records of a refit",
     "trim": "records of a trim",
     "sensitivity": "sensitivities",
@@ -56,7 +56,7 @@ class Findings:
     decision: Decision | None = None
     compared_plans: dict[str, str] = field(default_factory=dict)  # shape -> file of its plan
     verifications: list[Verification] = field(default_factory=list)  # one per engine
-    recovery: RecoverRecord | None = None
+    recover: RecoverRecord | None = None
     prune: PruneRecord | None = None
     refit: RefitRecord | None = None
     trim: TrimRecord | None = None
@@ -134,22 +134,21 @@ class Findings:
             faults += run.faults_of(fingerprint)
         return faults
 
-    def _is_planned_for(self, model: Checkpoint) -> bool:
-        """Whether the plan was made for this model, or for its unquantised sibling."""
-        assert self.plan is not None
-        source = self.plan.lineage.get("source")
-        return model.has_digest(source) or is_sibling(model, self.plan.lineage)
-
     @property
     def mismatches(self) -> Iterator[str]:
         """A sentence for each artifact that does not belong to the others."""
-        source = None if self.plan is None else self.plan.lineage.get("source")
+        planned = {} if self.plan is None else self.plan.lineage
+        source = planned.get("source")
         original = self.original if self.original is not None and self.original.shards else None
         is_quantized = self.cut is not None and bool(self.cut.quantized)
         if source and self.prune and self.prune.source != source and not is_quantized:
             # A quantised checkpoint may be cut by the plan of its sibling, which `prune` checks.
             yield "the plan was made for another model than the one the checkpoint was cut from"
-        if source and original is not None and not self._is_planned_for(original):
+        if (
+            source
+            and original is not None
+            and not (original.has_digest(source) or is_sibling(original, planned))
+        ):
             yield f"the plan was not made for {original.name}"
         if not self.has_own_scores:
             yield "the scores are of other weights than this checkpoint's"
@@ -213,16 +212,13 @@ def _is_hub_name(artifact: str | Path) -> bool:
 
 
 def _list_compared_plans(findings: Findings, directory: Path) -> None:
-    """List the plans of compared shapes in `directory`, unread."""
     for path in sorted(directory.glob("plan-*x*.json")):
         findings.compared_plans[path.stem.removeprefix("plan-")] = str(path)
 
 
 def _assign_checkpoints(findings: Findings, checkpoints: Mapping[Path, Checkpoint]) -> None:
-    """Assign original and cut; a cut from which another was pruned counts as an original.
-
-    A cut is a directory with a plan. Raises StatetrimError for two cuts or two originals.
-    """
+    """Assign original and cut, which is a directory with a plan; a cut from which another was
+    pruned counts as an original."""
     pruned_paths = [path for path in checkpoints if (path / PLAN_FILE).exists()]
     for path, checkpoint in checkpoints.items():
         is_source = any(other != path and _is_cut_from(other, checkpoint) for other in pruned_paths)
@@ -237,25 +233,21 @@ def _is_cut_from(cut_path: Path, model: Checkpoint) -> bool:
 
 
 def _read_cut_records(findings: Findings, path: Path) -> None:
-    """Read the plan and the records that the cut checkpoint at `path` carries.
-
-    Files that the user gave are kept instead. Carried scores of other weights are dropped, with
-    trim's checks and warnings. Raises StatetrimError if a given plan keeps other channels than the
-    carried one.
-    """
+    """Read the plan and the records that the cut checkpoint at `path` carries; files that the user
+    gave are kept instead, but not a plan that keeps other channels."""
     carried_plan = Plan.load(path_inside(path, PLAN_FILE))
     if findings.plan is None:
         _register(findings, "plan", carried_plan, path / PLAN_FILE)
     elif not _keep_same_channels(carried_plan, findings.plan):
         raise StatetrimError(f"{findings.sources['plan']} is not the plan that {path} was cut by")
-    _list_compared_plans(findings, path / RECORDS_DIR)
+    _list_compared_plans(findings, path / ARTIFACTS)
     for kind in CARRIED_KINDS:
-        file = f"{RECORDS_DIR}/{kind}.json"
-        if (path / file).exists() and _field_name(kind) not in findings.sources:
+        file = f"{ARTIFACTS}/{kind}.json"
+        if (path / file).exists() and kind not in findings.sources:
             _read_artifact(findings, path_inside(path, file))
     if findings.scores is None or findings.has_own_scores:
         return
-    if Path(findings.sources["scores"]).parent == path / RECORDS_DIR:
+    if Path(findings.sources["scores"]).parent == path / ARTIFACTS:
         # Measured before the weights were refitted or trained, as trim's checks and warnings were.
         findings.scores = None
         if findings.trim is not None:
@@ -263,18 +255,15 @@ def _read_cut_records(findings: Findings, path: Path) -> None:
 
 
 def _read_artifact(findings: Findings, path: Path) -> None:
-    """Read a JSON file into the field of `findings` for the kind in its header.
-
-    Raises StatetrimError for an unknown kind, and for a second file of a kind, except that
-    verifications are collected.
-    """
+    """Read a JSON file into the field of `findings` for the kind in its header; verifications are
+    collected."""
     kind = kind_of(read_json(path, Scores.MAX_BYTES)) or ""
     if kind == "verification":
         verification = Verification.load(path)
         findings.verifications.append(verification)
         findings.sources[f"verification in {verification.engine}"] = str(path)
     elif kind in _LOADERS:
-        _register(findings, _field_name(kind), _LOADERS[kind](path), path)
+        _register(findings, kind, _LOADERS[kind](path), path)
     else:
         raise StatetrimError(
             f"{path} is not an artifact that a report knows; give a checkpoint, or what "
@@ -282,32 +271,18 @@ def _read_artifact(findings: Findings, path: Path) -> None:
         )
 
 
+_RECORDS = (PruneRecord, RefitRecord, RecoverRecord, TrimRecord)
+_KINDS: tuple[type[Artifact], ...] = (
+    Plan, Scores, Timings, Snapshots, Sensitivity, Decision, *_RECORDS
+)  # fmt: skip
 _LOADERS: dict[str, Callable[[Path], Any]] = {
-    "plan": Plan.load,
-    "analysis": Analysis.load,
-    "scores": Scores.load,
-    "timings": Timings.load,
-    "snapshots": Snapshots.load,
-    "sensitivity": Sensitivity.load,
-    "decision": Decision.load,
-    "prune": PruneRecord.load,
-    "refit": RefitRecord.load,
-    "recover": RecoverRecord.load,
-    "trim": TrimRecord.load,
-}
-"""Kind of file -> function that reads it."""
-
-
-def _field_name(kind: str) -> str:
-    """The field of Findings, and key of `sources`, for a kind of file."""
-    return {"recover": "recovery"}.get(kind, kind)
+    "analysis": Analysis.load, **{artifact.KIND: artifact.load for artifact in _KINDS}
+}  # fmt: skip
+"""Kind of file, which is also the name of its field in Findings -> function that reads it."""
 
 
 def _register(findings: Findings, name: str, value: object, path: Path) -> None:
-    """Set the field `name`, which was read from `path`.
-
-    Raises StatetrimError if there is one already: a report is about one cut.
-    """
+    """Set the field `name`, which was read from `path`; refuses a second of a kind."""
     if name in findings.sources:
         raise StatetrimError(
             f"{path} and {findings.sources[name]} are both {PLURALS.get(name, name)}; a report is "

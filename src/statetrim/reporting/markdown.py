@@ -3,39 +3,33 @@
 from collections.abc import Iterator, Sequence
 
 from ..artifacts.card.markdown import escape, one_line
-from .document import Block, Command, Document, Fact, Gallery, Missing, Picture, Summary, Text
+from .document import Block, Command, Document, Gallery, Missing, Picture, Section, Text
 
 
 def render_markdown(document: Document) -> str:
     """The document as Markdown; of pictures only the captions."""
-    lines = [f"# {escape(document.title)}", "", *_summary_lines(document.summary)]
+    summary = document.summary
+    lines = [f"# {escape(document.title)}", ""]
+    lines.append(f"**{escape(summary.answer)}**: {escape(summary.reason)}.")
+    for note in summary.notes:
+        lines += ["", f"> {escape(note)}."]
+    for fact in summary.facts:
+        lines += ["", f"- {escape(fact.name)}: {'; '.join(map(escape, fact.lines))}"]
+        if fact.commands:
+            lines += ["", *(f"      {one_line(line)}" for line in fact.commands)]
     for section in document.shown:
-        lines += ["", f"## {escape(section.title)}"]
-        for block in section.blocks:
-            lines += ["", *_block_lines(block)]
+        lines += ["", f"## {escape(section.title)}", *_section_lines(section)]
     if document.absent:
         lines += ["", "## Not in this report"]
     for section in document.absent:
-        lines += ["", f"**{escape(section.title)}**"]
-        for block in section.blocks:
-            lines += ["", *_block_lines(block)]
+        lines += ["", f"**{escape(section.title)}**", *_section_lines(section)]
     return "\n".join([*lines, "", escape(document.footer)]) + "\n"
 
 
-def _summary_lines(summary: Summary) -> Iterator[str]:
-    yield f"**{escape(summary.answer)}**: {escape(summary.reason)}."
-    for note in summary.notes:
-        yield from ("", f"> {escape(note)}.")
-    for fact in summary.facts:
-        yield from ("", *_fact_lines(fact))
-
-
-def _fact_lines(fact: Fact) -> Iterator[str]:
-    yield f"- {escape(fact.name)}: {'; '.join(map(escape, fact.lines))}"
-    if fact.commands:
+def _section_lines(section: Section) -> Iterator[str]:
+    for block in section.blocks:
         yield ""
-        for line in fact.commands:
-            yield f"      {one_line(line)}"
+        yield from _block_lines(block)
 
 
 def _block_lines(block: Block) -> list[str]:

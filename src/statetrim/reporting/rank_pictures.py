@@ -14,7 +14,7 @@ from ..errors import StatetrimError
 from ..maths.formatting import evenly_spaced, percent_text
 from . import charts
 from .charts import Point, Series
-from .drawing import Drawing, Label, Line, Raster, Shape, Sheet
+from .drawing import Drawing, Label, Line, Raster, Shape, Sheet, sheet
 from .theme import DIVERGING, interpolate_colour
 
 METHODS = ("drrqr", "grad", "l1", "s_wanda", "rand", "energy", "product")  # by number of colour
@@ -68,8 +68,8 @@ def utilization_curves(analyses: Mapping[str, Analysis]) -> Sheet:
         format_y=percent_text,
         from_zero=True,
     )
-    return Sheet(
-        _as_list(chart),
+    return sheet(
+        [chart],
         "How to read it: effective rank of the state, as a share of the largest rank it could "
         "have, after each token; mean over layers, heads and sequences. Lines with the same "
         "largest rank compare directly; a narrower state reaches a higher share with less in it. "
@@ -89,11 +89,37 @@ def spectra(analyses: Mapping[str, Analysis], layer: int, head: int) -> Sheet:
                 f"{label} has no layer {layer} with a head {head}; its linear layers are "
                 f"{', '.join(map(str, analysis.layers))[:80]}, each with heads 0 to {heads - 1}"
             )
-    return Sheet(
-        [
-            *_as_list(_spectrum_chart(analyses, layer, head)),
-            *_as_list(_histogram_chart(analyses, layer, head)),
-        ],
+    bin_centres = 10 ** ((torch.arange(BINS) + 0.5) / BINS_PER_DECADE + LOWEST_DECADE)
+    ordered, pooled = [], []
+    for label, analysis, style in _with_styles(analyses):
+        statistics = analysis.layers[layer]
+        values = statistics.spectrum[head].tolist()
+        points = [Point(number, value) for number, value in enumerate(values, start=1)]
+        ordered.append(Series(label, points, style))
+        counts = statistics.histogram[head].double()
+        values_per_state = counts / counts.sum().clamp(min=1) * analysis.max_rank
+        non_empty = counts.nonzero().squeeze(1)
+        if len(non_empty):
+            bins = range(max(0, int(non_empty[0]) - 1), min(BINS, int(non_empty[-1]) + 2))
+            points = [Point(float(bin_centres[n]), float(values_per_state[n])) for n in bins]
+            pooled.append(Series(label, points, style))
+    spectrum = charts.line_chart(
+        ordered,
+        f"Singular values of the state of layer {layer}, head {head}",
+        x="singular value, from the largest",
+        y="mean over tokens",
+        log=True,
+    )
+    histogram = charts.line_chart(
+        pooled,
+        "The same, pooled over tokens",
+        x="size of a singular value",
+        y="values per state and bin",
+        log_x=True,
+        from_zero=True,
+    )
+    return sheet(
+        [spectrum, histogram],
         "How to read it: left, the singular values of the head's state in order, each averaged "
         "over tokens after the burn-in; a steep fall means few directions carry the memory. "
         "Right, the same values pooled over tokens; the area under a line is the number of "
@@ -104,12 +130,12 @@ def spectra(analyses: Mapping[str, Analysis], layer: int, head: int) -> Sheet:
 def heat_map(analyses: Mapping[str, Analysis]) -> Sheet:
     """Mean utilization by layer and head; a panel per analysis, on one colour scale."""
     top = max(float(x.mean_utilization.nan_to_num().max()) for x in analyses.values())
-    panels: list[Drawing] = []
+    panels = []
     for label, analysis in analyses.items():
         title = f"Rank in use, {label} (of {analysis.max_rank}), in %"
         layers = list(map(str, analysis.layers))
-        panels += _as_list(charts.heat_map(analysis.mean_utilization, layers, title, top))
-    return Sheet(
+        panels.append(charts.heat_map(analysis.mean_utilization, layers, title, top))
+    return sheet(
         panels,
         "How to read it: a row a layer, a column a head; the colour of a cell is the share of the "
         "largest possible rank that the head's state uses, on average after the burn-in. Dark "
@@ -123,56 +149,18 @@ def filter_picture(analysis: Analysis) -> Sheet:
 
     Raises StatetrimError if the model has no short convolution.
     """
-    if analysis.geometry.conv_width == 0:
+    width = analysis.geometry.conv_width
+    if width == 0:
         raise StatetrimError("this model has no short convolution, so there are no filters to show")
     layers = evenly_spaced(list(analysis.layers), MAX_FILTER_LAYERS)
-    return Sheet(
+    random_cosine = gamma(width / 2) / (sqrt(pi) * gamma((width + 1) / 2))  # mean |cosine|
+    return sheet(
         [_filter_drawing("query", analysis, layers), _filter_drawing("key", analysis, layers)],
         "How to read it: every column is the filter of one channel, oldest token at the top, red "
         "above zero and blue below, the darker the stronger; lines part the heads. Stripes that "
         "run through a head are filters its channels share. Above each head, the mean |cosine| "
-        f"between its filters: 1 means alike up to sign, "
-        f"{_random_cosine(analysis.geometry.conv_width):.2f} is what random filters give.",
-    )
-
-
-def _spectrum_chart(analyses: Mapping[str, Analysis], layer: int, head: int) -> Drawing | None:
-    """Singular values of one head's state in order, mean over tokens, on a logarithmic axis; None
-    if none is positive."""
-    series = []
-    for label, analysis, style in _with_styles(analyses):
-        values = analysis.layers[layer].spectrum[head].tolist()
-        points = [Point(number, value) for number, value in enumerate(values, start=1)]
-        series.append(Series(label, points, style))
-    return charts.line_chart(
-        series,
-        f"Singular values of the state of layer {layer}, head {head}",
-        x="singular value, from the largest",
-        y="mean over tokens",
-        log=True,
-    )
-
-
-def _histogram_chart(analyses: Mapping[str, Analysis], layer: int, head: int) -> Drawing | None:
-    """Histogram of one head's singular values over all tokens, a line per analysis, scaled to sum
-    to the largest rank of a state; None if all are empty."""
-    bin_centres = 10 ** ((torch.arange(BINS) + 0.5) / BINS_PER_DECADE + LOWEST_DECADE)
-    series = []
-    for label, analysis, style in _with_styles(analyses):
-        counts = analysis.layers[layer].histogram[head].double()
-        values_per_state = counts / counts.sum().clamp(min=1) * analysis.max_rank
-        non_empty = counts.nonzero().squeeze(1)
-        if len(non_empty):
-            bins = range(max(0, int(non_empty[0]) - 1), min(BINS, int(non_empty[-1]) + 2))
-            points = [Point(float(bin_centres[n]), float(values_per_state[n])) for n in bins]
-            series.append(Series(label, points, style))
-    return charts.line_chart(
-        series,
-        "The same, pooled over tokens",
-        x="size of a singular value",
-        y="values per state and bin",
-        log_x=True,
-        from_zero=True,
+        f"between its filters: 1 means alike up to sign, {random_cosine:.2f} is what random "
+        f"filters give.",
     )
 
 
@@ -210,12 +198,10 @@ def _colour_indices(filters: Tensor) -> Tensor:
     return colours
 
 
-def _diverging_palette() -> list[tuple[int, int, int] | None]:
-    palette: list[tuple[int, int, int] | None] = []
-    for number in range(_FILTER_COLOURS):
-        colour = interpolate_colour(number / (_FILTER_COLOURS - 1), DIVERGING)
-        palette.append((int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)))
-    return palette
+def _diverging_palette() -> list[tuple[int, ...]]:
+    shares = (number / (_FILTER_COLOURS - 1) for number in range(_FILTER_COLOURS))
+    colours = (interpolate_colour(share, DIVERGING) for share in shares)
+    return [tuple(bytes.fromhex(colour.removeprefix("#"))) for colour in colours]
 
 
 def _with_styles(analyses: Mapping[str, Analysis]) -> Iterator[tuple[str, Analysis, str]]:
@@ -227,12 +213,3 @@ def _with_styles(analyses: Mapping[str, Analysis]) -> Iterator[tuple[str, Analys
             yield label, analysis, f"series-{METHODS.index(label)}"
         else:
             yield label, analysis, ""
-
-
-def _as_list(chart: Drawing | None) -> list[Drawing]:
-    return [chart] if chart else []
-
-
-def _random_cosine(width: int) -> float:
-    """Mean |cosine| of two random directions in `width` dimensions."""
-    return gamma(width / 2) / (sqrt(pi) * gamma((width + 1) / 2))

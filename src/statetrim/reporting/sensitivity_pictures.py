@@ -1,66 +1,49 @@
 """Pictures of a sensitivity: the losses when one layer alone is pruned, by layer."""
 
-from collections.abc import Callable
-
 from ..artifacts.sensitivity import LayerCut, Sensitivity, variant_text
+from ..maths.paired import Interval
 from .charts import Point, Series, line_chart
-from .drawing import Drawing, Sheet
+from .drawing import Sheet, sheet
 
 CAPTION = (
     "How to read it: each point is the whole model with one layer cut and all others as they were; "
     "a line is one width of one axis of the state. Bars are 95% intervals of the difference to the "
     "original. A layer that stands out carries the loss; layers near zero can be cut further."
 )
+PANELS = {
+    "recall": ("Recall lost when one layer is cut", "points"),
+    "nll": ("Text: increase of NLL when one layer is cut", "nats"),
+    "text error": ("Error of the cut layer's output on text", "% of its square"),
+    "recall error": ("The same on recall sequences", "% of its square"),
+}
+"""What is drawn by layer -> its title and unit."""
 
 
-def sheet(sensitivity: Sensitivity) -> Sheet:
-    """All pictures in one figure."""
-    return Sheet(pictures(sensitivity), CAPTION)
+def sensitivity_sheet(sensitivity: Sensitivity) -> Sheet:
+    """A chart for each of PANELS, with a line per variant; one without points is left out."""
+    points = {
+        (cut.layer, cut.axis, cut.keep): _points(sensitivity, cut) for cut in sensitivity.cuts
+    }
+    charts = []
+    for figure, (title, unit) in PANELS.items():
+        series = []
+        for variant in sensitivity.variants:
+            by_layer = [points[layer, *variant] for layer in sensitivity.layers]
+            drawn = [figures[figure] for figures in by_layer if figure in figures]
+            series.append(Series(variant_text(sensitivity, variant), drawn))
+        charts.append(line_chart(series, title, x="layer", y=unit, from_zero=True, marks=True))
+    return sheet(charts, CAPTION)
 
 
-def pictures(sensitivity: Sensitivity) -> list[Drawing]:
-    """By layer: recall lost in points, increase of NLL in nats, and the error of the layer's output
-    on text and on recall sequences, in percent; a chart without points is left out."""
+def _points(sensitivity: Sensitivity, cut: LayerCut) -> dict[str, Point]:
+    """The points of one cut layer; without recall if the original does not recall."""
 
-    def recall_point(cut: LayerCut) -> Point | None:
-        drop = sensitivity.recall_drop(cut)
-        if drop is None:
-            return None
-        return Point(cut.layer, 100 * drop.estimate, 100 * drop.low, 100 * drop.high)
+    def point(x: Interval, scale: float = 1.0) -> Point:
+        return Point(cut.layer, scale * x.estimate, scale * x.low, scale * x.high)
 
-    def nll_point(cut: LayerCut) -> Point:
-        increase = sensitivity.nll_increase(cut)
-        return Point(cut.layer, increase.estimate, increase.low, increase.high)
-
-    def text_error_point(cut: LayerCut) -> Point:
-        return Point(cut.layer, 100 * cut.error["text"])
-
-    def recall_error_point(cut: LayerCut) -> Point:
-        return Point(cut.layer, 100 * cut.error["recall"])
-
-    drawings = []
-    for to_point, title, unit in (
-        (recall_point, "Recall lost when one layer is cut", "points"),
-        (nll_point, "Text: increase of NLL when one layer is cut", "nats"),
-        (text_error_point, "Error of the cut layer's output on text", "% of its square"),
-        (recall_error_point, "The same on recall sequences", "% of its square"),
-    ):
-        drawing = _picture(sensitivity, to_point, title, unit)
-        if drawing:
-            drawings.append(drawing)
-    return drawings
-
-
-def _picture(
-    sensitivity: Sensitivity, to_point: Callable[[LayerCut], Point | None], title: str, unit: str
-) -> Drawing | None:
-    """A chart with a line per variant and a point per layer."""
-    series = []
-    for axis, keep in sensitivity.variants:
-        points = []
-        for layer in sensitivity.layers:
-            point = to_point(sensitivity.find(layer, axis, keep))
-            if point:
-                points.append(point)
-        series.append(Series(variant_text(sensitivity, (axis, keep)), points))
-    return line_chart(series, title, x="layer", y=unit, from_zero=True, marks=True)
+    drop = sensitivity.recall_drop(cut)
+    points = {} if drop is None else {"recall": point(drop, 100)}
+    points["nll"] = point(sensitivity.nll_increase(cut))
+    for source in ("text", "recall"):
+        points[f"{source} error"] = Point(cut.layer, 100 * cut.error[source])
+    return points

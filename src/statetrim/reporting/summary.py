@@ -5,12 +5,12 @@ from pathlib import Path
 
 from ..geometry import Geometry
 from ..judging.recommendation import Recommendation, recommend
-from ..judging.verdict import Outcome, Verdict, metric_label
+from ..judging.verdict import Outcome, metric_label
 from ..maths.formatting import bytes_text, relative_change_text
 from ..serving.capacity.compare import DEFAULT_CONTEXT, DEFAULT_MEMORY_GIB, alternatives
 from ..serving.deployment import ship_verdict
 from ..serving.engine_names import command_below_comment
-from ..serving.engines import compatibility_of_geometry
+from ..serving.engines import compatibility_of_geometry, known_lines
 from .commands import command_arguments, recover_command, serving_commands, trim_command
 from .document import Fact, Summary
 from .findings import Findings
@@ -28,18 +28,7 @@ def build_summary(findings: Findings) -> Summary:
     """Summarize the cut, or a comparison of shapes if neither a cut nor scores were given."""
     if findings.decision is not None and findings.cut is None and findings.scores is None:
         return _decision_summary(findings, recommend(findings.decision.points))
-    return _cut_summary(findings, verdict_for(findings))
-
-
-def verdict_for(findings: Findings) -> Verdict:
-    """The ship verdict on the report's checkpoint; mismatched artifacts make it uncertain."""
-    return ship_verdict(
-        findings.scores,
-        findings.scored_name,
-        findings.cut,
-        doubts=list(findings.mismatches),
-        faults=findings.engine_faults,
-    )
+    return _cut_summary(findings)
 
 
 def title_text(findings: Findings) -> str:
@@ -60,11 +49,16 @@ def title_text(findings: Findings) -> str:
     return f"{name}: what a smaller state costs"
 
 
-def _cut_summary(findings: Findings, verdict: Verdict) -> Summary:
+def _cut_summary(findings: Findings) -> Summary:
     """The verdict, with facts on quality, memory, engines and, if recovery may help, its command.
 
-    Notes are mismatches of the artifacts, and warnings of the verdict and of trim's record.
+    Notes are mismatches of the artifacts, which make it uncertain, and warnings of the verdict and
+    of trim's record.
     """
+    mismatches = list(findings.mismatches)
+    verdict = ship_verdict(
+        findings.scores, findings.scored_name, findings.cut, mismatches, findings.engine_faults
+    )
     facts = [Fact("Quality", verdict.facts[:MAX_QUALITY_LINES])] if verdict.facts else []
     facts += _memory_fact(findings, findings.cut_geometry)
     facts += _engine_fact(findings)
@@ -72,7 +66,7 @@ def _cut_summary(findings: Findings, verdict: Verdict) -> Summary:
         line = "recover it, then evaluate the result as this one was"
         facts.append(Fact("Next", [line], [recover_command(findings)]))
     recorded_warnings = findings.trim.warnings if findings.trim else ()
-    notes = [f"These artifacts do not belong together: {text}" for text in findings.mismatches]
+    notes = [f"These artifacts do not belong together: {text}" for text in mismatches]
     notes += [f"Warning: {text}" for text in dict.fromkeys((*verdict.warnings, *recorded_warnings))]
     return Summary(
         answer=str(verdict.outcome).capitalize(),
@@ -84,8 +78,6 @@ def _cut_summary(findings: Findings, verdict: Verdict) -> Summary:
 
 
 def _decision_summary(findings: Findings, advice: Recommendation) -> Summary:
-    """The recommended shape with the command that cuts it, and recovers it if it loses too much;
-    without one no facts."""
     cut, original = advice.chosen, findings.original_geometry
     if cut is None:
         return Summary("No shape recommended", TONES[Outcome.UNKNOWN], advice.reason, [])
@@ -131,15 +123,11 @@ def _engine_fact(findings: Findings) -> Iterator[Fact]:
     model, geometry = findings.checkpoint, findings.cut_geometry
     if model is None or geometry is None:
         return
-    accepting, refusing = set[str](), set[str]()
-    for row in compatibility_of_geometry(str(model.config.get("model_type")), geometry):
-        if row.current and row.serves:
-            accepting.add(row.engine)
-        if row.current and row.verdict in ("refused", "wrong"):
-            refusing.add(row.engine)
+    rows = known_lines(compatibility_of_geometry(str(model.config.get("model_type")), geometry))
+    accepting = {row.engine for row in rows if row.serves}
+    refusing = {row.engine for row in rows} - accepting
     commands = serving_commands(findings)
     serving = [name for name in commands if name in accepting]
-    refusing.difference_update(serving)
     lines = [f"served by {', '.join(serving)}" if serving else "no engine is known to serve it"]
     if refusing:
         lines.append(f"refused by {', '.join(sorted(refusing))}")

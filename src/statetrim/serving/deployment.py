@@ -102,10 +102,20 @@ def ship_verdicts(scores: Scores, models: Sequence[ModelLike]) -> list[Verdict]:
     return [ship_verdict(scores, name, as_checkpoint(by_name[name])) for name in cut_models(scores)]
 
 
-def relevant_lines(lines: Sequence[Compatibility]) -> list[Compatibility]:
-    """Lines of current versions, and of older ones that serve if the current version does not."""
+def engine_rows(lines: Sequence[Compatibility]) -> list[tuple[str, ...]]:
+    """Rows of engine and versions, hardware, verdict, evidence and remark: of current versions, and
+    of older ones that serve if the current version does not."""
     refusing = {line.engine for line in lines if line.current and not line.serves}
-    return [line for line in lines if line.current or (line.serves and line.engine in refusing)]
+    hardware_by_cells: dict[tuple[str, ...], list[str]] = {}
+    for line in lines:
+        if line.current or (line.serves and line.engine in refusing):
+            remark = line.error or line.note
+            if line.flag and not line.error:  # the command has it, because a cell may wrap it
+                add_text = f"add {line.flag}"
+                remark = "needs the flag in its command below" if line.serves else add_text
+            cells = (f"{line.engine} {line.versions}", line.verdict, line.evidence, remark)
+            hardware_by_cells.setdefault(cells, []).append(line.hardware)
+    return [(name, ", ".join(on), *cells) for (name, *cells), on in hardware_by_cells.items()]
 
 
 def serve_commands(

@@ -8,11 +8,12 @@ from typing import Any
 
 from ...families.contract import LAYER_WIDTHS_FIELD
 from ...geometry import Geometry
-from ...maths.formatting import bytes_text, relative_change_text
+from ...maths.formatting import change_row
 from ...storage.checkpoint import Checkpoint
 from ...storage.hub.cache import model_name, repository_in_cache
 from ...storage.quantized.find import describe_schemes
 from ..plan import Plan
+from ..state_sizes import state_rows
 from .markdown import escape, inline_code, one_line
 
 _MEASURED_BEGIN = "<!-- measured by statetrim -->"
@@ -20,7 +21,6 @@ _MEASURED_END = "<!-- end of what was measured -->"
 _LICENSE_FIELDS = ("license", "license_name", "license_link")
 _CARRIED_FIELDS = (*_LICENSE_FIELDS, "language", "pipeline_tag", "library_name")
 _PLAIN_YAML_VALUE = re.compile(r"[\w./:+-][\w ./:+-]*|\[[\w, -]*\]")  # a plain scalar or a list
-_FLOAT32, _BFLOAT16 = 4, 2
 _UNCHANGED = "All other tensors are the original's, byte for byte."
 _COPIED = "The cut copied all other tensors byte for byte; the steps below changed some of them."
 
@@ -36,7 +36,9 @@ def model_card(
     before = model.geometry
     name, base = _name_and_base(model.path.resolve())
     front_matter = [*_carried_fields(original), *base, "tags:", "- statetrim", "- pruned"]
-    shapes = [before.describe_against(after), after.describe_against(before)]
+    sizes = state_rows(before, after)
+    _, *shapes, _ = sizes[0]
+    sizes.append(change_row("parameters", model.parameters, parameters, ""))
     loading_text = (
         f"**Stock libraries cannot load it**: its layers differ in width (`{LAYER_WIDTHS_FIELD}` "
         f"in its config). `statetrim.load` runs it, and vLLM with the plugin of statetrim, "
@@ -59,12 +61,7 @@ def model_card(
         "",
         "| | before | after | change |",
         "|---|---:|---:|---:|",
-        f"| state of a head, keys x values | {shapes[0]} | {shapes[1]} | "
-        f"{relative_change_text(before.state_numel, after.state_numel)} |",
-        _bytes_row("recurrent state per sequence, float32", before, after, _FLOAT32),
-        _bytes_row("the same in bfloat16 (an engine option)", before, after, _BFLOAT16),
-        f"| parameters | {model.parameters:,} | {parameters:,} | "
-        f"{relative_change_text(model.parameters, parameters)} |",
+        *(f"| {' | '.join(row)} |" for row in sizes),
         "",
         _MEASURED_BEGIN,
         "Its quality was not measured yet. A cut loses quality unless it was measured not to: "
@@ -227,10 +224,3 @@ def _carried_fields(original: str) -> list[str]:
         if name in _CARRIED_FIELDS and _PLAIN_YAML_VALUE.fullmatch(value.strip()):
             fields.append(f"{name}: {value.strip()}")
     return fields
-
-
-def _bytes_row(name: str, before: Geometry, after: Geometry, element_bytes: int) -> str:
-    """A table row with the state's bytes per sequence before and after, and the change in
-    percent."""
-    old, new = element_bytes * before.state_numel, element_bytes * after.state_numel
-    return f"| {name} | {bytes_text(old)} | {bytes_text(new)} | {relative_change_text(old, new)} |"

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ...maths.paired import Interval, Pairs, difference_interval, zero_event_bound
+from ...maths.table import Table
 from ..record import Artifact, as_fields, header
 from .agreement import Agreement, Kind
 
@@ -91,13 +92,18 @@ class Verification(Artifact):
             raise ValueError("lineage.models must be a list")
 
 
-def loss_text(verification: Verification, agreement: Agreement) -> str:
-    """What agreement a cut lost against the original, in points with its interval; empty for the
-    original, and if one of them did not run."""
-    if agreement.model == verification.models[0]:
-        return ""
-    change = verification.agreement_change(agreement.model, agreement.kind)
-    if change is None:
-        return ""
-    loss = -change
-    return f"{loss.estimate:+.2f} ({loss.low:+.2f} to {loss.high:+.2f})"
+def agreement_table(verification: Verification) -> Table:
+    """A row per model and kind of sequences. What a cut lost against the original is in points,
+    with its interval; empty for the original, and if one of them did not run."""
+    rows = []
+    for agreement in verification.agreements:
+        change, loss = verification.agreement_change(agreement.model, agreement.kind), ""
+        if change is not None and agreement.model != verification.models[0]:
+            lost = -change
+            loss = f"{lost.estimate:+.2f} ({lost.low:+.2f} to {lost.high:+.2f})"
+        agreed = f"{sum(agreement.agreed):,} of {sum(agreement.places):,}"
+        gap = f"{agreement.largest_gap:.2g}"
+        rows.append((agreement.model, agreement.kind, agreed, loss, gap))
+    engine = verification.version or verification.engine
+    title = f"{engine}, {verification.dtype}, compared with transformers"
+    return Table(title, ("model", "tokens", "choices equal", "loss, points", "largest gap"), rows)

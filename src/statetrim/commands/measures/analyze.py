@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ...artifacts.analysis import Analysis
     from ...artifacts.sensitivity import LayerCut, Sensitivity
     from ...selection.allocate import Allocation
-    from ...serving.capacity.parts import Paging
     from ...storage.checkpoint import Checkpoint
 
 SENSITIVITY_WINDOW = 256  # tokens; `analyze` itself reads longer sequences
@@ -72,99 +71,55 @@ def analyze(
 
 
 def _run_utilization(
-    model: Checkpoint,
-    options: AnalyzeOptions,
-    output: Path,
-    figures: Path | None,
-    as_json: bool,
+    model: Checkpoint, options: AnalyzeOptions, output: Path, figures: Path | None, as_json: bool
 ) -> None:
-    """Measure the effective rank of the states, write it, and draw it if `figures` is given."""
     from ...analysis.analyze import analyze as run
     from ...artifacts.analysis import Analysis
     from ...storage.models import as_checkpoint
-    from ...storage.output import open_output
-    from ..progress import show_progress
+    from ...storage.output import run_and_save
+    from ..progress import run_with_progress
 
-    files = {"analysis.json": output, "analysis.safetensors": output.with_suffix(".safetensors")}
+    figure_paths = {}
     if figures:
         # Imported before the work starts: matplotlib may be missing.
         from ...reporting.figure_files import SUFFIXES, save_all
         from ...reporting.rank_pictures import SHEET_NAMES, sheets
 
         names = [f"{sheet}.{suffix}" for sheet in SHEET_NAMES for suffix in SUFFIXES]
-        files |= {f"figures/{name}": figures / name for name in names}
-    digests = [model.digest]
-    if options.baseline is not None:
-        digests.append(as_checkpoint(options.baseline).digest)
+        figure_paths = {f"figures/{name}": figures / name for name in names}
+    baseline = options.baseline
+    models = [model] if baseline is None else [model, as_checkpoint(baseline)]
     record = {
         "format": "statetrim analyze",
-        "models": digests,
+        "models": [checkpoint.digest for checkpoint in models],
         "figures": str(figures),
         "options": as_record(options),
     }
-    with open_output(output, "job.json", record, files=files) as work:
-        if not work.done:
-            with show_progress("analysing") as progress:
-                analysis = run.run(model, replace(options, progress=progress))
-            analysis.save(work.path / "analysis.json")
-            if figures:
-                compared = {"before": analysis.baseline} if analysis.baseline else {}
-                label = "after" if analysis.baseline else model.name
-                save_all(sheets({**compared, label: analysis}), work.path / "figures")
-            work.publish()
-    figure_files = [path for path in list(files.values())[2:] if path.exists()]
-    show_analysis(Analysis.load(output), str(output), figure_files, as_json=as_json)
 
+    def measure(directory: Path | None) -> Analysis:
+        analysis = run_with_progress(run, model, options, "analysing")
+        if figures and directory:
+            compared = {"before": analysis.baseline} if analysis.baseline else {}
+            label = "after" if analysis.baseline else model.name
+            save_all(sheets({**compared, label: analysis}), directory / "figures")
+        return analysis
 
-def _run_sensitivity(
-    model: Checkpoint,
-    options: AnalyzeOptions,
-    widths: list[str],
-    output: Path,
-    figures: Path | None,
-    as_json: bool,
-) -> None:
-    """Cut each layer alone, measure the loss, write it, and draw it if `figures` is given."""
-    from ...maths.units import parse_token_count
-    from ...pipelines.options import SensitivityOptions
-    from ...pipelines.sensitivity import sensitivity as run
-    from ...serving.capacity.parts import Paging
-    from ..progress import show_progress
-
-    length = options.length or SENSITIVITY_WINDOW
-    with show_progress("cutting one layer after the other") as progress:
-        chosen = derive(
-            SensitivityOptions,
-            options,
-            widths=widths,
-            windows=parse_token_count(options.tokens) // length,
-            length=length,
-            out=output,
-            figures=figures,
-            progress=progress,
-        )
-        result = run.run(model, chosen)
-    suffixes = ("png", "svg") if figures else ()
-    figure_files = [Path(str(figures)) / f"sensitivity.{suffix}" for suffix in suffixes]
-    kv_cache = model.family.kv_cache_size(model.config, model.geometry)
-    paging = Paging.of(model.geometry, kv_cache.layers if kv_cache else 0)
-    show_sensitivity(result, paging, str(output), figure_files, as_json=as_json)
-
-
-def show_analysis(
-    analysis: Analysis, output: str, figures: Sequence[Path], *, as_json: bool
-) -> None:
-    """Print a row per layer, narrow enough for a terminal of 80 columns."""
+    arrays = {"result.safetensors": output.with_suffix(".safetensors")}
+    analysis = run_and_save(
+        output, record, measure, Analysis.load, extra_files=arrays | figure_paths
+    )
+    drawn = [path for path in figure_paths.values() if path.exists()]
     if as_json:
-        terminal.print_json(
-            {
-                "analysis": output,
-                "figures": [str(path) for path in figures],
-                **analysis.summary(),
-                **({"baseline": analysis.baseline.summary()} if analysis.baseline else {}),
-            }
-        )
+        summary = {"analysis": str(output), "figures": [str(path) for path in drawn]}
+        before = {"baseline": analysis.baseline.summary()} if analysis.baseline else {}
+        terminal.print_json({**summary, **analysis.summary(), **before})
         return
+    _show_analysis(analysis)
+    _show_files(output, drawn)
+
+
+def _show_analysis(analysis: Analysis) -> None:
+    """Print a row per layer, narrow enough for a terminal of 80 columns."""
     table, baseline = analysis.table(), analysis.baseline
     bars = (table.header.index("heads"),)
     *rows, means = table.rows
@@ -178,37 +133,67 @@ def show_analysis(
         f"{analysis.burn_in}; heads: one bar each",
         *([f"states are stored in {state_dtype}, as an engine would"] if state_dtype else []),
         "κ: condition number, median head; filters: mean |cosine|, of queries, of keys",
-        _written_text(output, figures),
     ):
         terminal.print_text(line)
 
 
-def _written_text(output: str, figures: Sequence[Path]) -> str:
-    return f"written to {output}" + (f", and {len(figures)} pictures" if figures else "")
+def _show_files(output: Path, figures: Sequence[Path]) -> None:
+    pictures = f", and {len(figures)} pictures" if figures else ""
+    terminal.print_text(f"written to {output}{pictures}")
 
 
-def show_sensitivity(
-    sensitivity: Sensitivity,
-    paging: Paging,
-    output: str,
-    figures: Sequence[Path],
-    *,
+def _run_sensitivity(
+    model: Checkpoint,
+    options: AnalyzeOptions,
+    widths: list[str],
+    output: Path,
+    figures: Path | None,
     as_json: bool,
 ) -> None:
-    """Print a row per layer with the cost of each width, the conclusion, and widths by layer."""
-    from ...artifacts.sensitivity import variant_text
+    from ...maths.units import parse_token_count
+    from ...pipelines.options import SensitivityOptions
+    from ...pipelines.sensitivity import sensitivity as run
     from ...selection.allocate import allocate, allocate_in_pages
+    from ...serving.capacity.parts import Paging
+    from ..progress import run_with_progress
 
+    length = options.length or SENSITIVITY_WINDOW
+    chosen = derive(
+        SensitivityOptions,
+        options,
+        widths=widths,
+        windows=parse_token_count(options.tokens) // length,
+        length=length,
+        out=output,
+        figures=figures,
+    )
+    result = run_with_progress(run, model, chosen, "cutting one layer after the other")
+    figure_files = [figures / f"sensitivity.{end}" for end in ("png", "svg")] if figures else []
     if as_json:
         terminal.print_json(
             {
-                "sensitivity": output,
-                "figures": [str(path) for path in figures],
-                "finding": sensitivity.sentence,
-                "cuts": [_cut_json(sensitivity, cut) for cut in sensitivity.cuts],
+                "sensitivity": str(output),
+                "figures": [str(path) for path in figure_files],
+                "finding": result.sentence,
+                "cuts": [_cut_json(result, cut) for cut in result.cuts],
             }
         )
         return
+    _show_sensitivity(result)
+    kv_cache = model.family.kv_cache_size(model.config, model.geometry)
+    paging = Paging.of(model.geometry, kv_cache.layers if kv_cache else 0)
+    for share in SHARES:
+        _show_allocation(f"{share:.0%} of the bytes", partial(allocate, result, share))
+        _show_allocation(
+            f"As much of vLLM's cache, with its plugin, as one shape of {share:.0%}",
+            partial(allocate_in_pages, result, share, paging),
+        )
+    _show_files(output, figure_files)
+
+
+def _show_sensitivity(sensitivity: Sensitivity) -> None:
+    from ...artifacts.sensitivity import variant_text
+
     rows = []
     for layer in sensitivity.layers:
         cuts = [sensitivity.find(layer, axis, keep) for axis, keep in sensitivity.variants]
@@ -219,13 +204,6 @@ def show_sensitivity(
     terminal.print_text(sensitivity.sentence)
     loads = ", ".join(map(str, sensitivity.recalled_pair_counts)) or "none"
     terminal.print_text(f"NLL in nats per token; recall in points, mean over {loads} pairs")
-    for share in SHARES:
-        _show_allocation(f"{share:.0%} of the bytes", partial(allocate, sensitivity, share))
-        _show_allocation(
-            f"As much of vLLM's cache, with its plugin, as one shape of {share:.0%}",
-            partial(allocate_in_pages, sensitivity, share, paging),
-        )
-    terminal.print_text(_written_text(output, figures))
 
 
 def _show_allocation(budget: str, find: Callable[[], Allocation]) -> None:

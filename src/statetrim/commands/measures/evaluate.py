@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,7 +17,6 @@ from ..command import command
 
 if TYPE_CHECKING:
     from ...artifacts.scores import Scores
-    from ...judging.losses import Loss
     from ...judging.verdict import Verdict
 
 FailIf = Annotated[
@@ -38,10 +36,9 @@ def evaluate(
     from ...judging.gate import find_violation
     from ...progress import is_rank_zero
     from ...serving.deployment import ship_verdicts
-    from ..progress import show_progress
+    from ..progress import run_with_progress
 
-    with show_progress() as progress:
-        scores = run.run(models, replace(options, progress=progress))
+    scores = run_with_progress(run, models, options)
     if not is_rank_zero():
         return
     verdicts = ship_verdicts(scores, models)
@@ -57,51 +54,41 @@ def show_scores(
     scores: Scores, ship_verdicts: Sequence[Verdict], output: str, *, as_json: bool
 ) -> None:
     """Print every score, what each cut lost, and the verdict on each cut."""
-    from ...judging.losses import (
-        averaged_settings_text,
-        mean_recall_text,
-        scores_table,
-        task_losses,
-    )
+    from ...judging import losses as judging
 
-    losses: list[Loss] = []
-    for model in scores.models[1:]:
-        losses += task_losses(scores, model)
+    losses = [x for model in scores.models[1:] for x in judging.task_losses(scores, model)]
     if as_json:
-        extra = {
-            "verdicts": [_loss_json(loss) for loss in losses],
-            "ship": [verdict.as_json() for verdict in ship_verdicts],
-            "output": output,
-        }
+        verdicts = [
+            {
+                "model": loss.model,
+                "task": loss.task,
+                "metric": loss.metric,
+                "loss": [loss.loss.estimate, loss.loss.low, loss.loss.high],
+                "unit": loss.unit.suffix.strip(),
+                "mcnemar_p": loss.p,
+                "verdict": loss.sentence,
+            }
+            for loss in losses
+        ]
+        ship = [verdict.as_json() for verdict in ship_verdicts]
+        extra = {"verdicts": verdicts, "ship": ship, "output": output}
         terminal.print_json(scores.as_json(samples=False) | extra)
         return
-    table = scores_table(scores)
+    table = judging.scores_table(scores)
     terminal.print_table(table.title, table.header, table.rows, left=(0, 1))
     for loss in losses:
         p = "" if loss.p is None else f" (McNemar p = {loss.p:.3g})"
         terminal.print_text(f"{loss.task}, {loss.metric}, {loss.model}: {loss.sentence}{p}")
     for model in scores.models[1:]:
-        if sentence := mean_recall_text(scores, model):
+        if sentence := judging.mean_recall_text(scores, model):
             terminal.print_text(f"mean recall, {model}: {sentence}")
     for task in scores.tasks:
         for metric in scores.metrics(task):
-            if sentence := averaged_settings_text(scores, task, metric):
+            if sentence := judging.averaged_settings_text(scores, task, metric):
                 terminal.print_text(f"{task}, {metric}: {sentence}")
     terminal.print_text(f"intervals of 95%, paired by sample; written to {output}")
     for verdict in ship_verdicts:
         show_verdict(verdict)
-
-
-def _loss_json(row: Loss) -> dict[str, Any]:
-    return {
-        "model": row.model,
-        "task": row.task,
-        "metric": row.metric,
-        "loss": [row.loss.estimate, row.loss.low, row.loss.high],
-        "unit": row.unit.suffix.strip(),
-        "mcnemar_p": row.p,
-        "verdict": row.sentence,
-    }
 
 
 def show_verdict(verdict: Verdict, name: str = "") -> None:

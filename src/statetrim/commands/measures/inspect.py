@@ -14,7 +14,6 @@ from ..command import command
 if TYPE_CHECKING:
     from ...serving.capacity.arithmetic import Fit
     from ...serving.deployment import Deployment
-    from ...serving.engines import Compatibility
     from ...serving.inspect import ServedShape, StateReport
     from ...serving.state_size import StateSize
 
@@ -25,12 +24,7 @@ def inspect(
 ) -> None:
     from ...serving.inspect import inspect as run
 
-    opened = arguments.open_model(model, family, weights=False)
-    show_report(run.run(opened, options), as_json=as_json)
-
-
-def show_report(report: StateReport, *, as_json: bool) -> None:
-    """Print tables of the state, of the engines that serve it, and of the sequences that fit."""
+    report = run.run(arguments.open_model(model, family, weights=False), options)
     if as_json:
         terminal.print_json(report.as_json())
         return
@@ -59,60 +53,60 @@ def _kept_text(before: StateSize, after: StateSize) -> str:
 
 
 def _state_rows(report: StateReport) -> Iterator[list[str]]:
-    """Rows of a name, the value before and, if there is a cut, the value after it and the
-    change."""
+    """Rows of a name, the value before and, if there is a cut, the value after it and, of what the
+    cut may change, the change."""
     before, after = report.before, report.after
+    sizes = [before, after] if after else [before]
+    removes_heads = after is not None and after.num_v_heads != before.num_v_heads
 
-    def unchanged(name: str, value: str) -> list[str]:
-        return [name, value, value] if after else [name, value]
-
-    def compared(
-        name: str, to_text: Callable[[StateSize], str], to_number: Callable[[StateSize], int]
+    def row(
+        name: str,
+        to_text: Callable[[StateSize], str],
+        to_number: Callable[[StateSize], int] | None = None,
     ) -> list[str]:
-        if after is None:
-            return [name, to_text(before)]
-        change = relative_change_text(to_number(before), to_number(after))
-        return [name, to_text(before), to_text(after), change]
+        cells = [name, *map(to_text, sizes)]
+        if after and to_number:
+            cells.append(relative_change_text(to_number(before), to_number(after)))
+        return cells
 
     total_text = f" of {report.total_layers}" if report.total_layers else ""
-    yield unchanged("linear-attention layers", f"{report.layers}{total_text}")
-    if after and after.num_v_heads != before.num_v_heads:
-        yield compared(
-            "key heads / value heads",
-            lambda size: f"{size.num_k_heads} / {size.num_v_heads}",
-            lambda size: size.num_v_heads,
-        )
-        yield compared(
+    yield row("linear-attention layers", lambda _: f"{report.layers}{total_text}")
+    yield row(
+        "key heads / value heads",
+        lambda size: f"{size.num_k_heads} / {size.num_v_heads}",
+        (lambda size: size.num_v_heads) if removes_heads else None,
+    )
+    if removes_heads:
+        yield row(
             "devices that can share them",
             lambda size: ", ".join(map(str, size.tensor_parallel)),
             lambda size: size.num_k_heads,
         )
-    else:
-        yield unchanged("key heads / value heads", f"{report.num_k_heads} / {report.num_v_heads}")
-    yield compared(
+    yield row(
         "state per head, keys x values",
         lambda size: size.shape,
         lambda size: size.head_k_dim * size.head_v_dim,
     )
-    for name, divisor in (
-        ("recurrent state per sequence, float32", 1),
-        ("the same in bfloat16 (an engine option)", 2),
-    ):
-        yield compared(
-            name,
-            lambda size, divisor=divisor: bytes_text(size.state_bytes / divisor),  # type: ignore[misc]
-            lambda size: size.state_bytes,
-        )
-    yield compared(
+    yield row(
+        "recurrent state per sequence, float32",
+        lambda size: bytes_text(size.state_bytes),
+        lambda size: size.state_bytes,
+    )
+    yield row(
+        "the same in bfloat16 (an engine option)",
+        lambda size: bytes_text(size.state_bytes / 2),
+        lambda size: size.state_bytes,
+    )
+    yield row(
         f"convolution state per sequence, {report.conv_dtype}",
         lambda size: bytes_text(size.conv_bytes),
         lambda size: size.conv_bytes,
     )
     if report.quantized:
-        yield unchanged("quantised weights", report.quantized)
+        yield row("quantised weights", lambda _: report.quantized)
     old, new = report.parameters, report.parameters_after
     if not old:
-        yield unchanged("parameters", "no weights here")
+        yield row("parameters", lambda _: "no weights here")
     elif after is None:
         yield ["parameters", f"{old:,}"]
     else:
@@ -120,38 +114,25 @@ def _state_rows(report: StateReport) -> Iterator[list[str]]:
 
 
 def _show_engines(deployment: Deployment) -> None:
-    from ...serving.deployment import relevant_lines
+    from ...serving.deployment import engine_rows
     from ...serving.engine_names import command_with_comment
 
-    lines = relevant_lines(deployment.engines)
-    if not lines:
+    rows = []
+    for engine, hardware, verdict, evidence, remark in engine_rows(deployment.engines):
+        verdict_text = f"{verdict} ({evidence})" if evidence else verdict
+        rows.append((engine, hardware, verdict_text, remark))
+    if not rows:
         terminal.print_text(
             f"no engine is known to serve or refuse {deployment.shape} for this model type"
         )
         return
-    hardware_by_cells: dict[tuple[str, ...], list[str]] = {}
-    for line in lines:
-        verdict = f"{line.verdict} ({line.evidence})" if line.evidence else line.verdict
-        cells = (f"{line.engine} {line.versions}", verdict, _remark_text(line))
-        hardware_by_cells.setdefault(cells, []).append(line.hardware)
-    terminal.print_table(
-        f"Engines and a state of {deployment.shape}",
-        ("engine", "on", "verdict", "to know"),
-        [(name, ", ".join(on), *cells) for (name, *cells), on in hardware_by_cells.items()],
-        left=range(4),
-    )
+    header = ("engine", "on", "verdict", "to know")
+    title = f"Engines and a state of {deployment.shape}"
+    terminal.print_table(title, header, rows, left=range(4))
     for engine, serving in deployment.commands.items():
         terminal.print_command(command_with_comment(engine, serving))
     if deployment.everywhere and deployment.everywhere != deployment.shape:
         terminal.print_text(f"nearest shape every engine serves: --to {deployment.everywhere}")
-
-
-def _remark_text(line: Compatibility) -> str:
-    """The engine's error, a hint at its flag, which is in the command below because a cell may wrap
-    it, or a note."""
-    if line.error or not line.flag:
-        return line.error or line.note
-    return "needs the flag in its command below" if line.serves else f"add {line.flag}"
 
 
 def _show_shapes(shapes: list[ServedShape]) -> None:
@@ -196,7 +177,6 @@ def _show_capacity(deployment: Deployment) -> None:
 
 
 def _show_try_first(deployment: Deployment) -> None:
-    """Print what each flag of the engine gives, alone and with the cut."""
     served, rows = deployment.served_original, []
     for gain in deployment.try_first:
         fits = [gain.fit, gain.cut_fit] if gain.cut_fit else [gain.fit]

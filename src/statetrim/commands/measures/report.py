@@ -25,14 +25,9 @@ def report(
 ) -> None:
     from ...reporting.report import report as run
 
-    show_page(run(artifacts, output), as_json=as_json)
-
-
-def show_page(page: Path, *, as_json: bool) -> None:
-    """Print the paths of the report."""
+    page = run(artifacts, output)
+    markdown = page.with_suffix(".md")
     if as_json:
-        terminal.print_json({"html": str(page), "markdown": str(page.with_suffix(".md"))})
+        terminal.print_json({"html": str(page), "markdown": str(markdown)})
     else:
-        terminal.print_text(
-            f"written to {page} and {page.with_suffix('.md').name}, in the same directory"
-        )
+        terminal.print_text(f"written to {page} and {markdown.name}, in the same directory")

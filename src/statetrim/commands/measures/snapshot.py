@@ -1,17 +1,9 @@
 """statetrim snapshot"""
 
-from __future__ import annotations
-
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
 from ...snapshots.options import SnapshotOptions
 from .. import arguments, terminal
 from ..arguments import FamilyFile, Json, Model
 from ..command import command
-
-if TYPE_CHECKING:
-    from ...artifacts.snapshots import Snapshots
 
 
 @command(SnapshotOptions)
@@ -20,16 +12,10 @@ def snapshot(
 ) -> None:
     arguments.check_output_free(options.out)
     from ...snapshots.snapshot import snapshot as run
-    from ..progress import show_progress
+    from ..progress import run_with_progress
 
     opened = arguments.open_model(model, family)
-    with show_progress("coding states") as progress:
-        measured = run.run(opened, replace(options, progress=progress))
-    show_snapshots(measured, options, as_json=as_json)
-
-
-def show_snapshots(measured: Snapshots, options: SnapshotOptions, *, as_json: bool) -> None:
-    """Print the table of codes, the ranks by layer, and the share by length."""
+    measured = run_with_progress(run, opened, options, "coding states")
     if as_json:
         terminal.print_json(measured.as_json())
         return

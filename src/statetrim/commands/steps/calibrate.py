@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...calibration.options import CalibrateOptions
@@ -23,16 +22,15 @@ def calibrate(
     model: Model, options: CalibrateOptions, family: FamilyFile = None, as_json: Json = False
 ) -> None:
     from ...calibration.calibrate import calibrate as run
-    from ...runtime.distributed import DistributedContext
-    from ..progress import show_progress
+    from ...progress import is_rank_zero
+    from ..progress import run_with_progress
 
     opened = arguments.open_model(model, family)
-    if options.original is not None:
-        original = arguments.open_model(str(options.original), family)
-        options = replace(options, original=original)
-    with show_progress("calibrating") as progress:
-        statistics = run.run(opened, replace(options, progress=progress))
-    if DistributedContext.current().rank == 0:
+    original = options.original
+    if original is not None:
+        original = arguments.open_model(str(original), family)
+    statistics = run_with_progress(run, opened, options, "calibrating", original=original)
+    if is_rank_zero():
         show_statistics(statistics, opened, str(options.out), as_json=as_json)
 
 

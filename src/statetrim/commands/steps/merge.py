@@ -27,12 +27,5 @@ def merge(
     from ...storage.output import run_and_save
 
     record = {"format": "statetrim merge", "parts": [str(part) for part in parts]}
-    run_and_save(
-        output, record, lambda _: run([Statistics.load(part) for part in parts]), Statistics.load
-    )
-    show_merged(len(parts), str(output))
-
-
-def show_merged(parts: int, output: str) -> None:
-    """Print how many statistics files were added, and where the sum is."""
-    terminal.print_text(f"{parts} statistics added, written to {output}")
+    run_and_save(output, record, lambda _: run(parts), Statistics.load)
+    terminal.print_text(f"{len(parts)} statistics added, written to {output}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,14 +25,13 @@ def recover(
     model: Model, options: RecoverRunOptions, family: FamilyFile = None, as_json: Json = False
 ) -> None:
     from ...recovery.recover import recover as run
-    from ..progress import show_progress
+    from ..progress import run_with_progress
 
     opened = arguments.open_model(model, family)
+    changes: dict[str, Any] = {"on_coverage": show_coverage}
     if options.teacher is not None:
-        options = replace(options, teacher=arguments.open_model(str(options.teacher), family))
-    with show_progress("recovering") as progress:
-        options = replace(options, on_coverage=show_coverage, progress=progress)
-        recovered = run.run(opened, options)
+        changes["teacher"] = arguments.open_model(str(options.teacher), family)
+    recovered = run_with_progress(run, opened, options, "recovering", **changes)
     if is_rank_zero():
         show_recovery(recovered, str(options.out), as_json=as_json)
 
@@ -72,13 +70,12 @@ def show_recovery(recovered: Checkpoint, output: str, *, as_json: bool) -> None:
     rows = []
     for name in ("loss", "ce", "kl"):
         if curve[0].get(name) is not None:
-            first = mean(step[name] for step in curve[:steps])
-            last = mean(step[name] for step in curve[-steps:])
-            rows.append((name, f"{first:.4f}", f"{last:.4f}"))
+            ends = (mean(step[name] for step in part) for part in (curve[:steps], curve[-steps:]))
+            rows.append((name, *(f"{end:.4f}" for end in ends)))
     checks = record.held_out
     if checks and "recall" in checks[0]:
-        first, last = checks[0]["recall"], checks[-1]["recall"]
-        rows.append(("held-out recall", f"{first:.4f}", f"{last:.4f}"))
+        ends = (check["recall"] for check in (checks[0], checks[-1]))
+        rows.append(("held-out recall", *(f"{end:.4f}" for end in ends)))
     header = ("training loss", f"first {steps} steps", f"last {steps} steps")
     terminal.print_table("Recovery", header, rows)
     trained = len(record.trained_tensors)

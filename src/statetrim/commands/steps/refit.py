@@ -1,9 +1,6 @@
 """statetrim refit"""
 
-from __future__ import annotations
-
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,9 +9,6 @@ from .. import arguments, terminal
 from ..arguments import FamilyFile, Json
 from ..command import command
 
-if TYPE_CHECKING:
-    from ...storage.checkpoint import Checkpoint
-
 Model = Annotated[str, typer.Argument(help="A pruned checkpoint.")]
 
 
@@ -22,24 +16,16 @@ Model = Annotated[str, typer.Argument(help="A pruned checkpoint.")]
 def refit(
     model: Model, options: RefitOptions, family: FamilyFile = None, as_json: Json = False
 ) -> None:
-    from ...surgery.refit import refit as run
-    from ..progress import show_progress
-
-    opened = arguments.open_model(model, family)
-    with show_progress("refitting") as progress:
-        fitted = run.run(opened, replace(options, progress=progress))
-    show_refit(fitted, str(options.out), as_json=as_json)
-
-
-def show_refit(model: Checkpoint, output: str, *, as_json: bool) -> None:
-    """Print the relative residual sum of squares of every layer's output before and after, from the
-    refit.json of the checkpoint."""
     from ...artifacts.steps import RefitRecord
     from ...storage.output import ARTIFACTS
+    from ...surgery.refit import refit as run
+    from ..progress import run_with_progress
 
-    layers = RefitRecord.load(model.path / ARTIFACTS / "refit.json").layers
+    opened = arguments.open_model(model, family)
+    fitted = run_with_progress(run, opened, options, "refitting")
+    layers = RefitRecord.load(fitted.path / ARTIFACTS / "refit.json").layers
     if as_json:
-        terminal.print_json({"output": output, "layers": layers})
+        terminal.print_json({"output": str(options.out), "layers": layers})
         return
     rows = []
     for layer, error in layers.items():
@@ -47,4 +33,4 @@ def show_refit(model: Checkpoint, output: str, *, as_json: bool) -> None:
         rows.append((layer, f"{before:.2%}", f"{after:.2%}", f"{after / before - 1:+.0%}"))
     title = "Refitted: relative error of each layer's output"
     terminal.print_table(title, ("layer", "before", "after", "change"), rows, left=())
-    terminal.print_text(f"sums of squares, on the text of the fit; written to {output}")
+    terminal.print_text(f"sums of squares, on the text of the fit; written to {options.out}")

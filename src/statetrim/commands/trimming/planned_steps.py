@@ -12,9 +12,8 @@ from ...serving.engine_names import engine_name
 from ...serving.engines import Shape
 from ...serving.shapes import refusing_engines
 from ...serving.state_size import weight_bytes
-from ...storage.checkpoint import Checkpoint
 from .. import terminal
-from ..state import state_size_json, state_size_text, tensor_parallel_text
+from ..state import state_json, state_size_text, tensor_parallel_text
 
 
 def show_steps(
@@ -22,17 +21,16 @@ def show_steps(
 ) -> None:
     """Print the steps and shapes of a run: to standard error before it runs, to standard output if
     they are the result of a dry run."""
+    download_bytes = 0 if job.model.downloaded else weight_bytes(job.model)
     if as_json:
         terminal.print_json(
             {
                 "output": output,
-                "head_k_dim": [job.model.geometry.head_k_dim, job.after.head_k_dim],
-                "head_v_dim": [job.model.geometry.head_v_dim, job.after.head_v_dim],
-                **state_size_json(job.model.geometry, job.after),
+                **state_json(job.model.geometry, job.after),
                 "state_share": state_share(job, job.largest_state),
                 "candidates": [str(candidate.shape) for candidate in job.candidates],
                 "streams_weights": job.streams_weights,
-                "download_bytes": _download_bytes(job.model),
+                "download_bytes": download_bytes,
                 "steps": [asdict(step) for step in steps],
             }
         )
@@ -47,14 +45,9 @@ def show_steps(
         _show_shape(job)
     if job.streams_weights:
         terminal.note("weights are streamed from disk, because memory is short")
-    if nbytes := _download_bytes(job.model):
-        size = bytes_text(nbytes)
+    if download_bytes:
+        size = bytes_text(download_bytes)
         terminal.note(f"{size} of weights are not here yet; the run downloads them first")
-
-
-def _download_bytes(model: Checkpoint) -> int:
-    """Bytes of all weights if the model is not downloaded yet, else 0."""
-    return 0 if model.downloaded else weight_bytes(model)
 
 
 def state_share(job: Job, kept: Geometry) -> dict[str, float | str | None]:
@@ -83,11 +76,17 @@ def _show_costs(title: str, steps: Sequence[Step], *, to_stderr: bool) -> None:
 
 
 def _show_shape(job: Job) -> None:
-    """Print the state's size and shape after the cut, and warn if engines refuse that shape."""
     before, after = job.model.geometry, job.after
     terminal.note(state_size_text(before, after))
     if job.removes_heads:
-        _show_heads(before, after)
+        kept, all_heads = after.describe_against(before), before.describe_against(after)
+        terminal.note(f"the state is cut to {kept} of {all_heads}")
+        terminal.note(tensor_parallel_text(before, after))
+        if after.num_k_heads < before.num_k_heads:
+            terminal.warn(
+                "warning: removing heads lost more than removing channels of the same size in "
+                "every measurement; cut channels instead (--to 0.5) if the config allows it"
+            )
         return
     if after.widths:
         terminal.warn(
@@ -108,26 +107,7 @@ def _show_shape(job: Job) -> None:
         )
 
 
-def _show_heads(before: Geometry, after: Geometry) -> None:
-    """Print to standard error how many heads stay, over how many devices they can be divided, and a
-    warning if key heads are removed."""
-    terminal.note(
-        f"the state is cut to {after.describe_against(before)} of {before.describe_against(after)}"
-    )
-    terminal.note(tensor_parallel_text(before, after))
-    if after.num_k_heads < before.num_k_heads:
-        terminal.warn(
-            "warning: removing heads lost more than removing channels of the same size in every "
-            "measurement; cut channels instead (--to 0.5) if the config allows it"
-        )
-
-
 def _show_candidates(job: Job, *, to_stderr: bool) -> None:
-    """Print the state per sequence of the original and of each shape to compare, and the engines
-    that refuse it."""
-    how = (
-        "all are predicted, the best three measured" if predicts_shapes(job) else "all are measured"
-    )
     shapes = [("no cut", job.model.geometry, "")]
     for candidate, target in job.candidates.items():
         refused = ", ".join(candidate.refused) or "none known"
@@ -137,8 +117,10 @@ def _show_candidates(job: Job, *, to_stderr: bool) -> None:
         share = f"{geometry.state_numel / job.model.geometry.state_numel:.0%}"
         sizes = bytes_text(4 * geometry.state_numel), bytes_text(2 * geometry.state_numel)
         rows.append((name, share, *sizes, refused))
+    predicted = "all are predicted, the best three measured"
     terminal.print_table(
-        f"Shapes to compare: {how}, one is kept",
+        f"Shapes to compare: {predicted if predicts_shapes(job) else 'all are measured'}, one is "
+        "kept",
         ("keys x values", "of the state", "per sequence, float32", "in bfloat16", "refused by"),
         rows,
         left=(4,),

@@ -49,21 +49,19 @@ def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_js
     ):
         terminal.print_text(sentence)
     import_hint = "" if checks["runtime"] == "transformers" else "   # after: import fla"
-    for line in (
-        f"load it:   {cut.family.auto_class(cut.config)}.from_pretrained("
-        f"{str(cut.path)!r}){import_hint}",
-        *_serving_lines(cut, requested_engine(record)),
+    loader = f"{cut.family.auto_class(cut.config)}.from_pretrained"
+    terminal.print_command(f"load it:   {loader}({str(cut.path)!r}){import_hint}")
+    for line in _serving_lines(cut, requested_engine(record)):
+        is_command = line.startswith("serve it:")
+        (terminal.print_command if is_command else terminal.print_text)(line)
+    terminal.print_command(
         f"push it:   statetrim push {cut.path} YOUR-NAME/{cut.path.resolve().name}   "
-        "# private, and without records that name your files",
-    ):
-        is_command = line.startswith(("load it:", "serve it:", "push it:"))
-        show_line = terminal.print_command if is_command else terminal.print_text
-        show_line(line)
+        "# private, and without records that name your files"
+    )
     show_verdict(verdict, str(cut.path))
 
 
 def _show_decision(decision: Decision) -> None:
-    """Print the size and the metrics of every shape that was measured, and why one was chosen."""
     # The many settings of a recall task are only in the file.
     names = decision.points[0].scores
     metrics = [name for name in names if not name.split()[-1].startswith("pairs_")]
@@ -112,10 +110,8 @@ def _serving_lines(cut: Checkpoint, first_engine: str | None) -> list[str]:
     for engine, command in commands.items():
         if engine in ENGINE_NAMES.values():
             lines.append(f"serve it:  {command_with_comment(engine, command)}")
-    refusing = set()
-    for row in compatibility_of_geometry(str(cut.config.get("model_type")), cut.geometry):
-        if row.verdict == "refused":
-            refusing.add(row.engine)
+    rows = compatibility_of_geometry(str(cut.config.get("model_type")), cut.geometry)
+    refusing = {row.engine for row in rows if row.verdict == "refused"}
     inspect = f"statetrim inspect {cut.path}"
     if refusing:
         lines.append(f"refused by {', '.join(sorted(refusing))}: {inspect} shows why")

@@ -4,44 +4,27 @@ A section is a module here with a TITLE and a function `blocks`, whose name is i
 artifact was not given, `blocks` yields `Missing`, and the section is listed at the end.
 """
 
-from collections.abc import Iterator
 from importlib import import_module
-from typing import Protocol
 
-from ..document import Block, Section
+from ..document import Picture, Section
 from ..findings import Findings
 
 ORDER = (
-    "quality",
-    "decision",
-    "state",
-    "engines",
-    "speed",
-    "copies",
-    "cut",
-    "sensitivity",
-    "ranks",
-    "recovery",
-    "reproduce",
-    "lineage",
-)
+    "quality", "decision", "state", "engines", "speed", "copies", "cut", "sensitivity", "ranks",
+    "recovery", "reproduce", "lineage",
+)  # fmt: skip
 """Modules, in the order of the report."""
-
-
-class SectionModule(Protocol):
-    """The interface of a section's module."""
-
-    TITLE: str
-
-    def blocks(self, findings: Findings) -> Iterator[Block]: ...
 
 
 def build_sections(findings: Findings) -> list[Section]:
     """All sections in ORDER, without those that yield no block."""
     built = []
     for name in ORDER:
-        module: SectionModule = import_module(f".{name}", __package__)
-        section = Section(module.TITLE, list(module.blocks(findings)))
-        if section.blocks:
-            built.append(section)
+        module = import_module(f".{name}", __package__)
+        blocks = []
+        for block in module.blocks(findings):
+            if not isinstance(block, Picture) or block.drawing is not None:
+                blocks.append(block)
+        if blocks:
+            built.append(Section(module.TITLE, blocks))
     return built

@@ -1,12 +1,10 @@
 """Which channels or heads the plan keeps, by layer."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...artifacts.plan import Plan
 from ...geometry import Axis
 from ...maths.formatting import evenly_spaced
 from ...storage.quantized.find import describe_schemes
@@ -35,10 +33,14 @@ def blocks(findings: Findings) -> Iterator[Block]:
         )
         return
     yield from _quantized_blocks(findings)
+    yield Table(("", "the plan"), plan.table().rows)
     if plan.kept_heads is not None:
-        yield from _head_blocks(plan, plan.kept_heads, findings)
+        rows = []
+        for layer, table in plan.kept_heads.items():
+            rows.append((str(layer), _ranges_text(table.flatten().tolist())))
+        caption = "Kept value heads in numbers; each keeps all its channels"
+        yield Table(("layer", "kept value heads"), rows, caption, folded=True)
         return
-    yield _plan_table(plan)
     original = findings.original_geometry
     kept_by_axis: list[tuple[Axis, Mapping[int, Tensor]]] = []
     if plan.method != "none":  # otherwise only values were pruned
@@ -68,48 +70,6 @@ def _quantized_blocks(findings: Findings) -> Iterator[Block]:
             f"first"
         )
         yield Table(("weight", "error"), rows, caption, folded=True)
-
-
-def _plan_table(plan: Plan) -> Table:
-    rows = [
-        ("method", plan.method),
-        ("its options", _options_text(plan.options) or "none"),
-        ("seed", str(plan.seed)),
-        ("key/query channels kept per head", plan.key_width_range),
-    ]
-    if plan.value_width_range is not None:
-        options = _options_text(plan.value_options)
-        method = f"{plan.value_method} ({options})" if options else str(plan.value_method)
-        rows.append(("method for values", method))
-        rows.append(("value channels kept per head", plan.value_width_range))
-    rows.append(("linear-attention layers", str(len(plan.kept))))
-    return Table(("", "the plan"), rows)
-
-
-def _options_text(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in options.items())
-
-
-def _head_blocks(plan: Plan, kept: Mapping[int, Tensor], findings: Findings) -> Iterator[Block]:
-    """A table of the plan's settings, and a table of the kept value heads, which `kept` holds by
-    layer."""
-    original = findings.original_geometry
-    total_text = f" of {original.num_v_heads}" if original else ""
-    yield Table(
-        ("", "the plan"),
-        [
-            ("method for heads", str(plan.head_method)),
-            ("seed", str(plan.seed)),
-            ("value heads kept in every layer", f"{plan.keep_heads}{total_text}"),
-            ("linear-attention layers", str(len(kept))),
-        ],
-    )
-    yield Table(
-        ("layer", "kept value heads"),
-        [(str(layer), _ranges_text(table.flatten().tolist())) for layer, table in kept.items()],
-        caption="Kept value heads in numbers; each keeps all its channels",
-        folded=True,
-    )
 
 
 def _channel_blocks(axis: Axis, kept: Mapping[int, Tensor], channels: int) -> Iterator[Block]:

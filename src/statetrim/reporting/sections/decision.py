@@ -44,7 +44,12 @@ def blocks(findings: Findings) -> Iterator[Block]:
         yield _prediction_table(decision)
     if advice.cuts:
         yield _shapes_table(findings, decision, advice.cuts)
-        yield from _commands(findings, decision)
+        other = next((shape for shape in findings.compared_plans if shape != decision.chosen), None)
+        if other is not None:
+            model, plan = command_arguments(findings).model, findings.compared_plans[other]
+            prune = f"statetrim prune {model} {shell_quoted(plan)} -o SMALL"
+            yield Text("To take another shape, measured with a random cut, or only cut:")
+            yield Command([trim_command(findings, other, "OTHER"), prune])
     drawings = _pictures(decision)
     for name, drawing in drawings.items():
         yield Picture(drawing, f"{name} by the size of the state.")
@@ -60,7 +65,6 @@ def blocks(findings: Findings) -> Iterator[Block]:
 
 
 def _prediction_table(decision: Decision) -> Table:
-    """The predicted cost of all shapes, and the engines that refuse them."""
     rows = []
     for shape, missed in decision.predicted.items():
         name = f"{shape} (chosen)" if shape == decision.chosen else shape
@@ -74,7 +78,6 @@ def _prediction_table(decision: Decision) -> Table:
 
 
 def _shapes_table(findings: Findings, decision: Decision, cuts: Sequence[JudgedCut]) -> Table:
-    """Size and losses of every measured shape, and where it is served."""
     original = decision.points[0].state_bytes
     header = ["keys x values", "state", "share", "on the frontier", "worst task", "losses"]
     if findings.original is not None:
@@ -91,7 +94,10 @@ def _shapes_table(findings: Findings, decision: Decision, cuts: Sequence[JudgedC
             str(cut.limit_status),
         ]
         if findings.original is not None:
-            cells.append(_serving_engines(str(findings.original.config.get("model_type")), cut))
+            model_type = str(findings.original.config.get("model_type"))
+            lines = compatibility_of_shape(model_type, Shape(cut.point.keep, cut.point.keep_values))
+            engines = dict.fromkeys(line.engine for line in lines if line.current and line.serves)
+            cells.append(", ".join(engines))
         rows.append([*cells, findings.compared_plans.get(shape, "")])
     caption = (
         "On the frontier: no other shape is as small and loses as little. Measured on other text "
@@ -101,25 +107,7 @@ def _shapes_table(findings: Findings, decision: Decision, cuts: Sequence[JudgedC
     return Table([*header, "plan"], rows, caption)
 
 
-def _commands(findings: Findings, decision: Decision) -> Iterator[Block]:
-    """The commands that make one of the other shapes."""
-    model = command_arguments(findings).model
-    for shape, plan in findings.compared_plans.items():
-        if shape != decision.chosen:
-            yield Text("To take another shape, measured with a random cut, or only cut:")
-            prune = f"statetrim prune {model} {shell_quoted(plan)} -o SMALL"
-            yield Command([trim_command(findings, shape, "OTHER"), prune])
-            return
-
-
-def _serving_engines(model_type: str, cut: JudgedCut) -> str:
-    """Engines whose current versions serve the model type in the cut's shape."""
-    rows = compatibility_of_shape(model_type, Shape(cut.point.keep, cut.point.keep_values))
-    return ", ".join(dict.fromkeys(row.engine for row in rows if row.current and row.serves))
-
-
 def _score_rows(decision: Decision) -> Iterator[tuple[str, ...]]:
-    """A row per shape and metric."""
     for point in decision.points:
         for name, measured in point.scores.items():
             low, high = _interval_bounds(measured)
@@ -134,21 +122,16 @@ def _score_rows(decision: Decision) -> Iterator[tuple[str, ...]]:
 
 
 def _pictures(decision: Decision) -> dict[str, Drawing]:
-    """Drawings by "task metric", one per main metric; an unknown task shows all its metrics."""
+    """Drawings by "task metric", one per metric that the verdict uses for a task; an unknown task
+    shows all its metrics."""
     names = dict.fromkeys(name for point in decision.points for name in point.scores)
     drawings = {}
     for name in names:
-        drawing = _picture(decision, name) if _is_main_metric(name) else None
-        if drawing:
+        task, _, metric = name.partition(" ")
+        is_main = task not in TASKS or metric == TASKS[task].metric
+        if is_main and (drawing := _picture(decision, name)):
             drawings[name] = drawing
     return drawings
-
-
-def _is_main_metric(name: str) -> bool:
-    """Whether "task metric" names the metric that the verdict uses for the task; True for every
-    metric of an unknown task."""
-    task, _, metric = name.partition(" ")
-    return task not in TASKS or metric == TASKS[task].metric
 
 
 def _method_and_axes(decision: Decision, cut: MeasuredShape) -> str:
@@ -176,12 +159,7 @@ def _interval_bounds(measured: ShapeScore) -> tuple[float | None, float | None]:
 
 
 def _picture(decision: Decision, name: str) -> Drawing | None:
-    """The metric `name` by state bytes, a line per method and pruned axes; None without points."""
-    shown: list[tuple[MeasuredShape, ShapeScore]] = []
-    for cut in decision.points:
-        score = cut.scores.get(name)
-        if score is not None:
-            shown.append((cut, score))
+    shown = [(cut, cut.scores[name]) for cut in decision.points if name in cut.scores]
     is_large = any(cut.state_bytes >= MIB for cut, _ in shown)
     scale, unit = (MIB, "MiB") if is_large else (1024, "KiB")
     is_share = all(score.unit == "share" for _, score in shown)

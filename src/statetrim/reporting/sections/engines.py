@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from ...artifacts.verification import loss_text
-from ...serving.deployment import relevant_lines
+from ...artifacts.verification import agreement_table
+from ...serving.deployment import engine_rows
 from ...serving.engine_names import command_below_comment
-from ...serving.engines import Compatibility, compatibility_of_geometry
+from ...serving.engines import compatibility_of_geometry
 from ..commands import missing, serving_commands
 from ..document import Block, Command, Table, Text
 from ..findings import Findings
@@ -31,7 +31,10 @@ def blocks(findings: Findings) -> Iterator[Block]:
             "statetrim inspect {cut}",
         )
         return
-    rows = relevant_lines(compatibility_of_geometry(str(model.config.get("model_type")), geometry))
+    lines = compatibility_of_geometry(str(model.config.get("model_type")), geometry)
+    rows = []
+    for engine, hardware, verdict, *known in engine_rows(lines):
+        rows.append((engine, hardware, SUPPORT_TEXT[verdict], *known))
     if not rows:
         yield Text("No engine is known to serve or refuse this model type.")
         return
@@ -41,15 +44,7 @@ def blocks(findings: Findings) -> Iterator[Block]:
         f"ran; compiled, ahead of time only; source, read in the code; report, a public report by "
         f"others."
     )
-    hardware_by_cells: dict[tuple[str, ...], list[str]] = {}
-    for row in rows:
-        name = f"{row.engine} {row.versions}"
-        cells = (name, SUPPORT_TEXT[row.verdict], row.evidence, _remark_text(row))
-        hardware_by_cells.setdefault(cells, []).append(row.hardware)
-    yield Table(
-        ("engine", "on", "verdict", "known by", "remark"),
-        [(name, ", ".join(on), *cells) for (name, *cells), on in hardware_by_cells.items()],
-    )
+    yield Table(("engine", "on", "verdict", "known by", "remark"), rows)
     command_lines = []
     for engine, command in serving_commands(findings).items():
         command_lines += command_below_comment(engine, command)
@@ -62,36 +57,21 @@ def _verification_blocks(findings: Findings) -> Iterator[Block]:
 
     Without a verification a sentence that the cut was not run, or nothing without a cut.
     """
-    runs = findings.verifications
-    if not runs:
-        if findings.cut is not None:
-            yield Text(
-                "This checkpoint itself was not run in an engine (statetrim verify does that); "
-                "what follows is what is known of its shape."
-            )
-        return
-    rows = []
-    for run in runs:
-        for agreement in run.agreements:
-            model_and_tokens = f"{agreement.model}, {agreement.kind}"
-            agreed = f"{sum(agreement.agreed):,} of {sum(agreement.places):,}"
-            gap = f"{agreement.largest_gap:.2g}"
-            engine, loss = run.version or run.engine, loss_text(run, agreement)
-            rows.append((engine, run.dtype, model_and_tokens, agreed, gap, loss))
-    if rows:
-        header = ("engine", "in", "model and tokens", "choices as transformers", "largest gap")
-        yield Table(
-            (*header, "loss, points"),
-            rows,
-            caption="Tokens that the engine and transformers both choose, given the same text; "
-            "gap: the logits by which transformers preferred another token; loss against "
-            "the original, 95% interval",
+    if findings.cut is not None and not findings.verifications:
+        yield Text(
+            "This checkpoint itself was not run in an engine (statetrim verify does that); what "
+            "follows is what is known of its shape."
         )
-    for run in runs:
+    for run in findings.verifications:
+        table = agreement_table(run)
+        if table.rows:
+            caption = (
+                f"{table.title}: tokens that both choose, given the same text; loss against the "
+                "original, 95% interval; gap: the logits by which transformers preferred another "
+                "token"
+            )
+            yield Table(table.header, table.rows, caption)
+    for run in findings.verifications:
         for model, faults in run.faults.items():
             for fault in faults:
                 yield Text(f"Fault of {model}: {fault}.", "note")
-
-
-def _remark_text(row: Compatibility) -> str:
-    return row.error or (f"add {row.flag}" if row.flag else row.note)

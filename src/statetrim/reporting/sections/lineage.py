@@ -21,7 +21,7 @@ def blocks(findings: Findings) -> Iterator[Block]:
             lineage = artifact.lineage
             digest = lineage.get("source") or lineage.get("baseline")
             versions_and_digests[name] = lineage.get("statetrim"), digest
-    for name in ("prune", "refit", "trim", "recovery"):
+    for name in ("prune", "refit", "trim", "recover"):
         if (record := getattr(findings, name)) is not None:
             digest = record.student if isinstance(record, RecoverRecord) else record.source
             versions_and_digests[name] = record.statetrim, digest

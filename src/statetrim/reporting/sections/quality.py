@@ -1,15 +1,14 @@
 """Losses of the cut on tasks, with intervals, and the self-checks of `trim`."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from ...artifacts.scores import Scores
 from ...errors import StatetrimError
 from ...judging.losses import (
     Loss,
     averaged_settings_text,
-    headline_score,
     mean_recall_text,
+    scores_table,
     task_losses,
 )
 from ...judging.verdict import compare_with_limit, random_controls, ship_limit
@@ -42,20 +41,20 @@ def blocks(findings: Findings) -> Iterator[Block]:
         )
     else:
         yield from _score_blocks(scores, findings.scored_name)
-    if findings.trim is not None:
-        yield from _check_blocks(findings.trim.checks)
+    checks = findings.trim.checks if findings.trim is not None else {}
+    rows = []
+    for name, check_text in CHECK_TEXTS.items():
+        if is_number(checks.get(name)):
+            rows.append((check_text, f"{checks[name]:.1e}"))
+    if rows:
+        yield Table(("check", "largest difference"), rows, caption="Self-checks, relative")
 
 
 def _score_blocks(scores: Scores, own_name: str | None) -> Iterator[Block]:
-    """Tables and charts of the losses of every model against the original; one note if the scores
-    cannot be compared.
-
-    `own_name` is the name of the report's checkpoint in the scores, None if they do not hold it.
-    """
-    all_losses: list[Loss] = []
+    """Tables and charts of all losses; one note if the scores cannot be compared. `own_name` is the
+    name of the report's checkpoint in the scores, None if they do not hold it."""
     try:
-        for model in scores.models[1:]:
-            all_losses += task_losses(scores, model)
+        all_losses = [x for model in scores.models[1:] for x in task_losses(scores, model)]
     except StatetrimError as error:
         yield Text(f"These scores cannot be compared: {error}.", "note")
         return
@@ -80,18 +79,17 @@ def _score_blocks(scores: Scores, own_name: str | None) -> Iterator[Block]:
                 model = "" if len(scores.models) == 2 else f" ({x.model})"
                 label = f"{x.task}, {x.metric}{model}: {x.sentence}"
                 rows.append((label, x.loss.estimate, x.loss.low, x.loss.high))
-        chart = interval_chart(rows, f"Loss by task with 95% intervals: {title}", title)
-        if chart:
-            yield Picture(
-                chart,
-                f"How to read it: a dot is the measured loss, its bar the 95% interval "
-                f"({title}); a bar that touches the dashed zero line is no proven loss. "
-                f"Left is better.",
-            )
+        yield Picture(
+            interval_chart(rows, f"Loss by task with 95% intervals: {title}", title),
+            f"How to read it: a dot is the measured loss, its bar the 95% interval ({title}); a "
+            f"bar that touches the dashed zero line is no proven loss. Left is better.",
+        )
     for model in scores.models[1:]:
         if recall_text := mean_recall_text(scores, model):
             yield Text(f"Mean recall of {model}: {recall_text}.")
-    yield from _other_metrics(scores, all_losses)
+    table = scores_table(scores)
+    caption = "All scores, of settings and other metrics too"
+    yield Table(table.header, table.rows, caption, folded=True)
     yield Text(
         "There are several figures here and no correction for that: one in twenty intervals would "
         "miss the truth by chance. Tasks on which the original is not shown to be above chance do "
@@ -100,40 +98,13 @@ def _score_blocks(scores: Scores, own_name: str | None) -> Iterator[Block]:
 
 
 def _roles_text(scores: Scores, own_name: str | None) -> str:
-    """Which of the scores' models is the original, this checkpoint, or a control."""
     roles = [f"The original is {scores.baseline}"]
     if own_name:
         roles.append(f"this checkpoint is {own_name}")
     if own_name and own_name != PRUNED_NAME and PRUNED_NAME in scores.models:
         roles.append(f"{PRUNED_NAME} is the same cut before it was refitted or trained")
-    for name in random_controls(scores):
-        roles.append(f"{name} is a random cut")
+    roles += [f"{name} is a random cut" for name in random_controls(scores)]
     return ", ".join(roles)
-
-
-def _other_metrics(scores: Scores, all_losses: list[Loss]) -> Iterator[Block]:
-    """The scores that `all_losses` leave out: settings of tasks, and other metrics."""
-    main_metrics = {(loss.task, loss.metric) for loss in all_losses}
-    rows = []
-    for task in scores.tasks:
-        for metric in scores.metrics(task):
-            if (task, metric) not in main_metrics:
-                shown = [headline_score(scores, model, task, metric) for model in scores.models]
-                values = [UNITS[score.unit].text(score.value) for score in shown]
-                rows.append((task, metric, str(len(shown[0].samples)), *values))
-    if rows:
-        header = ("task", "metric", "samples", *scores.models)
-        yield Table(header, rows, caption="Settings and other metrics", folded=True)
-
-
-def _check_blocks(checks: Mapping[str, Any]) -> Iterator[Block]:
-    """Largest differences of the self-checks in a record of `trim`."""
-    rows = []
-    for name, check_text in CHECK_TEXTS.items():
-        if is_number(checks.get(name)):
-            rows.append((check_text, f"{checks[name]:.1e}"))
-    if rows:
-        yield Table(("check", "largest difference"), rows, caption="Self-checks, relative")
 
 
 def _loss_rows(scores: Scores, all_losses: list[Loss]) -> Iterator[tuple[str, ...]]:

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator
 
-from ...artifacts.analysis import Analysis
-from ...maths.formatting import percent_text
 from .. import rank_pictures
 from ..commands import command_arguments, missing
 from ..document import Block, Picture, Table, Text
@@ -13,7 +11,10 @@ TITLE = "Effective rank of the state"
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
-    """Mean rank in use, its pictures, and a table by layer."""
+    """Mean rank in use, its pictures, and a table by layer.
+
+    Spectra are of the head with the highest rank; an analysis without that head has none.
+    """
     analysis = findings.analysis
     if analysis is None:
         tokens = min(command_arguments(findings).tokens, 2**14)
@@ -27,47 +28,18 @@ def blocks(findings: Findings) -> Iterator[Block]:
     analyses = {"this model": analysis}
     if analysis.baseline:
         analyses = {"before": analysis.baseline, "after": analysis}
-    shares = []
+    layer, head = rank_pictures.fullest_head(analysis)
+    shares, comparable = [], {}
     for name, shown in analyses.items():
         mean = float(shown.mean_utilization.nanmean())
         shares.append(f"{name} {100 * mean:.1f}% of {shown.max_rank}")
+        if layer in shown.layers and head < shown.geometry.num_v_heads:
+            comparable[name] = shown
     yield Text(
         f"A state of d keys could have rank d; its effective rank says how many directions it "
         f"really uses. Mean use: {', '.join(shares)}. A narrower state reaches a higher share with "
         f"less in it."
     )
-    yield from _pictures(analyses)
-    yield Table(
-        ("layer", *analyses, "κ keys", "κ queries"),
-        list(_layer_rows(analysis, list(analyses.values()))),
-        caption="Rank in use by layer; κ is the condition number, median head",
-        folded=True,
-    )
-
-
-def _layer_rows(analysis: Analysis, shown: list[Analysis]) -> Iterator[tuple[str, ...]]:
-    """Layer, mean rank in use of each of `shown`, and condition numbers of `analysis`.
-
-    Layers are matched by their order, as many as the shortest analysis has, and named as in
-    `analysis`.
-    """
-    count = min(len(entry.layers) for entry in shown)
-    for row, (layer, statistics) in enumerate(list(analysis.layers.items())[:count]):
-        means = [float(entry.mean_utilization[row].nanmean()) for entry in shown]
-        key_condition = float(statistics.key_condition.nanmedian())
-        query_condition = float(statistics.query_condition.nanmedian())
-        conditions = f"{key_condition:,.0f}", f"{query_condition:,.0f}"
-        yield (str(layer), *map(percent_text, means), *conditions)
-
-
-def _pictures(analyses: dict[str, Analysis]) -> Iterator[Block]:
-    """Curves, spectra of the last analysis' head with the highest rank, and heat maps, each with
-    its caption; analyses without that head have no spectrum."""
-    layer, head = rank_pictures.fullest_head(list(analyses.values())[-1])
-    comparable = {}
-    for name, analysis in analyses.items():
-        if layer in analysis.layers and head < analysis.geometry.num_v_heads:
-            comparable[name] = analysis
     for sheet in (
         rank_pictures.utilization_curves(analyses),
         rank_pictures.spectra(comparable, layer, head),
@@ -76,3 +48,9 @@ def _pictures(analyses: dict[str, Analysis]) -> Iterator[Block]:
         for panel in sheet.panels:
             yield Picture(panel, f"{panel.title}.")
         yield Text(sheet.caption)
+    table = analysis.table()
+    caption = (
+        "Rank in use by layer, with a bar per head; κ is the condition number, median head; "
+        "filters: mean |cosine|, of queries, of keys"
+    )
+    yield Table(table.header, table.rows, caption, folded=True)

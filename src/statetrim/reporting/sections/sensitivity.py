@@ -6,7 +6,7 @@ from ...artifacts.sensitivity import variant_text
 from ..commands import missing
 from ..document import Block, Picture, Table, Text
 from ..findings import Findings
-from ..sensitivity_pictures import CAPTION, pictures
+from ..sensitivity_pictures import sensitivity_sheet
 
 TITLE = "Which layer carries what"
 
@@ -22,9 +22,10 @@ def blocks(findings: Findings) -> Iterator[Block]:
         )
         return
     yield Text(sensitivity.sentence)
-    for drawing in pictures(sensitivity):
-        yield Picture(drawing, f"{drawing.title}.")
-    yield Text(CAPTION)
+    sheet = sensitivity_sheet(sensitivity)
+    for panel in sheet.panels:
+        yield Picture(panel, f"{panel.title}.")
+    yield Text(sheet.caption)
     rows = []
     for variant in sensitivity.variants:
         for layer in sensitivity.layers:

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from ...artifacts.state_sizes import state_rows
 from ...geometry import KERNEL_TILE, Geometry
-from ...maths.formatting import bytes_text, relative_change_text
+from ...maths.formatting import bytes_text, change_row, relative_change_text
 from ...serving.capacity.compare import DEFAULT_CONTEXT, DEFAULT_MEMORY_GIB, alternatives
 from ...serving.state_size import StateSize, stored_dtype, weight_bytes
 from ..charts import bar_chart
@@ -34,18 +35,18 @@ def blocks(findings: Findings) -> Iterator[Block]:
         header.append(
             f"sequences of {DEFAULT_CONTEXT:,} tokens in {DEFAULT_MEMORY_GIB:g} GiB of cache"
         )
-    bars, sizes, cells = [], [], []
+    bars, cells = [], []
     for row in rows:
-        size_text = bytes_text(row.state_bytes)
-        bars.append((row.name, row.state_bytes, size_text))
-        sizes.append(f"{row.name} {size_text}")
+        size = bytes_text(row.state_bytes)
         change = relative_change_text(full.state_bytes, row.state_bytes) if row is not full else ""
-        cells.append([row.name, size_text, change])
-        if row.sequences is not None:
-            cells[-1].append(f"{row.sequences:,}")
-    chart = bar_chart(bars, f"Recurrent state of one sequence: {', '.join(sizes)}")
-    if chart:
-        yield Picture(chart, "Recurrent state of one sequence, all linear layers together.")
+        sequences = [] if row.sequences is None else [f"{row.sequences:,}"]
+        bars.append((row.name, row.state_bytes, size))
+        cells.append([row.name, size, change, *sequences])
+    sizes = ", ".join(f"{name} {size}" for name, _, size in bars)
+    yield Picture(
+        bar_chart(bars, f"Recurrent state of one sequence: {sizes}"),
+        "Recurrent state of one sequence, all linear layers together.",
+    )
     yield Table(header, cells)
     yield Text(
         "A bfloat16 state needs no cut, only an engine's option (vLLM: --mamba-ssm-cache-dtype "
@@ -63,25 +64,14 @@ def blocks(findings: Findings) -> Iterator[Block]:
 
 
 def _size_rows(findings: Findings, original: Geometry, cut: Geometry) -> Iterator[tuple[str, ...]]:
-    """Rows of (name, before, after, change)."""
-    yield (
-        "state of a head, keys x values",
-        original.describe_against(cut),
-        cut.describe_against(original),
-        relative_change_text(original.state_numel, cut.state_numel),
-    )
-    model = findings.original or findings.cut
+    shapes, *_ = state_rows(original, cut)
+    yield shapes
+    before, after = findings.original, findings.cut
+    model = before or after
     if model is not None:
         dtype = stored_dtype(model)
-        old = StateSize.from_geometry(original, dtype).conv_bytes
-        new = StateSize.from_geometry(cut, dtype).conv_bytes
-        yield _bytes_row(f"convolution state per sequence, {dtype}", old, new)
-    if findings.original is not None and findings.cut is not None and findings.original.shards:
-        old, new = findings.original.parameters, findings.cut.parameters
-        yield "parameters", f"{old:,}", f"{new:,}", relative_change_text(old, new)
-        old, new = weight_bytes(findings.original), weight_bytes(findings.cut)
-        yield _bytes_row("weights on disk", old, new)
-
-
-def _bytes_row(name: str, old: int, new: int) -> tuple[str, ...]:
-    return name, bytes_text(old), bytes_text(new), relative_change_text(old, new)
+        old, new = (StateSize.from_geometry(x, dtype).conv_bytes for x in (original, cut))
+        yield change_row(f"convolution state per sequence, {dtype}", old, new)
+    if before is not None and after is not None and before.shards:
+        yield change_row("parameters", before.parameters, after.parameters, "")
+        yield change_row("weights on disk", weight_bytes(before), weight_bytes(after))

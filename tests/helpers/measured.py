@@ -1,0 +1,99 @@
+"""Measurements made up by hand: samples and scores of models, measured shapes, agreement of an
+engine."""
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import statetrim as st
+from statetrim.artifacts.decision import MeasuredShape, ShapeScore
+from statetrim.artifacts.scores import Score
+from statetrim.artifacts.verification.agreement import Agreement
+
+ROWS = 64
+LOADS = (4, 8, 16, 32, 63)
+Samples = dict[tuple[str, str], list[float]]
+
+
+def answers(share: float, count: int = ROWS, seed: int = 0) -> list[float]:
+    """Right and wrong answers (1 and 0), `share` of them right, shuffled by `seed`."""
+    right = round(share * count)
+    samples = [1.0] * right + [0.0] * (count - right)
+    random.Random(seed).shuffle(samples)
+    return samples
+
+
+def rows(share: float, noise: float = 0.02, seed: int = 0) -> list[float]:
+    """Shares of right answers, one per sequence."""
+    draw = random.Random(seed)
+    return [min(1.0, max(0.0, share + draw.uniform(-noise, noise))) for _ in range(ROWS)]
+
+
+def likelihoods(nats: float, seed: int = 0) -> list[float]:
+    """Log-likelihoods of sequences of 100 tokens, about -`nats` per token."""
+    draw = random.Random(seed)
+    return [-100 * (nats + draw.uniform(-0.2, 0.2)) for _ in range(ROWS)]
+
+
+def shifted(samples: list[float], by: float, noise: float = 0.0, seed: int = 1) -> list[float]:
+    draw = random.Random(seed)
+    return [value + by + draw.uniform(-noise, noise) for value in samples]
+
+
+def model(recall: Mapping[int, float] | float = 0.9, nats: float = 3.0, kl: float = 0.0) -> Samples:
+    """Samples of a model on a text and on MQAR; `recall` is the share right, by pairs or of all."""
+    by_load = {load: recall for load in LOADS} if isinstance(recall, float) else dict(recall)
+    base = likelihoods(3.0)
+    samples: Samples = {
+        ("text", "perplexity"): shifted(base, -100 * (nats - 3.0), 0.5 if nats != 3.0 else 0.0),
+        ("text", "kl"): shifted([kl] * ROWS, 0.0, kl / 10),
+    }
+    settings = {f"pairs_{load}": rows(share, seed=load) for load, share in by_load.items()}
+    means = [sum(row) / len(row) for row in zip(*settings.values(), strict=True)]
+    return (
+        samples
+        | {("mqar", name): value for name, value in settings.items()}
+        | {("mqar", "accuracy"): means}
+    )
+
+
+def scores(models: Mapping[str, Samples], **lineage: Any) -> st.Scores:
+    all_scores = [
+        Score(
+            name,
+            task,
+            metric,
+            "perplexity" if "perplexity" in metric else "nats" if metric == "kl" else "share",
+            metric != "kl" and "perplexity" not in metric,
+            samples,
+            [100.0] * len(samples) if "perplexity" in metric else None,
+        )
+        for name, figures in models.items()
+        for (task, metric), samples in figures.items()
+    ]
+    return st.Scores(list(models), all_scores, dict(lineage))
+
+
+def point(shape: str, recall: float, perplexity: float, margin: float = 1.0) -> MeasuredShape:
+    """A measured shape of a 64x64 state: points of recall lost, and percent of perplexity gained,
+    both with this margin."""
+    keys, values = map(int, shape.split("x"))
+    original = shape == "64x64"
+
+    def score(value: float, half: float, unit: str) -> ShapeScore:
+        low, high = (None, None) if original else (value - half, value + half)
+        return ShapeScore(value, low, high, unit, unit == "share")
+
+    scores = {
+        "mqar accuracy": score(0.9 - recall / 100, margin / 100, "share"),
+        "text perplexity": score(20 + perplexity / 5, margin / 5, "perplexity"),
+    }
+    return MeasuredShape(keys, values, "none" if original else "l1", 4 * keys * values, scores)
+
+
+def agreements(**agreed: int) -> list[Agreement]:
+    """Two sequences of 50 tokens for each model, of which so many are those of transformers."""
+    return [
+        Agreement(name, "texts", [50] * 2, [n] * 2, [n] * 2, [50] * 2, 0.3, None, 40)
+        for name, n in agreed.items()
+    ]
