@@ -1,6 +1,7 @@
 """What commands print about results, from records written by hand."""
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.refusal import run
 from statetrim.artifacts.scores import Scores
+from statetrim.artifacts.steps import RefitRecord
 from statetrim.commands.steps.calibrate import show_statistics
 from statetrim.commands.steps.recover import show_recovery
 from statetrim.commands.trimming.result import columns_text
+from statetrim.surgery.refit import refit
 
 
 def shown_statistics(squares: list[float], capsys: pytest.CaptureFixture[str]) -> str:
@@ -49,6 +53,20 @@ def test_recovery_shows_means_of_both_ends(
     row = next(line for line in text.splitlines() if "3.0000" in line)
     assert "2.7500" in row and "first 2 steps" in text and "last 2 steps" in text
     assert "statetrim evaluate" in text
+
+
+def test_a_layer_that_a_cut_leaves_exact_has_no_change_in_percent(
+    checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = {"0": {"before": 0.5, "after": 0.25}, "1": {"before": 0.0, "after": 0.0}}
+    (tmp_path / "statetrim").mkdir()
+    RefitRecord(layers=layers).save(tmp_path / "statetrim" / "refit.json")
+    fitted = SimpleNamespace(path=tmp_path)
+    monkeypatch.setattr(refit, "run", lambda model, options: fitted)
+    model, statistics = str(checkpoint("delta_net")), str(tmp_path / "statetrim" / "refit.json")
+    code, err, out = run(["refit", model, "--statistics", statistics, "-o", "OUT"])
+    assert code is None, err
+    assert re.search(r"50.00%.*25.00%.*-50", out) and re.search(r"1 .*0.00%.*0.00%", out)
 
 
 def test_the_columns_of_trims_scores_are_explained() -> None:

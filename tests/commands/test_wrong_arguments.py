@@ -39,7 +39,7 @@ for option in ("score", "score=x", "score=[1]", "score={}", "score=NaN", "score=
     add(f"--option {option[:30]!r}", lambda r, o=option: [*select(r), "--option", o], expected_text)
 for method in ("", "L1", "../l1", "/etc/passwd", "absent.py", "l1.py", "os", "__init__", ESCAPE):
     add(f"--method {method!r}", lambda r, m=method: [*select(r), "--method", m], "no method")
-for model in ("absent", "/absent/model", "~nobody-here/model", "a/b", "../a", "a" * 5000,
+for model in ("absent", "/absent/model", "~nobody-here/model", "a/b", "../absent", "a" * 5000,
               "a/" * 2000 + "b", "a/b/c", "https://huggingface.co/a/b", ESCAPE):  # fmt: skip
     add(f"model {model[:30]!r}", lambda r, m=model: ["inspect", m], "does not exist|neither a dir")
 for family in ("absent.py", ".", "/etc/passwd"):

@@ -10,10 +10,7 @@ from ..pipelines.demo.story import HALF, ORIGINAL, QUARTER, RANDOM, RECOVERY, Re
 from . import terminal
 
 BAR_WIDTH = 8
-REMARKS = {
-    ORIGINAL: "the original",
-    RANDOM: "at random",
-}
+REMARKS = {ORIGINAL: "the original", RANDOM: "at random"}
 
 
 def show_result(result: Result, out: Path, seconds: float) -> None:

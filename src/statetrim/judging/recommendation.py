@@ -11,7 +11,7 @@ from .losses import Loss, informative_losses, is_setting
 from .verdict import (
     REQUIRED_GROUPS,
     LimitStatus,
-    compare_with_limit,
+    limit_status,
     loss_text,
     severity,
     ship_limit,
@@ -125,10 +125,8 @@ def _judge_point(original: MeasuredShape, point: MeasuredShape) -> JudgedCut:
 
 def _status_of_losses(losses: Sequence[Loss]) -> LimitStatus:
     """The worst status; unclear if a required group of tasks is missing."""
-    statuses, groups = set(), set[str]()
-    for x in losses:
-        statuses.add(compare_with_limit(x.loss, ship_limit(x) or 0.0))
-        groups.update(x.groups)
+    statuses = {limit_status(x) for x in losses}
+    groups = {group for x in losses for group in x.groups}
     if LimitStatus.BEYOND in statuses:
         return LimitStatus.BEYOND
     if LimitStatus.UNCLEAR in statuses or not groups.issuperset(REQUIRED_GROUPS):

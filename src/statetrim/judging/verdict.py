@@ -81,9 +81,12 @@ class Verdict:
         return asdict(self)
 
 
-def compare_with_limit(loss: Interval, limit: float) -> LimitStatus:
-    """Beyond: a significant loss with an estimate above the limit. Within: an estimate and a margin
-    of at most the limit. Unclear: anything else."""
+def limit_status(x: Loss) -> LimitStatus | None:
+    """Beyond: a significant loss with an estimate above its limit. Within: an estimate and a margin
+    of at most the limit. Unclear: anything else. None: it has no limit."""
+    loss, limit = x.loss, ship_limit(x)
+    if limit is None:
+        return None
     if loss.estimate > limit and loss.low > 0:
         return LimitStatus.BEYOND
     if loss.estimate <= limit and loss.margin <= limit:
@@ -167,10 +170,9 @@ def cut_warnings(scores: Scores, model: str) -> list[str]:
     informative = informative_losses(task_losses(scores, model))
     for x in informative:
         if "recall" in x.groups and x.loss.low > 0:
-            limit = ship_limit(x) or 0.0
             advice = "keep more channels, or calibrate and recover on text that needs recall"
-            if compare_with_limit(x.loss, limit) is LimitStatus.WITHIN:
-                advice = f"the limit is {limit:g} points"
+            if limit_status(x) is LimitStatus.WITHIN:
+                advice = f"the limit is {ship_limit(x):g} points"
             texts.append(
                 f"recall falls by {x.loss.estimate:.1f} points on {x.task} (95%: "
                 f"{x.loss.low:.1f} to {x.loss.high:.1f}); {advice}"
@@ -199,25 +201,28 @@ def _decide_outcome(
 ) -> tuple[Outcome, str]:
     if served is not None and not served:
         return Outcome.STOP, "no known engine serves its shape"
-    beyond = list(_iter_beyond_limit(informative, by_setting))
-    for x, limit in beyond:
-        if x.loss.estimate > limit.recoverable:
+    beyond = [x for x in informative if limit_status(x) is LimitStatus.BEYOND]
+    if setting := worst_setting(by_setting):
+        beyond.append(setting)
+    for x in beyond:
+        limit = _strictest_limit(x)
+        if limit and x.loss.estimate > limit.recoverable:
             return Outcome.STOP, f"{loss_text(x)}, more than recovery is known to restore"
     if beyond and recovered:
-        return Outcome.STOP, f"{loss_text(beyond[0][0])}, after recovery"
+        return Outcome.STOP, f"{loss_text(beyond[0])}, after recovery"
     if beyond:
-        return Outcome.RECOVER, f"{loss_text(beyond[0][0])}, which recovery may restore"
+        return Outcome.RECOVER, f"{loss_text(beyond[0])}, which recovery may restore"
     if doubts:
         return Outcome.UNKNOWN, doubts[0]
     for group in REQUIRED_GROUPS:
         if not any(group in x.groups for x in informative):
             return Outcome.UNKNOWN, _missing_evidence_text(scores, model, group)
     for x in informative:
-        ship = ship_limit(x)
-        if ship is not None and compare_with_limit(x.loss, ship) is LimitStatus.UNCLEAR:
+        if limit_status(x) is LimitStatus.UNCLEAR:
             reason = (
                 f"with {x.samples} samples of {x.task} the loss is between {x.loss.low:.1f} and "
-                f"{x.loss.high:.1f}{x.unit.suffix} (limit {ship:g}), which is too wide to tell"
+                f"{x.loss.high:.1f}{x.unit.suffix} (limit {ship_limit(x):g}), which is too wide to "
+                f"tell"
             )
             return Outcome.UNKNOWN, reason
     controls = random_controls(scores)
@@ -243,19 +248,6 @@ def _missing_evidence_text(scores: Scores, model: str, group: str) -> str:
         more = "raise --limit, or " if uninformative.too_few_samples else ""
         advice = f"{more}choose a task that the original can do"
     return f"its {group} is unknown: {uninformative.why_uninformative}; {advice}"
-
-
-def _iter_beyond_limit(
-    informative: Sequence[Loss], by_setting: Sequence[Loss]
-) -> Iterator[tuple[Loss, Limit]]:
-    """Losses beyond their limits: of whole tasks in the given order, then the worst setting's."""
-    for x in informative:
-        limit = _strictest_limit(x)
-        if limit and compare_with_limit(x.loss, limit.ship) is LimitStatus.BEYOND:
-            yield x, limit
-    setting = worst_setting(by_setting)
-    if setting and (limit := _strictest_limit(setting)):
-        yield setting, limit
 
 
 def worst_setting(by_setting: Sequence[Loss]) -> Loss | None:

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from ...maths.formatting import relative_change_text
 from ...surgery.options import RefitOptions
 from .. import arguments, terminal
 from ..arguments import FamilyFile, Json
@@ -30,7 +31,8 @@ def refit(
     rows = []
     for layer, error in layers.items():
         before, after = error["before"], error["after"]
-        rows.append((layer, f"{before:.2%}", f"{after:.2%}", f"{after / before - 1:+.0%}"))
+        change = relative_change_text(before, after)
+        rows.append((layer, f"{before:.2%}", f"{after:.2%}", change))
     title = "Refitted: relative error of each layer's output"
     terminal.print_table(title, ("layer", "before", "after", "change"), rows, left=())
     terminal.print_text(f"sums of squares, on the text of the fit; written to {options.out}")

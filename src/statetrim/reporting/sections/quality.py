@@ -11,7 +11,7 @@ from ...judging.losses import (
     scores_table,
     task_losses,
 )
-from ...judging.verdict import compare_with_limit, random_controls, ship_limit
+from ...judging.verdict import limit_status, random_controls, ship_limit
 from ...maths.units import is_number
 from ...tasks.unit import UNITS
 from ..charts import interval_chart
@@ -112,9 +112,9 @@ def _loss_rows(scores: Scores, all_losses: list[Loss]) -> Iterator[tuple[str, ..
     limit; by task. The last is empty without a limit or if the task is uninformative."""
     for x in sorted(all_losses, key=lambda loss: loss.task):
         settings_text = averaged_settings_text(scores, x.task, x.metric)
-        limit, limit_text = ship_limit(x), ""
-        if limit is not None and not x.uninformative:
-            limit_text = f"{compare_with_limit(x.loss, limit)} ({limit:g})"
+        status, limit_text = limit_status(x), ""
+        if status is not None and not x.uninformative:
+            limit_text = f"{status} ({ship_limit(x):g})"
         yield (
             f"{x.task}, {x.metric}{f' ({settings_text})' if settings_text else ''}",
             x.model,
