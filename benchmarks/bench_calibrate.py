@@ -24,7 +24,6 @@ from torch import Tensor
 import statetrim as st
 from statetrim import portable
 from statetrim.calibration import calibrate as calibration
-from statetrim.calibration.hooks import calibration_hooks
 from statetrim.calibration.sums import Sums
 from statetrim.methods import find_method
 from statetrim.progress import ignore_progress
@@ -97,8 +96,8 @@ def ratio(directory: Path, methods: tuple[str, ...], rounds: int) -> tuple[float
                     live.hidden_states(batch)
 
     def calibrating() -> None:
-        run = calibration._BatchRunner({"text": sums}, None, len(batches), ignore_progress)
-        run.run_source(live, calibration_hooks([live], sums), "text", batches, data)
+        text = {"text": sums}, {"text": batches}, {"text": data}
+        calibration._run_batches([live], *text, None, ignore_progress)
 
     for warm_up in (bare, calibrating):
         warm_up()

@@ -5,7 +5,6 @@ the same numbers are added in every case.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -33,7 +32,6 @@ from ..version import __version__
 from .hooks import calibration_hooks
 from .layerwise import calibrate_layerwise
 from .options import CalibrateOptions
-from .pair_hooks import check_cut_from
 from .saved_sums import SavedSums, open_saved_sums
 from .sums import Sums, to_statistics
 
@@ -68,7 +66,7 @@ def calibrate(model: ModelLike, options: CalibrateOptions) -> Statistics:
         sum_names = _needed_sums(methods, options.layerwise)
     else:
         original = require_prunable(as_checkpoint(options.original))
-        check_cut_from(original, model)
+        _check_cut_from(original, model)
         sum_names = sorted(REFIT_SUM_NAMES)
     sources = _load_sources(model, options)
     lineage = {
@@ -98,6 +96,25 @@ def calibrate(model: ModelLike, options: CalibrateOptions) -> Statistics:
         return statistics
 
 
+def _check_cut_from(original: Checkpoint, cut: Checkpoint) -> None:
+    """Raise StatetrimError unless `cut` may be a pruned `original`: the same model type and layers,
+    and no more heads or channels in any of them."""
+    before, after = original.geometry, cut.geometry
+    fits = (
+        original.config.get("model_type") == cut.config.get("model_type")
+        and before.layers == after.layers
+        and after.num_k_heads <= before.num_k_heads
+        and after.num_v_heads <= before.num_v_heads
+    )
+    for layer in before.layers if fits else ():
+        (old_keys, old_values), (keys, values) = before.shapes[layer], after.shapes[layer]
+        fits = fits and keys <= old_keys and values <= old_values
+    if not fits:
+        raise StatetrimError(
+            f"{cut.path} was not cut from {original.path}: their layers or heads differ"
+        )
+
+
 def _default_methods(model: Checkpoint) -> list[str]:
     """The default method of each axis that can be pruned; that of heads if no axis can."""
     if model.family.channel_refusal(model.config):
@@ -118,33 +135,61 @@ def _run_models(
     saved: SavedSums | None,
     report: OnProgress,
 ) -> None:
-    """Run all batches through `models` and add to `sums`, except what an earlier run has added.
-
-    Models are loaded only if batches are left to run; layerwise, always.
-    """
-    runner = None
-    if not placement.layerwise:
-        total_batches = total_tokens = 0
-        for batches in batches_by_source.values():
-            total_batches += len(batches)
-            for batch in batches:
-                total_tokens += batch.numel()
-        runner = _BatchRunner(sums, saved, total_tokens, report)
-        if runner.batches_done >= total_batches:
+    """Load `models`, run all batches and add to `sums`, except what an earlier run has added."""
+    done = 0
+    if saved and not placement.layerwise:
+        done = saved.restore(sums)
+        if done >= sum(map(len, batches_by_source.values())):
             return
     live_models = [load_live(checkpoint, placement) for checkpoint in models]
-    if runner is None:
+    if placement.layerwise:
         calibrate_layerwise(live_models, sums, batches_by_source, saved, report)
-        return
-    for name, batches in batches_by_source.items():
-        hooks = calibration_hooks(live_models, sums[name])
-        runner.run_source(live_models[0], hooks, name, batches, sources[name])
+    else:
+        _run_batches(live_models, sums, batches_by_source, sources, saved, report, done)
+
+
+def _run_batches(
+    live_models: Sequence[LiveModel],
+    sums: Mapping[str, Sums],
+    batches_by_source: Mapping[str, list[Tensor]],
+    sources: Mapping[str, Sequences],
+    saved: SavedSums | None,
+    report: OnProgress,
+    done: int = 0,
+) -> None:
+    """Run all batches but the first `done`, for sums of gradients also backward; after each save
+    the sums if it is time."""
+    live, passed = live_models[0], 0
+    total_tokens = sum(batch.numel() for batches in batches_by_source.values() for batch in batches)
+    for source, batches in batches_by_source.items():
+        remaining = batches[max(0, done - passed) :]
+        passed += len(batches) - len(remaining)
+        if not remaining:
+            continue
+        source_sums, reader = sums[source], None
+        if GRADIENT_SUMS & set(source_sums.sum_names):
+            _enable_projection_gradients(live)
+            reader = LogitReader(live)  # outside the hooks: its probe must not be counted
+        with calibration_hooks(live_models, source_sums):
+            for batch in remaining:
+                passed += 1
+                if reader is not None:
+                    _backward_loss(reader, batch, sources[source].answer_positions)
+                    source_sums.on_gradients(live.mixers)
+                else:
+                    with torch.inference_mode():
+                        live.hidden_states(batch)  # no method needs logits
+                source_sums.tokens += batch.numel()
+                if saved:
+                    saved.save(sums, passed)
+                tokens_read = sum(each.tokens for each in sums.values())
+                report(Progress(tokens_read, total_tokens, "tokens"))
 
 
 def _batches_of_rank(
     sources: Mapping[str, Sequences], batch_size: int, ranks: DistributedContext
 ) -> dict[str, list[Tensor]]:
-    """This process's batches of every source. Raises StatetrimError if a source leaves it none."""
+    """This process's batches of every source, at least one of each."""
     batches_by_source = {}
     for name, source in sources.items():
         batches_by_source[name] = ranks.shard(source.batches(batch_size))
@@ -158,20 +203,15 @@ def _batches_of_rank(
 
 def _load_sources(model: Checkpoint, options: CalibrateOptions) -> dict[str, Sequences]:
     """The text (first, as "text") and the generated sequences by kind, `tokens` in all, divided by
-    their fractions; a `text` of ready sequences stays whole, in addition to the generated tokens.
-
-    Raises StatetrimError for impossible fractions, and for echo of ready sequences.
-    """
+    their fractions; a `text` of ready sequences stays whole, besides the generated tokens."""
     text, length, seed = options.text, options.length, options.seed
     recall = options.recall
     if recall is None:
         recall = 0.0 if isinstance(text, Sequences) else RECALL_SHARE
-    shares: dict[Kind, float] = {
-        "recall": recall,
-        "random": options.random,
-        "echo": options.echo,
-    }
-    _check_shares(shares)
+    shares: dict[Kind, float] = {"recall": recall, "random": options.random, "echo": options.echo}
+    if sum(shares.values()) >= 1:
+        listed = ", ".join(f"{kind} {share:g}" for kind, share in shares.items() if share)
+        raise StatetrimError(f"{listed}: these fractions of the tokens leave none for text")
     tokens, skip = parse_token_count(options.tokens), parse_token_count(options.skip)
     counts = {kind: int(share * tokens) for kind, share in shares.items() if share}
     if not counts and isinstance(text, Sequences):
@@ -195,80 +235,6 @@ def _load_sources(model: Checkpoint, options: CalibrateOptions) -> dict[str, Seq
             passages = corpus.read(tokens=count // 2, length=length // 2, skip=skip + text_tokens)
             sources[kind] = echo_sequences(passages)
     return sources
-
-
-def _check_shares(shares: Mapping[Kind, float]) -> None:
-    """Raise StatetrimError unless every share is 0 or in (0, 1) and their sum is below 1."""
-    in_range, listed = True, []
-    for kind, share in shares.items():
-        if share != 0:
-            in_range = in_range and 0 < share < 1
-            listed.append(f"{kind} {share:g}")
-    if not in_range or sum(shares.values()) >= 1:
-        raise StatetrimError(
-            f"{', '.join(listed)}: fractions of the tokens must be between 0 and 1, and leave some "
-            f"for text"
-        )
-
-
-class _BatchRunner:
-    """Runs the batches of each source, skipping those that an earlier run has added."""
-
-    def __init__(
-        self,
-        sums: Mapping[str, Sums],
-        saved: SavedSums | None,
-        total_tokens: int,
-        progress: OnProgress,
-    ) -> None:
-        self.sums, self.saved = sums, saved
-        self.total_tokens, self.progress = total_tokens, progress
-        self.batches_done = saved.restore(sums) if saved else 0  # by an earlier run
-        self.batches_passed = 0  # skipped or run, over all sources
-
-    def run_source(
-        self,
-        live: LiveModel,
-        hooks: AbstractContextManager[None],
-        source: str,
-        batches: list[Tensor],
-        data: Sequences,
-    ) -> None:
-        """Run the batches of `source` that are left, within `hooks`."""
-        remaining = batches[max(0, self.batches_done - self.batches_passed) :]
-        self.batches_passed += len(batches) - len(remaining)
-        if not remaining:
-            return
-        reader = None
-        if GRADIENT_SUMS & set(self.sums[source].sum_names):
-            _enable_projection_gradients(live)
-            reader = LogitReader(live)  # outside the hooks: its probe must not be counted
-        with hooks:
-            self._run_batches(live, reader, self.sums[source], remaining, data.answer_positions)
-
-    def _run_batches(
-        self,
-        live: LiveModel,
-        reader: LogitReader | None,
-        sums: Sums,
-        batches: list[Tensor],
-        answer_positions: Tensor | None,
-    ) -> None:
-        """Run each batch, with a `reader` also backward for the sums of gradients; then count its
-        tokens in `sums`, save if it is time, and report progress."""
-        for batch in batches:
-            self.batches_passed += 1
-            if reader is not None:
-                _backward_loss(reader, batch, answer_positions)
-                sums.on_gradients(live.mixers)
-            else:
-                with torch.inference_mode():
-                    live.hidden_states(batch)  # no method needs logits
-            sums.tokens += batch.numel()
-            if self.saved:
-                self.saved.save(self.sums, self.batches_passed)
-            tokens_read = sum(source_sums.tokens for source_sums in self.sums.values())
-            self.progress(Progress(tokens_read, self.total_tokens, "tokens"))
 
 
 def _backward_loss(reader: LogitReader, batch: Tensor, answer_positions: Tensor | None) -> None:
@@ -297,8 +263,7 @@ def _enable_projection_gradients(live: LiveModel) -> None:
 
 
 def _needed_sums(methods: Iterable[str], layerwise: bool) -> list[str]:
-    """Names of the sums that `methods` need, and always of "output_square", sorted. Raises
-    StatetrimError if they need none, or if they need gradients and the calibration is layerwise."""
+    """Names of the sums that `methods` need, and always of "output_square", sorted."""
     needed: set[str] = set()
     for name in methods:
         needed.update(SNAPSHOT_SUM_NAMES if name == SNAPSHOT else find_method(name).needs)

@@ -1,11 +1,13 @@
 """The hooks through which activations reach the sums."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
 
-from ..runtime.kernel_hooks import hook_kernels
-from ..runtime.live import LiveModel
-from .pair_hooks import hook_pairs
+from torch import Tensor, nn
+
+from ..runtime.kernel_hooks import Readout, hook_kernels, without_bias
+from ..runtime.live import LiveModel, MixerCall, hook_mixers
 from .sums import Sums
 
 
@@ -20,8 +22,36 @@ def calibration_hooks(
     projection and the input of the cut's; `layers` has no effect.
     """
     if len(live_models) > 1:
-        return hook_pairs(live_models[0], live_models[1], sums.on_pair)
+        return _hook_pairs(live_models[0], live_models[1], sums.on_pair)
     on_input = sums.on_input if "input_square" in sums.sum_names else None
     readout_sums = {"readout_gram", "readout_moment"} & set(sums.sum_names)
     on_readout = sums.on_readout if readout_sums else None
     return hook_kernels(live_models[0], sums.on_call, on_input, on_readout, layers=layers)
+
+
+@contextmanager
+def _hook_pairs(
+    original: LiveModel, cut: LiveModel, on_pair: Callable[[Readout], None]
+) -> Iterator[None]:
+    """Within, a forward pass of a mixer of `original` also runs that of `cut` on its input;
+    `on_pair` gets the values of the cut and the output of the original."""
+    captured: dict[str, Tensor] = {}
+
+    def capture_output(module: Any, args: Any, output: Tensor) -> None:
+        captured["output"] = without_bias(module, output)
+
+    def capture_values(module: nn.Module, args: Any) -> None:
+        captured["values"] = args[0].detach()
+
+    def run_cut_layer(call: MixerCall) -> None:
+        call.repeat(cut.mixers[call.layer])
+        values = captured.pop("values")  # the two models may be on different GPUs
+        on_pair(Readout(call.layer, values, captured.pop("output").to(values.device)))
+
+    with ExitStack() as stack:
+        for module in original.output_projections.values():
+            stack.callback(module.register_forward_hook(capture_output).remove)
+        for module in cut.output_projections.values():
+            stack.callback(module.register_forward_pre_hook(capture_values).remove)
+        stack.enter_context(hook_mixers(original.mixers, run_cut_layer))
+        yield

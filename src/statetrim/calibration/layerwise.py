@@ -44,7 +44,9 @@ def calibrate_layerwise(
     depth = max(layers) + 1
     for layer_pass in walk.layers(depth):
         if layer_pass.number in layers:
-            _add_layer(live_models, layer_pass, sums, batches_by_source, saved)
+            _add_layer(live_models, layer_pass, sums, batches_by_source)
+            if saved:
+                saved.save_layer(sums, layer_pass.number)
         else:
             for _ in layer_pass.run():
                 pass
@@ -56,10 +58,9 @@ def _add_layer(
     layer_pass: LayerPass,
     sums: Mapping[str, Sums],
     batches_by_source: Mapping[str, Sequence[Tensor]],
-    saved: SavedSums | None,
 ) -> None:
-    """Pass all batches through one layer, add to its sums, move them to the CPU, and save them if
-    there is `saved`; the cut's mixer is in memory only meanwhile."""
+    """Pass all batches through one layer, add to its sums, and move them to the CPU; the cut's
+    mixer is in memory only meanwhile."""
     for cut in live_models[1:]:
         assert cut.weights is not None
         cut.weights.load(cut.mixers[layer_pass.number])
@@ -73,5 +74,3 @@ def _add_layer(
     for cut in live_models[1:]:
         assert cut.weights is not None
         cut.weights.unload(cut.mixers[layer_pass.number])
-    if saved:
-        saved.save_layer(sums, layer_pass.number)

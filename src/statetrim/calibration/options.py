@@ -68,7 +68,6 @@ class CalibrateOptions(Placement, ProgressOptions):
     )
 
     def check(self) -> None:
-        """Raise StatetrimError for options that do not go together."""
         super().check()
         if self.original is not None and self.methods:
             raise StatetrimError("with --original the sums are those of a refit; leave out --for")

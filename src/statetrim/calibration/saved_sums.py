@@ -37,13 +37,11 @@ class SavedSums:
 
     @property
     def is_finished(self) -> bool:
-        """Whether `out` exists: an earlier run published it and was killed before it could clean
-        up."""
+        """Whether an earlier run published `out` and was killed before it could clean up."""
         return self.out.exists()
 
     def restore(self, sums: Mapping[str, Sums]) -> int:
-        """Load the saved sums of every source into `sums`; returns how many batches of this process
-        they include, 0 if nothing was saved."""
+        """Load the saved sums into `sums`; returns how many batches of this process they hold."""
         if not self.path.exists():
             return 0
         saved = Statistics.load(self.path)
@@ -65,14 +63,12 @@ class SavedSums:
 
     def save_layer(self, sums: Mapping[str, Sums], layer: int) -> None:
         """Save the sums of a layer that all batches have passed as `layer-LAYER.safetensors`."""
-        by_source = {}
-        for source, source_sums in sums.items():
-            by_source[source] = {layer: source_sums.layer_statistics[layer]}
+        by_source = {name: {layer: each.layer_statistics[layer]} for name, each in sums.items()}
         path = self.layerwise_directory / f"layer-{layer}.safetensors"
         Statistics(by_source.pop(TEXT), self.lineage, by_source).save(path)
 
     def restore_layers(self, sums: Mapping[str, Sums], layers: Iterable[int]) -> None:
-        """Load the saved sums of `layers` into `sums`. Raises StatetrimError if one is missing."""
+        """Load the saved sums of `layers` into `sums`."""
         for layer in layers:
             saved = Statistics.load(self.layerwise_directory / f"layer-{layer}.safetensors")
             for source, saved_layers in saved.sources.items():

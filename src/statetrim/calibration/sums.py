@@ -7,10 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ..artifacts.statistics import TEXT, LayerStatistics, Statistics
-from ..geometry import ChannelRows
 from ..runtime.kernel_hooks import L2_EPS, KernelCall, MixerInput, Readout
 from ..storage.checkpoint import Checkpoint
-from .pair_hooks import Pair
 
 
 class Sums:
@@ -29,12 +27,9 @@ class Sums:
         the L2 norm, and the mean square over the channels of the output, [value heads]."""
         for side, activations in (("query", call.queries_by_key_head), ("key", call.key)):
             if f"{side}_gram" in self.sum_names or f"{side}_unit_gram" in self.sum_names:
-                rows = activations.flatten(0, 1).transpose(0, 1)
-                rows = rows.double()  # [heads, tokens, channels]
+                rows = _by_head(activations)
                 self._add(call.layer, f"{side}_gram", _gram(rows))
-                if self.model.family.normalizes_keys:
-                    rows = rows * (rows.square().sum(-1, keepdim=True) + L2_EPS).rsqrt()
-                self._add(call.layer, f"{side}_unit_gram", _gram(rows))
+                self._add(call.layer, f"{side}_unit_gram", _gram(self._normalized(rows)))
         if "query_output_gram" in self.sum_names:
             self._add_query_output_gram(call)
         if "output_square" in self.sum_names:
@@ -42,17 +37,20 @@ class Sums:
             self._add(call.layer, "output_square", square)
 
     def _add_query_output_gram(self, call: KernelCall) -> None:
-        """Add the Gram matrices of each value head's queries, divided by the norm of what they read
-        out: the norm after the kernel makes relative errors of the read-out count."""
-        output = call.output.flatten(0, 1).transpose(0, 1).double()  # [value heads, tokens, ...]
-        query = call.query.flatten(0, 1).transpose(0, 1).double()
-        if self.model.family.normalizes_keys:
-            query = query * (query.square().sum(-1, keepdim=True) + L2_EPS).rsqrt()
+        """Of each value head's queries, divided by the norm of what they read out: the norm after
+        the kernel makes relative errors of the read-out count."""
+        output, query = _by_head(call.output), self._normalized(_by_head(call.query))
         square = output.square().sum(-1, keepdim=True)
         smallest = 1e-6 * square.mean(1, keepdim=True)  # the first tokens read almost nothing
         query = query.repeat_interleave(len(output) // len(query), dim=0)
         weighted = query * (square + smallest).clamp_min(1e-300).rsqrt()
         self._add(call.layer, "query_output_gram", _gram(weighted))
+
+    def _normalized(self, rows: Tensor) -> Tensor:
+        """Queries or keys after the kernel's L2 norm, if it has one."""
+        if not self.model.family.normalizes_keys:
+            return rows
+        return rows * (rows.square().sum(-1, keepdim=True) + L2_EPS).rsqrt()
 
     def on_input(self, mixer_input: MixerInput) -> None:
         """Add the squares of the mixer's input, [hidden]."""
@@ -69,13 +67,13 @@ class Sums:
                     rows = values[:, channel_rows.rows.to(values.device)].transpose(0, 1)
                     self._add(readout.layer, "readout_gram", _gram(rows))
         if "readout_moment" in self.sum_names:
-            self.on_pair(Pair(readout.layer, readout.output, readout.values))
+            self.on_pair(readout)
 
-    def on_pair(self, pair: Pair) -> None:
+    def on_pair(self, pair: Readout) -> None:
         """Add the moments that a refit needs: of the cut's values and the original's output (for
         the removal of whole heads, both of the original)."""
         values = pair.values.flatten(0, -2).double()
-        target = pair.target.flatten(0, -2).double()
+        target = pair.output.flatten(0, -2).double()
         self._add(pair.layer, "readout_moment", values.mT @ values)
         self._add(pair.layer, "target_moment", target.mT @ values)
         self._add(pair.layer, "target_square", target.square().sum().reshape(1))
@@ -86,7 +84,10 @@ class Sums:
             copies: dict[str, list[Tensor]] = {"q_proj": [], "k_proj": []}
             projections = [rows for rows in self.model.channels(layer) if rows.role in copies]
             for channel_rows in projections:
-                copies[channel_rows.role].append(_channel_gradient(mixer, channel_rows))
+                gradient = mixer.get_parameter(channel_rows.tensor).grad
+                assert gradient is not None, f"{channel_rows.tensor} took no part in the loss"
+                rows = channel_rows.rows.to(gradient.device)
+                copies[channel_rows.role].append(gradient[rows].double())
             self._add(layer, "query_gradient", torch.stack(copies["q_proj"], dim=2))
             self._add(layer, "key_gradient", torch.stack(copies["k_proj"], dim=2))
             for channel_rows in projections:
@@ -119,17 +120,13 @@ class Sums:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all sums."""
         return sum(tensor.nbytes for sums in self._sums.values() for tensor in sums.values())
 
     @property
     def layer_statistics(self) -> dict[int, LayerStatistics]:
         """The sums by layer, on the CPU; those that are there already are not copied, so that later
         additions change them."""
-        by_layer = {}
-        for layer, sums in self._sums.items():
-            by_layer[layer] = LayerStatistics(self.tokens, **_to_cpu(sums))
-        return by_layer
+        return {i: LayerStatistics(self.tokens, **_to_cpu(sums)) for i, sums in self._sums.items()}
 
     def restore(self, saved: Mapping[int, LayerStatistics]) -> None:
         """Replace the sums and the token count by those of an earlier run."""
@@ -162,13 +159,11 @@ def to_statistics(sources: Mapping[str, Sums], lineage: Mapping[str, Any]) -> St
     return Statistics(by_source.pop(TEXT), lineage, by_source)
 
 
+def _by_head(activations: Tensor) -> Tensor:
+    """[batch, time, heads, channels] -> [heads, tokens, channels], float64."""
+    return activations.flatten(0, 1).transpose(0, 1).double()
+
+
 def _gram(rows: Tensor) -> Tensor:
     """[heads, tokens, channels] -> [heads, channels, channels]."""
     return rows.mT @ rows
-
-
-def _channel_gradient(mixer: nn.Module, channel_rows: ChannelRows) -> Tensor:
-    """The accumulated gradient of one projection's weight, [heads, channels, hidden], float64."""
-    gradient = mixer.get_parameter(channel_rows.tensor).grad
-    assert gradient is not None, f"{channel_rows.tensor} took no part in the loss"
-    return gradient[channel_rows.rows.to(gradient.device)].double()
