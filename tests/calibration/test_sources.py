@@ -24,7 +24,7 @@ from statetrim.runtime.loading import load_tokenizer
 from statetrim.surgery.refit import fit_projection
 from statetrim.tasks.generated import echo_sequences, random_sequences, recall_sequences
 
-ALL = ["drrqr", "grad", "s_wanda", "energy", "product", "readout_greedy"]
+ALL = ["drrqr", "grad", "s_wanda", "energy", "product", "readout_greedy", "snapshot"]
 SETTINGS: dict[str, Any] = {"tokens": 1280, "length": 20, "batch_size": 4}
 SHARES = {"recall": 0.25, "random": 0.25, "echo": 0.125}
 
@@ -37,10 +37,6 @@ def model(checkpoint: Callable[[str], Path]) -> st.Checkpoint:
 @pytest.fixture(scope="module")
 def whole(model: st.Checkpoint, text: Path) -> Statistics:
     return st.calibrate(model, text, methods=ALL, **SETTINGS, **SHARES)
-
-
-def single(statistics: Statistics, source: str) -> Statistics:
-    return Statistics(statistics.sources[source])
 
 
 def test_each_source_is_what_it_alone_would_show(
@@ -57,15 +53,11 @@ def test_each_source_is_what_it_alone_would_show(
         statistics = st.calibrate(model, sequences, methods=forward, batch_size=4)
         for part in statistics.sum_names:
             for layer, sums in statistics.layers.items():
-                expected, mixed_sums = (
-                    getattr(sums, part),
-                    getattr(whole.sources[name][layer], part),
-                )
-                assert torch.allclose(
-                    mixed_sums, expected, rtol=1e-12, atol=1e-12 * expected.abs().max()
-                )
+                expected, actual = getattr(sums, part), getattr(whole.sources[name][layer], part)
+                largest = expected.abs().max()
+                assert torch.allclose(actual, expected, rtol=1e-12, atol=1e-12 * largest)
     plain = st.calibrate(model, text, methods=ALL, **SETTINGS | {"tokens": 480}, recall=0.0)
-    assert_statistics_close(plain, single(whole, "text"), 1e-12)
+    assert_statistics_close(plain, Statistics(whole.layers), 1e-12)
     assert list(whole.sources) == ["text", "recall", "random", "echo"]
     assert sum(whole.shares.values()) == pytest.approx(1)
 
@@ -81,10 +73,8 @@ def test_gradients_of_recall_count_only_what_can_be_answered(
         logits = live(input_ids=batch, use_cache=False).logits.double()
         for row in range(len(batch)):
             for position in generated.answer_positions.tolist():
-                total = (
-                    total
-                    - functional.log_softmax(logits[row, position], -1)[batch[row, position + 1]]
-                )
+                log_p = functional.log_softmax(logits[row, position], -1)
+                total = total - log_p[batch[row, position + 1]]
     total.backward()  # type: ignore[no-untyped-call]
     geometry = model.geometry
     for layer, sums in whole.generated["recall"].items():
@@ -137,7 +127,7 @@ def test_the_mixture_is_what_a_plain_recomputation_gives(whole: Statistics) -> N
     weights = {"text": 0.375, **shares}
     assert mixture.lineage["shares"] == weights and not mixture.generated
     for layer, sums in mixture.layers.items():
-        for part in ("query_gram", "key_unit_gram", "readout_gram"):
+        for part in ("query_gram", "key_unit_gram", "readout_gram", "query_output_gram"):
             other = {"query_gram": "key_gram", "key_unit_gram": "query_unit_gram"}.get(part)
             expected = np.zeros(getattr(sums, part).shape)
             for name, share in weights.items():
@@ -169,13 +159,10 @@ def test_nothing_of_the_others_is_text_alone(model: st.Checkpoint, whole: Statis
     zero_shares = dict.fromkeys(whole.generated, 0.0)
     for method in ("drrqr", "product", "grad", "s_wanda"):
         first = st.select(model, method, "6x100%", statistics=whole, shares=zero_shares)
-        second = st.select(model, method, "6x100%", statistics=single_with_lineage(whole))
+        text_alone = Statistics(whole.layers, whole.lineage)
+        second = st.select(model, method, "6x100%", statistics=text_alone)
         assert all(torch.equal(first.kept[i], second.kept[i]) for i in first.kept), method
-    assert mix_statistics(single(whole, "text")).layers is whole.layers
-
-
-def single_with_lineage(statistics: Statistics) -> Statistics:
-    return Statistics(statistics.layers, statistics.lineage)
+    assert mix_statistics(Statistics(whole.layers)).layers is whole.layers
 
 
 def test_shares_change_the_choice_and_stand_in_the_plan(
@@ -198,10 +185,8 @@ def test_merged_by_source(model: st.Checkpoint, text: Path, whole: Statistics) -
         for layer, sums in layers.items():
             parts = [statistics.sources[name][layer] for statistics in (whole, second)]
             assert sums.tokens == parts[0].tokens + parts[1].tokens
-            assert torch.equal(
-                sums.readout_gram,
-                parts[0].readout_gram + parts[1].readout_gram,  # type: ignore
-            )
+            first, second_gram = (part.readout_gram for part in parts)
+            assert torch.equal(sums.readout_gram, first + second_gram)  # type: ignore
     with pytest.raises(st.StatetrimError, match="different sources"):
         _ = Statistics(whole.layers) + Statistics(whole.layers, {}, dict(whole.generated))
     with pytest.raises(st.StatetrimError, match="count twice"):

@@ -1,7 +1,7 @@
 """The result of `analyze`, by layer and head: `analysis.json` and `analysis.safetensors`."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
+from torch.nn import functional
 
 from ..errors import StatetrimError
 from ..geometry import Geometry
-from ..maths.table import Table
+from ..maths.table import Table, Tabular
 from ..maths.units import MIB
 from ..storage.atomic import atomic_write
 from ..storage.json_file import write_json
@@ -36,9 +37,7 @@ class LayerAnalysis:
     effective_rank: Tensor  # float64 [value heads, samples]; nan where every state was zero
     spectrum: Tensor  # float64 [value heads, widest rank]: mean singular values, largest first
     histogram: Tensor  # int64 [value heads, BINS]: counts of singular values
-    key_condition: (
-        Tensor  # float64 [key heads]: condition number of all keys, as the kernel gets them
-    )
+    key_condition: Tensor  # float64 [key heads]: condition number of all keys in the kernel
     query_condition: Tensor  # float64 [key heads]: condition number of all queries
     key_filters: Tensor | None = None  # float64 [key heads, channels, copies, width]
     query_filters: Tensor | None = None
@@ -62,7 +61,7 @@ ARRAYS = tuple(LayerAnalysis.__dataclass_fields__)
 
 
 @dataclass(frozen=True, eq=False)
-class Analysis:
+class Analysis(Tabular):
     """The effective rank of a model's states; `baseline` is that of another on the same text."""
 
     layers: Mapping[int, LayerAnalysis]
@@ -80,9 +79,6 @@ class Analysis:
             f"<Analysis of {len(self.layers)} layers: {used} of the state of {self.geometry.shape} "
             f"is used{baseline}>"
         )
-
-    def _repr_html_(self) -> str:
-        return self.table().html()
 
     def table(self) -> Table:
         """A row per layer with the utilization of its states, a bar per head; the mean last.
@@ -137,9 +133,14 @@ class Analysis:
         path = Path(path)
         tensors: dict[str, Tensor] = {}
         summaries = {}
-        for name, model in self._named_models():
-            tensors |= model._named_arrays(name)
+        for name, model in (("model", self), ("baseline", self.baseline)):
+            if model is None:
+                continue
             summaries[name] = model.summary()
+            for number, layer in model.layers.items():
+                for array_name in ARRAYS:
+                    if (array := getattr(layer, array_name)) is not None:
+                        tensors[f"{name}.{number}.{array_name}"] = array.contiguous()
         arrays = save(tensors)
         with atomic_write(path.with_suffix(".safetensors")) as temporary_path:
             temporary_path.write_bytes(arrays)
@@ -167,21 +168,6 @@ class Analysis:
             "mean_utilization": _rounded(mean.nanmean()),
             "layers": layers,
         }
-
-    def _named_models(self) -> Iterator[tuple[str, "Analysis"]]:
-        """("model", self), then ("baseline", its analysis) if there is one."""
-        yield "model", self
-        if self.baseline is not None:
-            yield "baseline", self.baseline
-
-    def _named_arrays(self, prefix: str) -> dict[str, Tensor]:
-        """PREFIX.LAYER.ARRAY -> array of that layer; absent arrays are left out."""
-        arrays = {}
-        for number, layer in self.layers.items():
-            for name in ARRAYS:
-                if getattr(layer, name) is not None:
-                    arrays[f"{prefix}.{number}.{name}"] = getattr(layer, name).contiguous()
-        return arrays
 
     @staticmethod
     def load(path: str | Path) -> "Analysis":
@@ -211,7 +197,6 @@ class _StoredModel:
     lineage: dict[str, Any]
 
     def check(self) -> None:
-        """Raise ValueError if a field is out of range."""
         ascending = all(a < b for a, b in pairwise((0, *self.positions)))
         if not self.positions or not ascending or self.positions[-1] > MAX_TOKENS:
             raise ValueError("positions must increase from 1")
@@ -235,17 +220,12 @@ def filter_similarity(filters: Tensor) -> Tensor:
 
     Random filters of width 4 have 0.42; only values above that show similarity.
     """
-    unit = _unit_rows(filters.transpose(1, 2))
+    smallest = torch.finfo(filters.dtype).tiny  # zeros stay zero
+    unit = functional.normalize(filters.transpose(1, 2), dim=-1, eps=smallest)
     cosine = (unit @ unit.mT).abs().mean(1)
     channels = cosine.shape[-1]
     self_similarity = cosine.diagonal(dim1=-2, dim2=-1).sum(-1)
     return (cosine.sum((-2, -1)) - self_similarity) / (channels * (channels - 1))
-
-
-def _unit_rows(x: Tensor) -> Tensor:
-    """`x` divided by the L2 norm of its last dimension; zeros stay zero."""
-    norm: Tensor = x.norm(dim=-1, keepdim=True)
-    return x / norm.clamp(min=torch.finfo(x.dtype).tiny)
 
 
 def _percent_text(values: Tensor) -> str:
@@ -317,39 +297,26 @@ def _geometry_fields(geometry: Geometry) -> dict[str, Any]:
 def _pop_layer(
     geometry: Geometry, samples: int, prefix: str, arrays: dict[str, Tensor], path: Path
 ) -> LayerAnalysis:
-    """One layer from the arrays whose names begin with `prefix`, which it removes from `arrays`.
-
-    Raises StatetrimError if one is missing or does not fit the geometry.
-    """
+    """One layer from the arrays whose names begin with `prefix`, which it removes from `arrays`."""
     heads, key_heads = geometry.num_v_heads, geometry.num_k_heads
-    shapes = {
+    shapes: dict[str, tuple[int, ...]] = {
         "effective_rank": (heads, samples),
         "spectrum": (heads, min(geometry.head_k_dim, geometry.head_v_dim)),
         "histogram": (heads, BINS),
         "key_condition": (key_heads,),
         "query_condition": (key_heads,),
     }
-    tensors = {name: arrays.pop(prefix + name, None) for name in ARRAYS}
+    for name in ("key_filters", "query_filters") if geometry.conv_width else ():
+        filters = arrays.get(prefix + name)
+        copies = filters.shape[2] if filters is not None and filters.dim() == 4 else 1
+        shapes[name] = (key_heads, geometry.head_k_dim, copies, geometry.conv_width)
+    tensors = {name: arrays.pop(prefix + name, None) for name in shapes}
     for name, shape in shapes.items():
         array = tensors[name]
         dtype = torch.int64 if name == "histogram" else torch.float64
         if array is None or tuple(array.shape) != shape or array.dtype != dtype:
             raise StatetrimError(f"the arrays of {path} lack {prefix + name!r} as {list(shape)}")
-    for name in ("key_filters", "query_filters"):
-        if not _is_valid_filter(tensors[name], geometry):
-            raise StatetrimError(f"the arrays of {path} have no valid {prefix + name!r}")
     return LayerAnalysis(**tensors)  # type: ignore[arg-type]
-
-
-def _is_valid_filter(filters: Tensor | None, geometry: Geometry) -> bool:
-    """Whether filters are [key heads, channels, copies, width], or None without a convolution."""
-    if filters is None or geometry.conv_width == 0:
-        return filters is None and geometry.conv_width == 0
-    if filters.dim() != 4 or filters.dtype != torch.float64:
-        return False
-    heads, channels, _, width = filters.shape
-    expected = (geometry.num_k_heads, geometry.head_k_dim, geometry.conv_width)
-    return (heads, channels, width) == expected
 
 
 def _rounded_list(values: Tensor | None) -> list[float | None] | None:

@@ -39,7 +39,6 @@ class Prediction(Artifact):
         return sorted(self.errors, key=self.cost)
 
     def check(self) -> None:
-        """Raise ValueError if an untrusted file lacks the errors of a shape, source or layer."""
         if not self.errors:
             raise ValueError("errors is empty")
         for name, sources in self.errors.items():
@@ -74,7 +73,6 @@ class MeasuredShape:
         return f"{self.keep}x{self.keep_values}"
 
     def check(self) -> None:
-        """Raise ValueError if an untrusted file states a size that no shape has."""
         for name in ("keep", "keep_values", "state_bytes"):
             if not 0 < getattr(self, name) < 2**63:
                 raise ValueError(f"{name} must be positive and below 2^63")
@@ -102,8 +100,6 @@ class Decision(Artifact):
         return f"<Decision on {shorten(self.model)}: {shorten(self.chosen)} of {shapes}>"
 
     def check(self) -> None:
-        """Raise ValueError if an untrusted file names no shape, chose an unknown one, or says too
-        much."""
         names = {*map(str, self.points), *self.predicted}
         if not names:
             raise ValueError("points is empty")

@@ -23,18 +23,8 @@ _PARTNER = {  # queries and keys are divided by the same number, which keeps the
     "query_gradient": "key_gradient",
     "key_gradient": "query_gradient",
 }
-
-_NDIM = {
-    "input_square": 1,
-    "output_square": 1,
-    "target_square": 1,
-    "readout_moment": 2,
-    "target_moment": 2,
-    "query_gradient": 4,
-    "key_gradient": 4,
-    **dict.fromkeys(("query_gram", "key_gram", "query_unit_gram", "key_unit_gram"), 3),
-    "readout_gram": 3,
-}
+_NDIM = {"square": 1, "moment": 2, "gram": 3, "gradient": 4}
+"""Last word of a sum's name -> its dimensions."""
 
 
 def mix_statistics(statistics: Statistics, shares: Mapping[str, float] | None = None) -> Statistics:
@@ -56,7 +46,7 @@ def mix_statistics(statistics: Statistics, shares: Mapping[str, float] | None = 
 
 def _source_weights(statistics: Statistics, shares: Mapping[str, float] | None) -> dict[str, float]:
     """Source -> weight, 1 in total: `shares`, with the rest for text and 0 for other sources, or
-    the default weights. Raises StatetrimError for an unknown source or an invalid share."""
+    the default weights."""
     if shares is None:
         return statistics.shares
     unknown = sorted(set(shares) - set(statistics.generated))
@@ -76,28 +66,21 @@ def _mix_layer(
     sources: Mapping[str, LayerStatistics], shares: Mapping[str, float]
 ) -> LayerStatistics:
     """The sums of one layer, each divided by its size in its source and added by `shares`; tokens
-    are added.
-
-    Raises StatetrimError if the sources differ in the size or presence of a sum.
-    """
+    are added."""
     mixed: dict[str, Any] = {"tokens": sum(sums.tokens for sums in sources.values())}
     for sum_name in SUM_NAMES:
-        shapes = {_shape(getattr(sums, sum_name)) for sums in sources.values()}
+        values = [getattr(sums, sum_name) for sums in sources.values()]
+        shapes = {None if value is None else value.shape for value in values}
         if shapes == {None}:
             continue
         if len(shapes) > 1:
             raise StatetrimError(f"the sources differ in the size or presence of {sum_name!r}")
+        if values[0].dim() != _NDIM[sum_name.rpartition("_")[2]]:
+            raise StatetrimError(f"the statistics have no usable {sum_name!r}; calibrate again")
         mixed[sum_name] = 0
-        for name, sums in sources.items():
-            value = getattr(sums, sum_name)
-            if value.dim() != _NDIM[sum_name]:
-                raise StatetrimError(f"the statistics have no usable {sum_name!r}; calibrate again")
+        for (name, sums), value in zip(sources.items(), values, strict=True):
             mixed[sum_name] = mixed[sum_name] + shares[name] * value / _scale(sums, sum_name)
     return LayerStatistics(**mixed)
-
-
-def _shape(value: Tensor | None) -> torch.Size | None:
-    return None if value is None else value.shape
 
 
 def _scale(sums: LayerStatistics, sum_name: str) -> Tensor:

@@ -9,16 +9,18 @@ from torch import Tensor
 
 from ..errors import StatetrimError
 from ..geometry import Axis, ChannelRows, Geometry, Kept, kept_head_masks, kept_masks
-from ..maths.formatting import list_text, shorten
-from ..maths.table import Table
+from ..maths.formatting import list_text, range_text, shorten
+from ..maths.table import Table, Tabular
 from .record import Artifact, as_fields, header, parse_record
 
 Channels = Mapping[int, Tensor]
 """Layer -> kept channels [heads, keep], int64, ascending in each head."""
+_COUNTS = ("keep", "keep_values", "keep_heads")
+"""Properties that a file states too, next to the lists of which they are the lengths."""
 
 
 @dataclass(frozen=True, eq=False)
-class Plan(Artifact):
+class Plan(Artifact, Tabular):
     """The kept channels of each layer and head, how they were chosen, and for which model.
 
     If whole heads are removed, the remaining heads keep all their channels, and `kept_heads` lists
@@ -62,13 +64,12 @@ class Plan(Artifact):
     @property
     def key_width_range(self) -> str:
         """Channels kept in every key head, such as "32", or "16 to 32" with widths by layer."""
-        return _width_range(self.kept)
+        return range_text(_widths(self.kept))
 
     @property
     def value_width_range(self) -> str | None:
-        """Channels kept in every value head, such as "32" or "16 to 32"; None if values are not
-        cut."""
-        return _width_range(self.kept_values) if self.kept_values else None
+        """Channels kept in every value head; None if values are not cut."""
+        return range_text(_widths(self.kept_values)) if self.kept_values else None
 
     @property
     def to(self) -> str:
@@ -85,20 +86,13 @@ class Plan(Artifact):
         return ",".join(f"{layer}={shape}" for layer, shape in shapes.items())
 
     def __repr__(self) -> str:
-        if self.kept_heads:
-            return (
-                f"<Plan by {self._methods_text}: keeps {self.keep_heads} heads, "
-                f"{len(self.kept)} layers>"
-            )
-        values = f", {self.value_width_range} in every value head" if self.kept_values else ""
         keys = self.key_width_range if self.kept else 0
-        return (
-            f"<Plan by {self._methods_text}: keeps {keys} channels in every key head{values}, "
-            f"{len(self.kept)} layers>"
-        )
-
-    def _repr_html_(self) -> str:
-        return self.table().html()
+        kept = f"{keys} channels in every key head"
+        if self.kept_heads:
+            kept = f"{self.keep_heads} heads"
+        elif self.kept_values:
+            kept += f", {self.value_width_range} in every value head"
+        return f"<Plan by {self._methods_text}: keeps {kept}, {len(self.kept)} layers>"
 
     def table(self) -> Table:
         """A summary with a row per fact."""
@@ -109,7 +103,7 @@ class Plan(Artifact):
             rows["channels of a key head"] = self.key_width_range
         rows["layers x key heads"] = _layers_by_heads_text(self.kept_heads or self.kept)
         if self.kept_values:
-            rows["channels of a value head"] = _width_range(self.kept_values)
+            rows["channels of a value head"] = range_text(_widths(self.kept_values))
             rows["layers x value heads"] = _layers_by_heads_text(self.kept_values)
         rows |= {"seed": str(self.seed), "model": shorten(self.lineage.get("source"), 16)}
         return Table("Plan", (), list(rows.items()))
@@ -125,7 +119,8 @@ class Plan(Artifact):
         texts = []
         for method, options in axes:
             if method not in (None, "none"):
-                texts.append(_method_text(str(method), options))
+                listed = list_text(f"{name}={value}" for name, value in options.items())
+                texts.append(shorten(method, 40) + (f" ({listed})" if options else ""))
         return " and ".join(texts)
 
     def kept_in_layer(self, layer: int) -> Kept:
@@ -156,15 +151,17 @@ class Plan(Artifact):
         self._check_channels(geometry, "key", self.kept)
         if self.kept_values is not None:
             self._check_channels(geometry, "value", self.kept_values)
-        shapes = {layer: self._kept_shape(geometry, layer) for layer in self.kept}
+        shapes = {}
+        for layer, (_, values) in geometry.shapes.items():
+            if self.kept_values is not None:
+                values = self.kept_values[layer].shape[1]
+            shapes[layer] = self.kept[layer].shape[1], values
         after = geometry.with_shapes(shapes)
         if after == geometry:
             raise StatetrimError("the plan keeps every channel, so nothing would change")
         return after
 
     def _geometry_with_fewer_heads(self, geometry: Geometry, kept: Channels) -> Geometry:
-        """`geometry` with the heads in `kept`; raises StatetrimError if they do not fit it, are all
-        heads, or if the plan also cuts channels."""
         _check_layers(geometry, kept)
         _check_layers(geometry, self.kept)
         cuts_channels = self.kept_values is not None
@@ -177,10 +174,7 @@ class Plan(Artifact):
             flat, label = table.flatten(), f"the plan's heads of layer {layer}"
             if table.shape != shape:
                 raise StatetrimError(f"{label} are {list(table.shape)}, not {list(shape)}")
-            if int(flat.min()) < 0 or int(flat.max()) >= geometry.num_v_heads:
-                raise StatetrimError(f"{label} go beyond 0 to {geometry.num_v_heads - 1}")
-            if not bool((flat.diff() > 0).all()):
-                raise StatetrimError(f"{label} are not in ascending order without repeats")
+            _check_ascending(label, flat, geometry.num_v_heads)
             key_heads = table // geometry.group
             is_one_key_head = bool((key_heads == key_heads[:, :1]).all())
             if not is_one_key_head or not bool((key_heads[:, 0].diff() > 0).all()):
@@ -194,69 +188,34 @@ class Plan(Artifact):
             raise StatetrimError("the plan keeps every head, so nothing would change")
         return after
 
-    def _kept_shape(self, geometry: Geometry, layer: int) -> tuple[int, int]:
-        """Key width and value width after the cut in one layer."""
-        values = geometry.shapes[layer][1]
-        if self.kept_values is not None:
-            values = self.kept_values[layer].shape[1]
-        return self.kept[layer].shape[1], values
-
     def _check_channels(self, geometry: Geometry, axis: Axis, kept: Channels) -> None:
-        """Raise StatetrimError unless every layer of `geometry`, and no other, has a table [heads,
-        keep] of channels in range, ascending in each head."""
+        """Raise StatetrimError unless `kept` has a valid table for every layer and no other."""
         _check_layers(geometry, kept)
         heads = geometry.heads(axis)
         for layer, table in kept.items():
             label = f"the plan's {axis} channels of layer {layer}"
-            channels, keep = geometry.for_layer(layer).width(axis), table.shape[1]
             if len(table) != heads:
                 raise StatetrimError(
-                    f"{label} are {list(table.shape)}, not {heads} heads of {keep} channels"
+                    f"{label} are {list(table.shape)}, not {heads} heads of {table.shape[1]} "
+                    f"channels"
                 )
-            if int(table.min()) < 0 or int(table.max()) >= channels:
-                raise StatetrimError(f"{label} go beyond 0 to {channels - 1}")
-            if keep > 1 and not bool((table.diff(dim=1) > 0).all()):
-                raise StatetrimError(f"{label} are not in ascending order without repeats")
+            _check_ascending(label, table, geometry.for_layer(layer).width(axis))
 
     def as_json(self) -> dict[str, Any]:
-        """The content of the JSON file."""
-        fields = {
-            "requested": self.requested,
-            "keep": self.keep,
-            "requested_values": self.requested_values,
-            "keep_values": self.keep_values,
-            "method": self.method,
-            "options": self.options,
-            "value_method": self.value_method,
-            "value_options": self.value_options,
-            **self._head_fields(),
-            "seed": self.seed,
-            "lineage": self.lineage,
-            "notes": self.notes,
-            "kept": self.kept,
-            "kept_values": self.kept_values,
-        }
-        return {**header(self.KIND), **as_fields(fields)}
-
-    def _head_fields(self) -> dict[str, Any]:
-        """The fields that only plans that remove heads have."""
+        """The content of the JSON file; only plans that remove heads have fields of heads."""
+        counts = {name: getattr(self, name) for name in _COUNTS}
+        content = {**header(self.KIND), **counts, **as_fields(self)}
         if self.kept_heads is None:
-            return {}
-        return {
-            "requested_heads": self.requested_heads,
-            "keep_heads": self.keep_heads,
-            "head_method": self.head_method,
-            "kept_heads": self.kept_heads,
-        }
+            content = {name: value for name, value in content.items() if "head" not in name}
+        return content
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read an untrusted file; raises StatetrimError if it is damaged or contradicts itself."""
         fields = cls.read_fields(path)
         plan = parse_record(fields, cls, path)
-        for name in ("keep", "keep_values", "keep_heads"):
-            computed = getattr(plan, name)
-            stated = fields.get(name)
+        for name in _COUNTS:
+            computed, stated = getattr(plan, name), fields.get(name)
             if type(stated) is not type(computed) or stated != computed:
                 raise StatetrimError(
                     f"{path} says {name} = {str(stated)[:20]}, but lists {computed}"
@@ -264,7 +223,6 @@ class Plan(Artifact):
         return plan
 
     def check(self) -> None:
-        """Raise ValueError unless an untrusted file lists the channels of layers from 0."""
         for name in ("kept", "kept_values", "kept_heads"):
             channels: Channels | None = getattr(self, name)
             if channels is None:
@@ -282,20 +240,17 @@ def _check_layers(geometry: Geometry, kept: Channels) -> None:
         )
 
 
-def _method_text(method: str, options: Mapping[str, Any]) -> str:
-    option_texts = (f"{name}={value}" for name, value in options.items())
-    return shorten(method, 40) + (f" ({list_text(option_texts)})" if options else "")
+def _check_ascending(label: str, numbers: Tensor, count: int) -> None:
+    """Raise StatetrimError unless `numbers` ascend, in each row, within 0 to `count` - 1."""
+    if int(numbers.min()) < 0 or int(numbers.max()) >= count:
+        raise StatetrimError(f"{label} go beyond 0 to {count - 1}")
+    if not bool((numbers.diff() > 0).all()):
+        raise StatetrimError(f"{label} are not in ascending order without repeats")
 
 
 def _widths(channels: Channels) -> list[int]:
     """The number of channels kept per head, by layer."""
     return [table.shape[1] for table in channels.values()]
-
-
-def _width_range(channels: Channels) -> str:
-    """The width of all layers, such as "32", or the narrowest and the widest: "16 to 32"."""
-    widths = _widths(channels)
-    return str(widths[0]) if len(set(widths)) == 1 else f"{min(widths)} to {max(widths)}"
 
 
 def _layers_by_heads_text(channels: Channels) -> str:

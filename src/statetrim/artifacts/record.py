@@ -46,10 +46,7 @@ class Artifact:
 
     @classmethod
     def read_fields(cls, path: str | Path) -> dict[str, Any]:
-        """The fields of an untrusted file, whose types are not checked.
-
-        Raises StatetrimError if it cannot be read safely, or is of another kind or version.
-        """
+        """The fields of an untrusted file of this kind and version, whose types are not checked."""
         stored = read_json(Path(path), cls.MAX_BYTES)
         check_header(stored, cls.KIND, path)
         return stored

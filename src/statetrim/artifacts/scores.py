@@ -5,13 +5,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from ..errors import StatetrimError
 from ..maths.formatting import list_text, shorten
 from ..maths.paired import Pairs
-from ..maths.table import Table
+from ..maths.table import Table, Tabular
 from ..maths.units import MIB
 from ..tasks.unit import UNITS
 from .record import Artifact, as_fields, header
@@ -44,7 +41,6 @@ class Score:
         return UNITS[self.unit].value(self.samples, self.weights)
 
     def check(self) -> None:
-        """Raise ValueError unless the samples of an untrusted file give a value."""
         if self.unit not in UNITS:
             raise ValueError(f"unit must be one of {', '.join(UNITS)}")
         if not self.samples:
@@ -58,7 +54,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Scores(Artifact):
+class Scores(Artifact, Tabular):
     """All scores of a run; the baseline is the first of `models`."""
 
     KIND = "scores"
@@ -76,9 +72,6 @@ class Scores(Artifact):
 
     def __repr__(self) -> str:
         return f"<Scores of {list_text(self.models)} on {list_text(self.tasks, 8)}>"
-
-    def _repr_html_(self) -> str:
-        return self.table().html()
 
     def table(self, find: "Callable[[str, str, str], Score] | None" = None) -> Table:
         """A row per metric, a column per model; empty cells where a model has no such score.
@@ -122,8 +115,8 @@ class Scores(Artifact):
         return {(score.model, score.task, score.metric): score for score in self.scores}
 
     def pairs(self, model: str, task: str, metric: str) -> Pairs:
-        """The paired samples of the baseline and of `model`; raises StatetrimError if a score is
-        missing, or if their samples differ in number, weights, unit or direction."""
+        """The paired samples of the baseline and of `model`; StatetrimError if a score is missing
+        or their samples do not pair."""
         return pair_samples(self.find(self.baseline, task, metric), self.find(model, task, metric))
 
     def as_json(self, *, samples: bool = True) -> dict[str, Any]:
@@ -138,26 +131,18 @@ class Scores(Artifact):
         return header(self.KIND) | as_fields(content)
 
     def check(self) -> None:
-        """Raise ValueError if an untrusted file names no model."""
         if not self.models:
             raise ValueError("models is empty")
 
 
 def pair_samples(before: Score, after: Score) -> Pairs:
-    """The samples of two models; log-likelihoods become negative log-likelihoods.
-
-    Raises StatetrimError if number, weights, unit or direction of the samples differ.
-    """
+    """The samples of two models; log-likelihoods become negative log-likelihoods."""
     first = (len(before.samples), before.unit, before.weights, before.higher_is_better)
     if first != (len(after.samples), after.unit, after.weights, after.higher_is_better):
         raise StatetrimError(f"{after.model} and {before.model} saw other samples of {after.task}")
     sign = UNITS[before.unit].sample_sign
-    weights = _tensor(before.weights) if before.weights else None
-    return Pairs(sign * _tensor(before.samples), sign * _tensor(after.samples), weights)
-
-
-def _tensor(values: list[float]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
+    pairs = Pairs.of(before.samples, after.samples, before.weights or None)
+    return Pairs(sign * pairs.before, sign * pairs.after, pairs.weights)
 
 
 def _cell_texts(

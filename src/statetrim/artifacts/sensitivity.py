@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import torch
-
 from ..errors import StatetrimError
 from ..geometry import Axis
 from ..maths.formatting import list_text
@@ -86,18 +84,16 @@ class Sensitivity(Artifact):
 
     def nll_increase(self, cut: LayerCut) -> Interval:
         """Increase of NLL in nats per token, with a 95 % interval, paired by window."""
-        return difference_interval([_pairs(self.original.nll, cut.samples.nll)])
+        return difference_interval([Pairs.of(self.original.nll, cut.samples.nll)])
 
     def recall_drop(self, cut: LayerCut) -> Interval | None:
-        """Drop of the share of right answers, with a 95 % interval, paired by sequence.
-
-        The mean over `recalled_pair_counts`; None if there are none.
-        """
+        """Drop of the share of right answers, with a 95 % interval, paired by sequence; mean over
+        `recalled_pair_counts`, None if there are none."""
         if not self.recalled_pair_counts:
             return None
         groups = []
         for pairs in self.recalled_pair_counts:
-            groups.append(_pairs(self.original.recall[pairs], cut.samples.recall[pairs]))
+            groups.append(Pairs.of(self.original.recall[pairs], cut.samples.recall[pairs]))
         return -difference_interval(groups)
 
     @property
@@ -141,12 +137,9 @@ class Sensitivity(Artifact):
         )
 
     def as_json(self) -> dict[str, Any]:
-        """The content of the JSON file."""
         return {**header(self.KIND), "finding": self.sentence, **as_fields(self)}
 
     def check(self) -> None:
-        """Raise ValueError unless an untrusted file has each layer at each width once, with samples
-        paired with those of the original."""
         if min(self.original.recall, default=1) < 1:
             raise ValueError("original.recall must be of positive numbers of pairs")
         seen = set()
@@ -168,11 +161,6 @@ def _are_paired(before: Samples, after: Samples) -> bool:
     for pairs, right in before.recall.items():
         lists.append((right, after.recall.get(pairs, [])))
     return all(a and len(a) == len(b) for a, b in lists)
-
-
-def _pairs(before: list[float], after: list[float]) -> Pairs:
-    dtype = torch.float64
-    return Pairs(torch.tensor(before, dtype=dtype), torch.tensor(after, dtype=dtype))
 
 
 def variant_text(sensitivity: Sensitivity, variant: tuple[Axis, int]) -> str:

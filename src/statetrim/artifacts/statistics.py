@@ -152,13 +152,8 @@ class Statistics:
 def _parse_sources(
     tensors: Mapping[str, Tensor], path: str | Path
 ) -> dict[str, dict[int, LayerStatistics]]:
-    """Source -> layer -> sums, from tensors named LAYER.SUM for text and SOURCE.LAYER.SUM for
-    others.
-
-    Raises StatetrimError for other names or dtypes, and if token counts, text or layers are
-    missing.
-    """
-    sources: dict[str, dict[int, dict[str, Any]]] = {}
+    """Source -> layer -> sums, from tensors named LAYER.SUM for text, else SOURCE.LAYER.SUM."""
+    sources: dict[str, dict[int, dict[str, Any]]] = {TEXT: {}}
     for name, tensor in tensors.items():
         match = _TENSOR_NAME.fullmatch(name)
         if match is None or match["sum"] not in (*SUM_NAMES, "tokens"):
@@ -174,21 +169,16 @@ def _parse_sources(
         layers.setdefault(int(match["layer"]), {})[match["sum"]] = value
     parsed: dict[str, dict[int, LayerStatistics]] = {}
     for source, layers in sources.items():
-        if not all("tokens" in sums for sums in layers.values()):
+        if not layers or not all("tokens" in sums for sums in layers.values()):
             raise StatetrimError(f"{path} is not complete: a layer has no token count")
         parsed[source] = {layer: LayerStatistics(**layers[layer]) for layer in sorted(layers)}
-    if TEXT not in parsed:
-        raise StatetrimError(f"{path} is not complete: a layer has no token count")
     if any(set(layers) != set(parsed[TEXT]) for layers in parsed.values()):
         raise StatetrimError(f"{path} is not complete: its sources are of different layers")
     return parsed
 
 
 def _merge_lineage(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """The lineage with the data of both.
-
-    Raises StatetrimError if anything but the data differs, or if data is in both.
-    """
+    """The lineage with the data of both, which must agree in all else."""
     for name in sorted((set(first) | set(second)) - {"data"}):
         if first.get(name) != second.get(name):
             raise StatetrimError(

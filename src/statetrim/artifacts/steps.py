@@ -1,13 +1,17 @@
-"""The records in which prune, refit, recover and trim write what they did; they are untrusted."""
+"""How a checkpoint was made: the records of prune, refit, recover and trim, which are untrusted."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 from ..errors import StatetrimError
-from ..storage.checkpoint import Checkpoint, path_inside
-from ..storage.output import ARTIFACTS
-from .record import Artifact, parse_record
+from ..storage.auxiliary_files import copy_all_but_weights
+from ..storage.checkpoint import Checkpoint, open_checkpoint, path_inside, require_prunable
+from ..storage.json_file import write_json, write_text
+from ..storage.output import ARTIFACTS, CARD
+from .plan import Plan
+from .record import Artifact, as_fields, parse_record
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,6 @@ class DataSource:
         return self.count * self.length
 
     def check(self) -> None:
-        """Raise ValueError for sizes that no text has."""
         if not (1 <= self.count < 2**31 and 2 <= self.length < 2**31 and self.skip >= 0):
             raise ValueError("count, length and skip must be sizes of a text")
 
@@ -58,6 +61,23 @@ class StepRecord(Artifact):
             return cls.load(path_inside(model.path, name))
         except StatetrimError:
             return cls()
+
+
+def write_files_of_step(
+    model: Checkpoint,
+    directory: Path,
+    file: str,
+    record: Mapping[str, Any],
+    card: Callable[[str, str, Mapping[str, Any]], str],
+) -> None:
+    """Next to the weights of a step that kept the shapes of `model`, write all its other files: the
+    card that `card` makes of the model's card, its name and `record`, and last `record` as `file`.
+    """
+    original_card = copy_all_but_weights(model, directory, file)
+    write_text(directory / CARD, card(original_card, model.path.resolve().name, record))
+    result = require_prunable(open_checkpoint(directory, model.family))
+    assert [shard.tensors for shard in result.shards] == [shard.tensors for shard in model.shards]
+    write_json(directory / ARTIFACTS / file, as_fields(record))
 
 
 @dataclass(frozen=True)
@@ -108,3 +128,65 @@ class TrimRecord(StepRecord):
     recipe: dict[str, Any] | None = None
     checks: dict[str, Any] = field(default_factory=dict)
     warnings: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class SeenText:
+    """Text that a cut was calibrated or trained on. All tokens before `end` count as seen."""
+
+    source: DataSource
+    end: int
+
+
+def read_origin(model: Checkpoint, original: Checkpoint) -> dict[str, Any] | None:
+    """The digest of the model that `model` was cut from ("source"), the names of its "methods", and
+    whether it was trained after the cut ("recovered"); None for a model that was not cut.
+
+    A digest of `original` in the form of an earlier version is replaced by today's. If the plan
+    cannot be read, the source is None and there are no methods.
+    """
+    if not (model.path / ARTIFACTS / "plan.json").is_file():
+        return None
+    plan = _plan_fields(model)
+    source = _plan_lineage(plan).get("source")
+    methods = [plan.get("method"), plan.get("value_method"), plan.get("head_method")]
+    return {
+        "source": original.digest if original.has_digest(source) else source,
+        "methods": [name for name in methods if isinstance(name, str) and name != "none"],
+        "recovered": (model.path / ARTIFACTS / "recover.json").is_file(),
+    }
+
+
+def vocabulary_size(model: Checkpoint) -> int | None:
+    """The vocabulary size by the config, which is the perplexity of guessing; None if unknown."""
+    text_config = model.config.get("text_config")
+    for config in (model.config, text_config if isinstance(text_config, dict) else {}):
+        if type(config.get("vocab_size")) is int:
+            return int(config["vocab_size"])
+    return None
+
+
+def read_seen_texts(model: Checkpoint) -> list[SeenText]:
+    """The texts that a cut was calibrated and trained on; invalid entries are left out."""
+    refit, recover = RefitRecord.of_model(model), RecoverRecord.of_model(model)
+    statistics = _plan_lineage(_plan_fields(model)).get("statistics")
+    chosen_until = TrimRecord.of_model(model).measured_from
+    seen = []
+    for source in [*data_sources(statistics), *data_sources(refit.statistics)]:
+        seen.append(SeenText(source, max(chosen_until, source.skip + source.tokens)))
+    for source in data_sources({"data": [{**recover.data, "text": recover.text}]}):
+        seen.append(SeenText(source, source.skip + source.tokens))
+    return [item for item in seen if item.source.text is not None]
+
+
+def _plan_fields(model: Checkpoint) -> dict[str, Any]:
+    """The fields of a cut's plan, whose types are not checked; empty if it cannot be read."""
+    try:
+        return Plan.read_fields(path_inside(model.path, f"{ARTIFACTS}/plan.json"))
+    except StatetrimError:
+        return {}
+
+
+def _plan_lineage(plan: dict[str, Any]) -> dict[str, Any]:
+    lineage = plan.get("lineage")
+    return lineage if isinstance(lineage, dict) else {}

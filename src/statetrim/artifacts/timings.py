@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import StatetrimError
 from ..maths.formatting import list_text, quantity_text
-from ..maths.table import Table
+from ..maths.table import Table, Tabular
 from .record import Artifact
 
 
@@ -30,7 +30,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Timings(Artifact):
+class Timings(Artifact, Tabular):
     """All timings of a run; the baseline is the first of `models`."""
 
     KIND = "timings"
@@ -42,9 +42,6 @@ class Timings(Artifact):
     def __repr__(self) -> str:
         metrics = dict.fromkeys(record.metric for record in self.records)
         return f"<Timings of {list_text(self.models)}: {list_text(metrics, 8)}>"
-
-    def _repr_html_(self) -> str:
-        return self.table().html()
 
     def table(self) -> Table:
         """A row per measurement, a column per model, with the ratio to the first model."""
@@ -79,7 +76,6 @@ class Timings(Artifact):
         raise StatetrimError(f"the timings hold no {metric} of {model}")
 
     def check(self) -> None:
-        """Raise ValueError if an untrusted file names no model."""
         if not self.models:
             raise ValueError("models is empty")
 

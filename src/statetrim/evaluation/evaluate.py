@@ -11,9 +11,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ..artifacts.origin import read_origin, vocabulary_size
 from ..artifacts.record import as_fields, parse_record
 from ..artifacts.scores import Score, Scores
+from ..artifacts.steps import read_origin, vocabulary_size
 from ..errors import StatetrimError
 from ..maths.units import parse_token_count
 from ..options import takes_options

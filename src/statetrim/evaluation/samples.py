@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..artifacts.origin import read_seen_texts
-from ..artifacts.steps import DataSource
+from ..artifacts.steps import DataSource, read_seen_texts
 from ..errors import StatetrimError
 from ..runtime.corpus import Corpus
 from ..storage.checkpoint import Checkpoint

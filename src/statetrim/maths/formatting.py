@@ -1,6 +1,6 @@
 """Numbers and names as text for tables, reports and error messages."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from math import isfinite
 from typing import TypeVar
 
@@ -45,6 +45,12 @@ def list_text(names: Iterable[object], max_items: int = 4) -> str:
     items = list(names)
     text = ", ".join(shorten(name, 40) for name in items[:max_items])
     return f"{text} and {len(items) - max_items} more" if len(items) > max_items else text
+
+
+def range_text(numbers: Collection[int]) -> str:
+    """Such as "32" if all are equal, else "16 to 32"."""
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def duration_text(seconds: float) -> str:

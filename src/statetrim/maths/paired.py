@@ -50,6 +50,17 @@ class Pairs:
     after: Tensor  # float64 [samples]
     weights: Tensor | None = None  # float64 [samples]
 
+    @staticmethod
+    def of(
+        before: Sequence[float], after: Sequence[float], weights: Sequence[float] | None = None
+    ) -> "Pairs":
+        """The pairs of plain numbers."""
+
+        def tensor(values: Sequence[float]) -> Tensor:
+            return torch.tensor(values, dtype=torch.float64)
+
+        return Pairs(tensor(before), tensor(after), None if weights is None else tensor(weights))
+
     @property
     def difference(self) -> float:
         """Mean of `after - before`, or its sum over the sum of `weights`."""

@@ -51,6 +51,17 @@ class Table:
         )
 
 
+class Tabular:
+    """Something that notebooks show as its table."""
+
+    def table(self) -> Table:
+        """A summary for people."""
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        return self.table().html()
+
+
 def _cells(row: Sequence[str]) -> list[str]:
     """The first MAX_COLUMNS cells, each shortened to MAX_CHARACTERS."""
     return [shorten(cell, MAX_CHARACTERS) for cell in row[:MAX_COLUMNS]]

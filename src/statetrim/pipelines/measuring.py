@@ -7,7 +7,7 @@ from ..artifacts.decision import MeasuredShape, ShapeScore
 from ..artifacts.scores import Score, Scores
 from ..judging.losses import headline_score, metric_loss, uninformative_flags
 from ..serving.target import Target
-from ..storage.output import is_complete, remove_empty_partial
+from ..storage.output import is_complete
 from ..tasks.unit import UNITS
 from .job import Job
 from .stages import PLAN, PRUNED, REFITTED, StageRunner
@@ -27,7 +27,6 @@ def measure_cut(runner: StageRunner) -> Scores:
     job, directory = runner.job, runner.directory
     name = str(job.target)
     path = directory / f"scores-{name}.json"
-    remove_empty_partial(path)
     if not is_complete(path):
         cut = runner.ensure_pruned(f"cut-{name}", runner.ensure_plan(plan_name(job.target)))
         if job.runs_refit:

@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from ..artifacts.origin import read_seen_texts
+from ..artifacts.steps import read_seen_texts
 from ..errors import StatetrimError
 from ..options import takes_options
 from ..reporting.report import report
@@ -23,7 +23,6 @@ from ..storage.output import (
     check_absent,
     is_complete,
     open_output,
-    remove_empty_partial,
 )
 from ..storage.space import check_writable
 from .job import CONTROL_METHOD, EVAL_LENGTH, Job, is_comparable, recipe_record
@@ -101,7 +100,6 @@ def _report(model: Checkpoint, out: Path, observer: Observer) -> None:
     If a run is killed before that, the rerun writes it.
     """
     artifacts_dir = out / ARTIFACTS
-    remove_empty_partial(artifacts_dir / "report")
     if is_complete(artifacts_dir / "report"):
         return
     observer.on_step("report")

@@ -17,20 +17,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..artifacts.card.model_card import recovered_card
-from ..artifacts.record import as_fields, header
+from ..artifacts.record import header
+from ..artifacts.steps import write_files_of_step
 from ..errors import StatetrimError
 from ..options import as_record, takes_options
 from ..progress import OnProgress, progress_reporter
 from ..runtime.loading import load_live
 from ..runtime.placement import default_device
 from ..storage.atomic import atomic_write
-from ..storage.auxiliary_files import copy_all_but_weights, is_newer
+from ..storage.auxiliary_files import is_newer
 from ..storage.checkpoint import Checkpoint, open_checkpoint, require_prunable
-from ..storage.json_file import read_json, write_json, write_text
+from ..storage.json_file import read_json
 from ..storage.models import ModelLike, as_checkpoint
 from ..storage.output import (
     ARTIFACTS,
-    CARD,
     MAX_RECORD_BYTES,
     Output,
     already_done,
@@ -240,13 +240,7 @@ class _RecoveryRun:
             "curve": curve,
             **({"held_out": held_out} if held_out else {}),
         }
-        original_card = copy_all_but_weights(self.student, self.partial, RECORD)
-        name = self.student.path.resolve().name
-        write_text(self.partial / CARD, recovered_card(original_card, name, finished_record))
-        result = require_prunable(open_checkpoint(self.partial, self.student.family))
-        assert result.geometry == self.student.geometry
-        assert [s.tensors for s in result.shards] == [s.tensors for s in self.student.shards]
-        write_json(self.partial / ARTIFACTS / RECORD, as_fields(finished_record))
+        write_files_of_step(self.student, self.partial, RECORD, finished_record, recovered_card)
 
     def _publish(self, partial_output: Output) -> None:
         """Delete the training state, keep files that trackers wrote, and rename `OUT.partial`."""

@@ -27,7 +27,7 @@ from transformers import (
 from ..errors import StatetrimError
 from ..maths.units import MIB
 from ..progress import OnProgress, Progress
-from ..storage.atomic import atomic_write, sync_directory
+from ..storage.atomic import atomic_write, sync
 from ..storage.json_file import read_json
 from ..storage.safetensors_file import write_tensors
 from .data import TrainingRows
@@ -199,7 +199,7 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
                 write_tensors(scratch / TENSORS_FILE, contiguous)
                 (scratch / SCHEDULE_FILE).write_text(json.dumps(schedule))
                 self.state.save_to_json(str(scratch / STATE_FILE))
-            sync_directory(target.parent)
+            sync(target.parent)
             for outdated in list_checkpoints(target.parent)[:-1]:
                 shutil.rmtree(outdated)
         self.accelerator.wait_for_everyone()

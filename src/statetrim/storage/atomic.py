@@ -44,8 +44,8 @@ def move_into_place(scratch: Path, target: Path) -> None:
     """
     if scratch.is_dir():
         for path in scratch.iterdir():
-            _fsync(path)
-    _fsync(scratch)
+            sync(path)
+    sync(scratch)
     scratch.replace(target)
     scratch.parent.rmdir()
 
@@ -61,12 +61,8 @@ def is_scratch(path: Path) -> bool:
     return has_scratch_name and path.is_dir() and not path.is_symlink()
 
 
-def sync_directory(path: Path) -> None:
-    """Sync a directory's entries (names, not contents) to disk."""
-    _fsync(path)
-
-
-def _fsync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Sync a file, or a directory's entries (names, not contents), to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -36,8 +36,16 @@ def auxiliary_files(model: Checkpoint) -> dict[str, Path]:
     return files
 
 
+def files_besides_weights(model: Checkpoint) -> dict[str, Path]:
+    """`auxiliary_files`, config and index: name relative to the checkpoint -> path."""
+    files = auxiliary_files(model)
+    for name in (CONFIG, INDEX):
+        if (model.path / name).exists():
+            files[name] = path_inside(model.path, name)
+    return files
+
+
 def _is_auxiliary(path: Path) -> bool:
-    """Whether `path` is a file or a broken link, and neither weights, an index nor the config."""
     is_file = path.is_file() or (path.is_symlink() and not path.is_dir())  # a broken link counts
     is_weights = path.suffix.lower() in _WEIGHT_SUFFIXES or path.name.endswith(".index.json")
     return is_file and not is_weights and path.name not in (CONFIG, ARTIFACTS)
@@ -56,20 +64,22 @@ def copy_all_but_weights(model: Checkpoint, directory: Path, record: str) -> str
     """Copy config, index, tokenizer and records of earlier steps into `directory`; not the card.
 
     An earlier record of the same step, whose file is `record`, gets the prefix `source_`. Returns
-    the first MiB of the model's card, or an empty string if it has none.
+    `card_text` of the model's card.
     """
-    files = auxiliary_files(model)
+    files = files_besides_weights(model)
     artifacts = model.path / ARTIFACTS
     for path in sorted(artifacts.iterdir()) if artifacts.is_dir() else []:
         if path.is_file() and path.suffix in (".json", ".md"):
             same_stage = path.name.replace("source_", "") == record
             name = f"source_{path.name}" if same_stage else path.name
             files[f"{ARTIFACTS}/{name}"] = path_inside(model.path, f"{ARTIFACTS}/{path.name}")
-    for name in (CONFIG, INDEX):
-        if (model.path / name).exists():
-            files[name] = path_inside(model.path, name)
-    card = files.pop(CARD, None)
+    card = card_text(files.pop(CARD, None))
     copy_files(files, directory)
+    return card
+
+
+def card_text(card: Path | None) -> str:
+    """The first MiB of a model card; empty without one."""
     if card is None:
         return ""
     with card.open(errors="replace") as file:

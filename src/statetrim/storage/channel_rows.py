@@ -21,20 +21,8 @@ _PACKED_TENSORS = {
     "weight_scale", "weight_scale_inv", "absmax", "quant_map",
 }  # fmt: skip
 """Names of GPTQ, AWQ, bitsandbytes and of schemes of compressed-tensors that cannot be cut."""
-_DIMENSIONS: dict[Role, int] = {
-    "q_proj": 2,
-    "k_proj": 2,
-    "v_proj": 2,
-    "o_proj": 2,
-    "q_conv": 3,
-    "k_conv": 3,
-    "v_conv": 3,
-    "q_bias": 1,
-    "k_bias": 1,
-    "v_bias": 1,
-    "norm": 1,
-    "shared_norm": 1,
-}
+_DIMENSIONS = {"proj": 2, "conv": 3, "bias": 1, "norm": 1}
+"""Last word of a role -> dimensions of such a tensor; others may have any number."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +36,7 @@ class LayerRows:
 def find_channel_rows(
     family: Family, config: Config, geometry: Geometry, tensors: Iterable[TensorInfo]
 ) -> dict[str, LayerRows]:
-    """Tensor name -> the rows of its channels, for every tensor that holds some.
-
-    Raises StatetrimError for a mixer's tensor that the family does not know, a missing or repeated
-    tensor, a wrong shape or dtype, and tensors of linear attention outside the linear layers.
-    """
+    """Tensor name -> the rows of its channels, for every tensor that holds some."""
     by_layer = _rows_by_layer(family, config, geometry, family.channel_rows)
     # DOTALL: a name with a line break in it is still a name under the mixer.
     prefixes = family.mixer_prefixes
@@ -112,39 +96,31 @@ def find_channel_rows(
 def find_head_rows(
     family: Family, config: Config, geometry: Geometry, tensors: Iterable[TensorInfo]
 ) -> dict[str, LayerRows]:
-    """Tensor name -> the rows of its heads, for every tensor that holds some.
-
-    Expects `tensors` that `find_channel_rows` accepts. Raises StatetrimError for a missing tensor
-    that is not optional, and for a wrong shape or dtype.
-    """
+    """Tensor name -> the rows of its heads, for every tensor that holds some; `tensors` are some
+    that `find_channel_rows` accepts."""
     by_layer = _rows_by_layer(family, config, geometry, family.head_rows)
     tensors_by_name = {tensor.name: tensor for tensor in tensors}
     rows_by_tensor: dict[str, LayerRows] = {}
     for layer, by_leaf in by_layer.items():
         for leaf, rows_list in by_leaf.items():
-            exists = False
-            for mixer in family.mixer_prefixes:
-                name = f"{mixer.format(layer=layer)}.{leaf}"
-                if name in tensors_by_name:
-                    exists = True
-                    for rows in rows_list:
-                        _check_fit(rows, tensors_by_name[name], geometry)
-                    rows_by_tensor[name] = LayerRows(layer, rows_list)
-            if not exists:
+            names = [f"{mixer.format(layer=layer)}.{leaf}" for mixer in family.mixer_prefixes]
+            stored_names = [name for name in names if name in tensors_by_name]
+            for name in stored_names:
+                for rows in rows_list:
+                    _check_fit(rows, tensors_by_name[name], geometry)
+                rows_by_tensor[name] = LayerRows(layer, rows_list)
+            if not stored_names:
                 _check_optional(layer, leaf, rows_list)
     return rows_by_tensor
 
 
 def names_by_layer(rows_by_tensor: Mapping[str, LayerRows], role: Role) -> dict[int, str]:
-    """Layer -> name of its tensor with this role, such as "o_proj"; layers without one are absent.
-
-    The role of a tensor is that of its first entry.
-    """
-    names: dict[int, str] = {}
-    for name, layer_rows in rows_by_tensor.items():
-        if layer_rows.channel_rows[0].role == role:
-            names[layer_rows.layer] = name
-    return names
+    """Layer -> name of its tensor whose first entry has this role; layers without are absent."""
+    return {
+        layer_rows.layer: name
+        for name, layer_rows in rows_by_tensor.items()
+        if layer_rows.channel_rows[0].role == role
+    }
 
 
 def _rows_by_layer(
@@ -153,10 +129,8 @@ def _rows_by_layer(
     geometry: Geometry,
     describe: Callable[[Config, Geometry], list[ChannelRows]],
 ) -> dict[int, dict[str, list[ChannelRows]]]:
-    """Layer -> tensor name within the mixer -> its entries of what `describe` returns.
-
-    `describe` is called once per shape; layers of one shape share the result.
-    """
+    """Layer -> tensor name within the mixer -> its entries of what `describe` returns; layers of
+    one shape share them."""
     by_shape: dict[Geometry, dict[str, list[ChannelRows]]] = {}
     for layer in geometry.layers:
         shape = geometry.for_layer(layer)
@@ -168,43 +142,35 @@ def _rows_by_layer(
 
 
 def _layer_pattern(mixer: str) -> str:
-    """Regular expression of the full names below `mixer`, a prefix that contains "{layer}".
-
-    Groups of a match: number of the layer, name within the mixer.
-    """
+    """Matches full names below `mixer`; groups: number of the layer, name within the mixer."""
     before, after = map(re.escape, mixer.split("{layer}"))
     return rf"{before}(0|[1-9][0-9]{{0,5}}){after}\.(.+)"
 
 
 def _mixer_pattern(mixer: str) -> str:
-    """Regular expression that finds the last part of `mixer` anywhere in a tensor's name.
-
-    Group of a match: name within the mixer.
-    """
+    """Finds the last part of `mixer` anywhere in a name; group: name within the mixer."""
     return rf"\.{re.escape(mixer.rpartition('.')[2])}\.(.+)$"
 
 
 def _check_optional(layer: int, leaf: str, rows_list: list[ChannelRows]) -> None:
-    """Raise StatetrimError that `layer` lacks the tensor `leaf`, unless that is optional."""
     if not rows_list[0].optional:
         raise StatetrimError(f"layer {layer} lacks the tensor {leaf!r} that its config implies")
 
 
 def _check_fit(rows: ChannelRows, tensor: TensorInfo, geometry: Geometry) -> None:
-    """Raise StatetrimError unless `tensor` has a dtype and shape that fit `rows` and `geometry`."""
     if tensor.dtype not in DTYPES:
         raise StatetrimError(
             f"tensor {tensor.name!r} is stored as {tensor.dtype}, quantised in a way that cannot "
             f"be cut; prune the unquantised weights and quantise the result"
         )
-    convolution = rows.role in ("q_conv", "k_conv", "v_conv")
-    dimensions = _DIMENSIONS.get(rows.role, len(tensor.shape))
+    kind = rows.role.rpartition("_")[2]
+    dimensions = _DIMENSIONS.get(kind, len(tensor.shape))
     if len(tensor.shape) != dimensions or 0 in tensor.shape:
         raise StatetrimError(
             f"tensor {tensor.name!r} has shape {list(tensor.shape)}; it must have {dimensions} "
             f"dimensions, none of them empty"
         )
-    if convolution and tensor.shape[-1] != geometry.conv_width:
+    if kind == "conv" and tensor.shape[-1] != geometry.conv_width:
         raise StatetrimError(
             f"tensor {tensor.name!r} has shape {list(tensor.shape)}, but its config implies a "
             f"convolution {geometry.conv_width} wide"

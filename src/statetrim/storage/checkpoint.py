@@ -15,13 +15,12 @@ from ..families import family_of
 from ..families.contract import Config, Family, geometry_of, layer_config
 from ..geometry import ChannelRows, Geometry, Role
 from ..maths.formatting import bytes_text, shorten
-from ..maths.table import Table
+from ..maths.table import Table, Tabular
 from ..progress import ShowProgress
 from .channel_rows import LayerRows, find_channel_rows, find_head_rows, names_by_layer
 from .digests import is_sampled_digest, model_digest, sampled_digests
 from .file_names import CONFIG, INDEX, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, SINGLE_FILE
-from .hub.cache import model_name, repository_in_cache
-from .hub.download import HubModel, missing_weight_files
+from .hub.download import HubModel, missing_weight_files, model_name, repository_in_cache
 from .json_file import read_json
 from .quantized import find as quantization
 from .quantized.rewrite import dequantize
@@ -34,7 +33,7 @@ Weights = bool | Literal["headers"]
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(Tabular):
     """A model on disk, as `st.open` returns it. Tensors are read only when they are needed."""
 
     path: Path
@@ -52,9 +51,6 @@ class Checkpoint:
             f"linear-attention layers, state {geometry.shape} in each of "
             f"{geometry.num_v_heads} heads, {weights}>"
         )
-
-    def _repr_html_(self) -> str:
-        return self.table().html()
 
     def table(self) -> Table:
         """A summary for display."""
@@ -148,10 +144,7 @@ class Checkpoint:
 
     @cached_property
     def channel_rows(self) -> dict[str, LayerRows]:
-        """Tensor name -> its layer and the rows of its key and value channels.
-
-        Raises StatetrimError if a tensor's name, shape or dtype is not what the family expects.
-        """
+        """Tensor name -> its layer and the rows of its key and value channels."""
         return find_channel_rows(
             self.family, self.config, self.geometry, self.logical_tensors.values()
         )
@@ -174,24 +167,20 @@ class Checkpoint:
 
         A quantised weight is one tensor, of dtype F32; its scales are not listed.
         """
-        hidden = set(quantization.activation_scales(self._infos))
-        for weight in self.quantized.values():
-            hidden.update(weight.stored_names)
+        stored_names = {name for weight in self.quantized.values() for name in weight.stored_names}
         logical: dict[str, TensorInfo] = {}
         for name, info in self._infos.items():
-            if name not in hidden:
-                logical[name] = self._with_logical_shape(info)
+            if name in stored_names or quantization.is_activation_scale(name):
+                continue
+            shape = info.shape
+            if name in self.resplit_tensors:
+                shape = (self.resplit_tensors[name].size, *shape[1:])
+            elif name in self.flattened_heads:
+                shape = (prod(shape),)
+            logical[name] = replace(info, shape=shape)
         for name, weight in self.quantized.items():
             logical[name] = replace(weight.codes, name=name, dtype="F32", shape=weight.shape)
         return logical
-
-    def _with_logical_shape(self, tensor: TensorInfo) -> TensorInfo:
-        if tensor.name in self.resplit_tensors:
-            rows = self.resplit_tensors[tensor.name].size
-            return replace(tensor, shape=(rows, *tensor.shape[1:]))
-        if tensor.name in self.flattened_heads:
-            return replace(tensor, shape=(prod(tensor.shape),))
-        return tensor
 
     def layer_config(self, layer: int) -> Config:
         """The config of a stock model whose layers all have this layer's widths."""
@@ -202,15 +191,12 @@ class Checkpoint:
         return self.family.channel_rows(self.layer_config(layer), self.geometry.for_layer(layer))
 
     def query_key_weights(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Query and key projection weights, each [heads, channels, copies, hidden], float64.
-
-        There is one copy except where several projections share a key head's channels.
-        """
+        """Query and key projection weights, each as `_weight_rows`: [heads, channels, copies,
+        hidden]."""
         return self._weight_rows(layer, "q_proj"), self._weight_rows(layer, "k_proj")
 
     def value_output_weights(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Value projection rows and output projection columns, each [heads, channels, copies,
-        hidden], float64."""
+        """Value projection rows and output projection columns, in the same form."""
         return self._weight_rows(layer, "v_proj"), self._weight_rows(layer, "o_proj")
 
     def output_weight(self, layer: int) -> Tensor:
@@ -218,15 +204,16 @@ class Checkpoint:
         return self.tensor(names_by_layer(self.channel_rows, "o_proj")[layer]).double()
 
     def filters(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """Query and key convolution taps, each [heads, channels, copies, width], float64; None for
-        models without a short convolution."""
+        """Query and key convolution taps, each [heads, channels, copies, width]; None for models
+        without a short convolution."""
         if not self.geometry.conv_width:
             return None
         queries, keys = self._weight_rows(layer, "q_conv"), self._weight_rows(layer, "k_conv")
         return queries.squeeze(3), keys.squeeze(3)
 
     def _weight_rows(self, layer: int, role: Role) -> Tensor:
-        """Weights of a layer with this role, [heads, channels, copies, ...], float64."""
+        """Weights of a layer with this role, [heads, channels, copies, ...], float64; there is one
+        copy except where several projections share a key head's channels."""
         copies: list[Tensor] = []
         for name, layer_rows in self.channel_rows.items():
             rows_of_role = [rows for rows in layer_rows.channel_rows if rows.role == role]
@@ -305,24 +292,26 @@ def require_prunable(model: Checkpoint) -> Checkpoint:
 
 def check_values_prunable(model: Checkpoint) -> None:
     """Raise StatetrimError if the value channels of `model` cannot be pruned."""
-    reason = model.family.value_refusal(model.config)
     axes = {rows.axis for rows in model.channels(model.geometry.layers[0])}
-    if reason is None and "value" not in axes:
-        reason = f"family {type(model.family).__name__} does not describe them"
-    if reason:
-        raise StatetrimError(
-            f"the values of {model.config.get('model_type')} cannot be cut: {reason}"
-        )
+    reason = model.family.value_refusal(model.config)
+    _check_described(model, "value" in axes, reason, "values", "cut")
 
 
 def check_heads_removable(model: Checkpoint) -> None:
     """Raise StatetrimError if whole heads cannot be removed from `model`."""
+    is_described = bool(model.family.head_rows(model.config, model.geometry))
     reason = model.family.head_refusal(model.config)
-    if reason is None and not model.family.head_rows(model.config, model.geometry):
+    _check_described(model, is_described, reason, "heads", "removed")
+
+
+def _check_described(
+    model: Checkpoint, is_described: bool, reason: str | None, what: str, action: str
+) -> None:
+    if reason is None and not is_described:
         reason = f"family {type(model.family).__name__} does not describe them"
     if reason:
         raise StatetrimError(
-            f"the heads of {model.config.get('model_type')} cannot be removed: {reason}"
+            f"the {what} of {model.config.get('model_type')} cannot be {action}: {reason}"
         )
 
 
@@ -359,25 +348,20 @@ def _read_shards(directory: Path) -> tuple[tuple[Shard, ...], dict[str, Any] | N
             )
     shards: list[Shard] = []
     stored_names: set[str] = set()
-    for name in sorted(names):  # each is checked before the next is read, so memory stays bounded
-        shard = read_shard(path_inside(directory, name))
-        _check_shard_index(weight_map, shard)
+    for file in sorted(names):  # each is checked before the next is read, so memory stays bounded
+        shard = read_shard(path_inside(directory, file))
+        for tensor in shard.tensors:
+            if weight_map.get(tensor.name) != file:
+                raise StatetrimError(
+                    f"{file} holds {tensor.name[:200]!r}, but {INDEX} places it "
+                    f"{'elsewhere' if tensor.name in weight_map else 'nowhere'}"
+                )
+            stored_names.add(tensor.name)
         shards.append(shard)
-        stored_names.update(tensor.name for tensor in shard.tensors)
     for name in weight_map:
         if name not in stored_names:
             raise StatetrimError(f"{INDEX} lists {name[:200]!r}, which no shard holds")
     return tuple(shards), index
-
-
-def _check_shard_index(weight_map: dict[str, str], shard: Shard) -> None:
-    """Raise StatetrimError unless `weight_map` places every tensor of `shard` in that file."""
-    for tensor in shard.tensors:
-        if weight_map.get(tensor.name) != shard.path.name:
-            raise StatetrimError(
-                f"{shard.path.name} holds {tensor.name[:200]!r}, but {INDEX} places it "
-                f"{'elsewhere' if tensor.name in weight_map else 'nowhere'}"
-            )
 
 
 def path_inside(directory: Path, name: str) -> Path:

@@ -32,10 +32,7 @@ def read_json(path: Path, max_bytes: int, *, allow_nan: bool = False) -> dict[st
 
 
 def parse_json(text: bytes, name: str, *, allow_nan: bool = False) -> dict[str, Any]:
-    """The JSON object in `text`, checked as in `read_json` except for its size.
-
-    Raises StatetrimError, which calls the text `name`.
-    """
+    """The JSON object in `text`, checked as in `read_json` except for its size."""
     if text.count(b"[") + text.count(b"{") > _MAX_CONTAINERS:
         raise StatetrimError(f"{name} holds more than {_MAX_CONTAINERS} lists and objects")
     try:
@@ -67,7 +64,6 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _reject_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object as a dict; raises ValueError if a name appears twice."""
     fields = dict(pairs)
     if len(fields) != len(pairs):
         seen: set[str] = set()
@@ -79,7 +75,6 @@ def _reject_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_depth(value: Any) -> None:
-    """Raise ValueError if lists and objects are nested more than `_MAX_DEPTH` deep."""
     level: list[Any] = [[value]]
     for _ in range(_MAX_DEPTH):
         next_level: list[Any] = []
@@ -94,5 +89,4 @@ def _check_depth(value: Any) -> None:
 
 
 def _reject_constant(text: str) -> NoReturn:
-    """Raise ValueError for NaN, Infinity or -Infinity."""
     raise ValueError(f"{text} is not a JSON number")

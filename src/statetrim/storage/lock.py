@@ -3,7 +3,7 @@
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -23,14 +23,20 @@ def locked(partial: Path) -> Iterator[None]:
     """
     if partial.is_symlink() or (partial.exists() and not partial.is_dir()):
         raise StatetrimError(f"{partial} is not a directory that statetrim made; move it away")
-    lock_descriptor = _exclusive_lock()
+    try:
+        import fcntl
+    except ImportError:
+        raise StatetrimError(
+            "on Windows statetrim only inspects models, because nothing locks a directory that "
+            "it writes there; run it in WSL, on Linux or on macOS"
+        ) from None
     new_parents = [parent for parent in partial.parents if not parent.exists()]
     partial.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         try:
             descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             stack.callback(os.close, descriptor)
-            lock_descriptor(descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.samestat(os.fstat(descriptor), partial.stat()):
                 raise FileNotFoundError  # the other process has just finished
         except (BlockingIOError, FileNotFoundError):
@@ -45,21 +51,6 @@ def locked(partial: Path) -> Iterator[None]:
             for parent in new_parents:
                 with suppress(OSError):
                     parent.rmdir()
-
-
-def _exclusive_lock() -> Callable[[int], None]:
-    """A function that locks a directory's descriptor, or raises BlockingIOError if it is locked.
-
-    Raises StatetrimError on Windows, which has no `fcntl` and cannot open directories.
-    """
-    try:
-        import fcntl
-    except ImportError:
-        raise StatetrimError(
-            "on Windows statetrim only inspects models, because nothing locks a directory that "
-            "it writes there; run it in WSL, on Linux or on macOS"
-        ) from None
-    return lambda directory: fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def write_owner(partial: Path, job: str) -> None:
@@ -86,10 +77,7 @@ def remove_empty(directory: Path) -> None:
 
 
 def _owner_text(partial: Path) -> str:
-    """Text that names the process which holds the lock, in parentheses after a space.
-
-    Empty if its file cannot be read.
-    """
+    """Text that names the process which holds the lock; empty if its file cannot be read."""
     try:
         owner = read_json(partial / OWNER_FILE, MIB)
     except StatetrimError:  # the process has just started or just ended

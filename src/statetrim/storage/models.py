@@ -30,10 +30,7 @@ def load_if_path(
 
 
 def short_names(models: Sequence[Checkpoint]) -> list[str]:
-    """The models' names; if two agree, as many parts of their paths as distinguish all.
-
-    Raises StatetrimError if a path is given twice.
-    """
+    """The models' names; if two agree, as many parts of their paths as distinguish all."""
     paths = [model.path.resolve() for model in models]
     for path in paths:
         if paths.count(path) > 1:

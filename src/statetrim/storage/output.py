@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from ..errors import StatetrimError
 from ..maths.units import MIB
-from .atomic import atomic_write, is_scratch, sync_directory
+from .atomic import atomic_write, is_scratch, sync
 from .json_file import read_json, write_json
 from .lock import OWNER_FILE, locked, remove_empty, write_owner
 from .space import check_writable, explain_disk_errors
@@ -75,16 +75,13 @@ class Output:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
             raise self._exists_error(self.out) from None
-        sync_directory(self.out.parent)
+        sync(self.out.parent)
         if result is not None:
             self._remove_partial()
 
     def _prepare(self) -> None:
-        """Check that `OUT.partial` is empty or of this job, clean it up, and write the record.
-
-        Sets `done` if the result exists, or if a killed process had only to publish its files.
-        Raises StatetrimError if `OUT.partial` or the target belongs to something else.
-        """
+        """Check that `OUT.partial` is empty or of this job, clean it up, and write the record; set
+        `done` if the result exists, or if a killed process had only to publish its files."""
         scratch, files = _scratch_and_files(self.path)
         stored = None
         if self._record_path in files:
@@ -126,35 +123,30 @@ class Output:
         write_owner(self.path, str(self._record.get("format")))
 
     def _files_to_publish(self, stored: Mapping[str, Any]) -> dict[str, str] | None:
-        """Name -> digest of the files that a killed process was publishing.
-
-        None if it was not publishing, or if a file is neither in `OUT.partial` nor at its target.
-        """
+        """Name -> digest of the files that a killed process was publishing; None if it was not, or
+        if a file is neither in `OUT.partial` nor at its target."""
         digests, targets = stored.get(_PUBLISHING), self._files or {}
         if not isinstance(digests, dict) or not digests or not set(digests) <= set(targets):
             return None
         for name in digests:
-            if not _lexists(self.path / name) and not _lexists(targets[name]):
+            if not os.path.lexists(self.path / name) and not os.path.lexists(targets[name]):
                 return None
         return {name: str(digest) for name, digest in digests.items()}
 
     def _move_files(self, digests: Mapping[str, str]) -> None:
-        """Move the files in `digests` to their targets.
-
-        A target that exists must have its digest, as if a killed process had moved it before; else
-        StatetrimError is raised.
-        """
+        """Move the files in `digests` to their targets. One that exists must have its digest, as if
+        a killed process had moved it before."""
         assert self._files is not None
         for name, digest in digests.items():
             source, target = self.path / name, self._files[name]
-            if not _lexists(target):
+            if not os.path.lexists(target):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 if not _move_without_replacing(source, target):
                     raise self._exists_error(target)
             elif _sha256(target) != digest:
                 raise self._exists_error(target)
         for directory in {target.parent for target in self._files.values() if target.exists()}:
-            sync_directory(directory)
+            sync(directory)
 
     def _exists_error(self, target: Path) -> StatetrimError:
         """The error, to be raised by the caller, that `target` appeared during the job."""
@@ -182,10 +174,8 @@ class Output:
             logger.warning("%s holds files that statetrim did not write, so it stays", self.path)
 
     def _clean_up(self) -> None:
-        """At the end of every run, remove the file that names the lock's owner.
-
-        For file results also remove `OUT.partial` if nothing but the record is left in it.
-        """
+        """At the end of a run, remove the file that names the lock's owner, and for file results
+        `OUT.partial` if nothing but the record is left in it."""
         if self._belongs_to_job and self.path.exists():
             (self.path / OWNER_FILE).unlink(missing_ok=True)
             if self._files is not None and _scratch_and_files(self.path)[1] <= {self._record_path}:
@@ -212,7 +202,9 @@ def open_output(
     `OUT.partial` is of another job, or if another process writes.
     """
     work = Output(Path(out), name, record, files, temporary_patterns, may_change)
-    if not _lexists(work.path):  # without leftovers, existing results are found before locking
+    if not os.path.lexists(
+        work.path
+    ):  # without leftovers, existing results are found before locking
         if files is not None:
             check_absent(*files.values())
         elif already_done(work.out, name, record):
@@ -278,22 +270,20 @@ def partial_path(out: Path) -> Path:
 
 
 def is_complete(out: Path) -> bool:
-    """Whether `out` exists and no `OUT.partial` does."""
-    return out.exists() and not partial_path(out).exists()
-
-
-def remove_empty_partial(out: Path) -> None:
-    """Delete `OUT.partial` if a killed process left nothing in it but empty directories.
+    """Whether `out` exists and no `OUT.partial` does, except for one of empty directories, which a
+    killed process may have left and which is deleted.
 
     Only for the process that holds the lock of the surrounding directory.
     """
-    remove_empty(partial_path(out))
+    partial = partial_path(out)
+    remove_empty(partial)
+    return out.exists() and not partial.exists()
 
 
 def check_absent(*targets: Path) -> None:
     """Raise StatetrimError if one of `targets` exists, even as a broken link."""
     for target in targets:
-        if _lexists(target):
+        if os.path.lexists(target):
             raise StatetrimError(
                 f"{target} exists already and is not overwritten; choose another name or move it"
             )
@@ -312,10 +302,7 @@ def already_done(out: Path, name: str, record: Mapping[str, Any]) -> bool:
 
 
 def _scratch_and_files(partial: Path) -> tuple[list[Path], set[Path]]:
-    """Scratch directories of a killed process, and all other files but the lock owner's.
-
-    Raises StatetrimError for a link to a directory.
-    """
+    """Scratch directories of a killed process, and all other files but the lock owner's."""
     scratch: list[Path] = []
     files: set[Path] = set()
     for parent, directories, names in os.walk(partial):
@@ -339,7 +326,7 @@ def _move_without_replacing(source: Path, target: Path) -> bool:
     except OSError as error:
         if error.errno not in _LINKS_UNSUPPORTED:
             raise
-        if _lexists(target):
+        if os.path.lexists(target):
             return False
         with atomic_write(target) as scratch:
             shutil.copyfile(source, scratch)
@@ -347,12 +334,6 @@ def _move_without_replacing(source: Path, target: Path) -> bool:
     return True
 
 
-def _lexists(path: Path) -> bool:
-    """Whether anything is at `path`, even a broken link."""
-    return path.exists() or path.is_symlink()
-
-
 def _sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

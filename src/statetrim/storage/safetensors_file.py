@@ -82,12 +82,11 @@ class Shard:
 
 @dataclass(frozen=True, eq=False)
 class TensorEdit:
-    """How one tensor changes when its shard is rewritten: factors, then masks, then fill value."""
+    """How one tensor changes when its shard is rewritten: each column is multiplied by its factor,
+    then masks are applied, then the fill value."""
 
     masks: Mapping[int, Tensor]  # dimension -> bool [size]: which rows or columns stay
-    column_factors: Tensor | None = (
-        None  # float64 [columns]: each column is multiplied by its factor
-    )
+    column_factors: Tensor | None = None  # float64 [columns]
     fill_value: float | None = None  # replaces all entries that stay
     replacement: Tensor | None = None  # edited instead of the tensor that the file holds
     split_heads: int = 0  # the result is reshaped to [split_heads, ...] if not 0
@@ -147,10 +146,7 @@ def read_shard(path: Path) -> Shard:
 
 
 def parse_header(file: str, header: Mapping[str, Any], data_start: int) -> tuple[TensorInfo, ...]:
-    """The tensors of a header in the order of their bytes, which begin at offset `data_start`.
-
-    Raises StatetrimError, naming `file`, if an entry is malformed or tensors overlap or leave gaps.
-    """
+    """The tensors of a header in the order of their bytes, which begin at offset `data_start`."""
     tensors = [_parse_entry(file, data_start, name, entry) for name, entry in header.items()]
     tensors.sort(key=lambda tensor: (tensor.start, tensor.nbytes))
     end = data_start
@@ -165,8 +161,6 @@ def parse_header(file: str, header: Mapping[str, Any], data_start: int) -> tuple
 
 
 def _parse_entry(file: str, data_start: int, name: str, entry: Any) -> TensorInfo:
-    """One tensor of a header; raises StatetrimError, naming `file`, if the entry is malformed."""
-
     def entry_error(problem: str) -> StatetrimError:
         return StatetrimError(f"the header of {file} gives {name[:200]!r} {problem}")
 
@@ -201,10 +195,7 @@ def save_tensors(
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write a safetensors file in place, not atomically, for directories published as a whole.
-
-    Raises OSError for errors of the disk.
-    """
+    """Write a safetensors file in place, not atomically, for directories published as a whole."""
     try:
         save_file(dict(tensors), path, None if metadata is None else dict(metadata))
     except SafetensorError as error:  # it wraps errors of the system
@@ -216,42 +207,30 @@ def write_tensors(
 
 
 def read_tensor(file: BufferedReader, tensor: TensorInfo) -> Tensor:
-    """Read a tensor in its stored dtype from an open shard.
-
-    Raises KeyError for a dtype not in `STORED_DTYPES`, StatetrimError for a truncated file.
-    """
+    """Read a tensor in its stored dtype, one of `STORED_DTYPES`, from an open shard."""
     return next(_read_blocks(file, tensor, tensor.nbytes), torch.empty(0)).reshape(tensor.shape)
 
 
 def read_rows(file: BufferedReader, tensor: TensorInfo, start: int, stop: int) -> Tensor:
-    """The bytes of rows `start` to `stop` of a tensor, uint8 [rows, bytes].
-
-    Raises StatetrimError for a truncated file.
-    """
+    """The bytes of rows `start` to `stop` of a tensor, uint8 [rows, bytes]."""
     row_bytes = tensor.nbytes // max(1, tensor.shape[0])
-    first = tensor.start + start * row_bytes
-    rows = TensorInfo(
-        tensor.name, "U8", (stop - start, row_bytes), first, (stop - start) * row_bytes
-    )
-    return read_tensor(file, rows)
+    shape, first = (stop - start, row_bytes), tensor.start + start * row_bytes
+    return read_tensor(file, TensorInfo(tensor.name, "U8", shape, first, prod(shape)))
 
 
 def tensors_after(shard: Shard, edits: Mapping[str, Edit]) -> list[TensorInfo]:
     """Header entries of the file that `rewrite_shard` writes."""
-    after: list[TensorInfo] = []
-    for tensor in shard.tensors:
+    after = list(shard.tensors)
+    for number, tensor in enumerate(after):
         if tensor.name in edits:
             shape = edits[tensor.name].result_shape(tensor.shape)
             nbytes = prod(shape) * _DTYPE_BITS[tensor.dtype] // 8
-            after.append(replace(tensor, shape=shape, nbytes=nbytes))
-        else:
-            after.append(tensor)
+            after[number] = replace(tensor, shape=shape, nbytes=nbytes)
     start = len(_encode_header(shard.metadata, after))
-    with_offsets = []
-    for tensor in after:
-        with_offsets.append(replace(tensor, start=start))
+    for number, tensor in enumerate(after):
+        after[number] = replace(tensor, start=start)
         start += tensor.nbytes
-    return with_offsets
+    return after
 
 
 def rewrite_shard(
@@ -294,10 +273,16 @@ def patch_shard(
                 before = read_tensor(source, tensor)
                 after = replacements[tensor.name](before).to(before.dtype)
                 assert after.shape == before.shape, tensor.name
-                buffer = bytearray(tensor.nbytes)
-                torch.frombuffer(buffer, dtype=before.dtype).reshape(before.shape).copy_(after)
                 target.seek(tensor.start)
-                target.write(buffer)
+                target.write(tensor_bytes(after))
+
+
+def tensor_bytes(tensor: Tensor) -> bytearray:
+    """The bytes of a tensor's values in order, without numpy, which torch does not install."""
+    buffer = bytearray(tensor.numel() * tensor.element_size())
+    if buffer:
+        torch.frombuffer(buffer, dtype=tensor.dtype).reshape(tensor.shape).copy_(tensor)
+    return buffer
 
 
 def _encode_header(metadata: Mapping[str, str], tensors: Sequence[TensorInfo]) -> bytes:
@@ -321,10 +306,7 @@ def _encode_header(metadata: Mapping[str, str], tensors: Sequence[TensorInfo]) -
 
 
 def _read_blocks(file: BufferedReader, tensor: TensorInfo, block_bytes: int) -> Iterator[Tensor]:
-    """Yield a tensor's rows [rows, ...] in blocks of at most `block_bytes`, or of one row.
-
-    Raises StatetrimError if the file ends early.
-    """
+    """A tensor's rows [rows, ...] in blocks of at most `block_bytes`, or of one row."""
     count = tensor.shape[0] if tensor.shape else 1
     row_bytes = max(1, tensor.nbytes // max(1, count))
     step = max(1, block_bytes // row_bytes) * row_bytes
@@ -338,10 +320,9 @@ def _read_blocks(file: BufferedReader, tensor: TensorInfo, block_bytes: int) -> 
 
 
 def _edited_blocks(file: BufferedReader, tensor: TensorInfo, edit: Edit) -> Iterator[bytearray]:
-    """Yield the bytes of a tensor after `edit`, in blocks; a replacement is one block."""
+    """The bytes of a tensor after `edit`; a replacement is one block."""
     if isinstance(edit, ComputedTensor):
-        for block in edit.blocks():
-            yield bytearray(block.contiguous().flatten().view(torch.uint8).numpy())
+        yield from map(tensor_bytes, edit.blocks())
         return
     if edit.replacement is None:
         blocks = _read_blocks(file, tensor, BLOCK_BYTES)
@@ -358,19 +339,13 @@ def _edited_blocks(file: BufferedReader, tensor: TensorInfo, edit: Edit) -> Iter
         row += len(block)
         if edit.fill_value is not None:
             kept = torch.full_like(kept, edit.fill_value)
-        if kept.numel():
-            buffer = bytearray(kept.numel() * kept.element_size())
-            torch.frombuffer(buffer, dtype=kept.dtype).reshape(kept.shape).copy_(kept)
-            yield buffer
+        yield tensor_bytes(kept)
 
 
 def _copy_bytes(
     source: BinaryIO, target: BinaryIO, start: int, count: int, advance: Advance
 ) -> None:
-    """Write `count` bytes of `source` from offset `start` to `target`, at its position.
-
-    Raises StatetrimError if `source` ends early.
-    """
+    """Write `count` bytes of `source` from offset `start` to `target`, at its position."""
     target.flush()
     while count:
         step = min(count, COPY_BYTES)
@@ -382,10 +357,8 @@ def _copy_bytes(
 
 
 def _copy_range(source: int, target: int, count: int, start: int) -> int:
-    """Copy up to `count` bytes between descriptors, inside the kernel where the system can.
-
-    Returns the number of bytes copied, 0 at the end of the source.
-    """
+    """Copy up to `count` bytes between descriptors, inside the kernel where the system can; returns
+    their number, 0 at the end of the source."""
     if hasattr(os, "copy_file_range"):
         try:
             return os.copy_file_range(source, target, count, offset_src=start)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import StatetrimError
-from ..maths.units import MIB
+from ..maths.formatting import bytes_text
 
 _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 _UNWRITABLE_ERRORS = (errno.EFBIG, errno.EROFS, errno.EIO)
@@ -23,15 +23,20 @@ def check_space(directory: Path, nbytes: int) -> None:
 
     Files directly in `directory` count as written parts of the result.
     """
-    needed_bytes = nbytes - sum(
-        path.stat().st_size for path in directory.iterdir() if path.is_file()
-    )
-    free_bytes = shutil.disk_usage(directory).free
-    if needed_bytes > free_bytes:
+    written = sum(path.stat().st_size for path in directory.iterdir() if path.is_file())
+    out = directory.parent.resolve()
+    check_free(out, nbytes - written, "the result will need another", "its disk")
+
+
+def check_free(directory: Path, nbytes: int, need: str, disk: str, hint: str = "") -> None:
+    """Raise NoSpace, whose sentence is made of `need`, `disk` and `hint`, if the disk of
+    `directory`, which may not exist, has fewer than `nbytes` bytes free."""
+    free_bytes = shutil.disk_usage(nearest_existing(directory)).free
+    if nbytes > free_bytes:
         raise NoSpace(
             errno.ENOSPC,
-            f"the result will need {needed_bytes / MIB:,.0f} MiB more, and its disk has "
-            f"{free_bytes / MIB:,.0f} MiB free: {directory.parent.resolve()}",
+            f"{need} {bytes_text(nbytes)}, and {disk} has {bytes_text(free_bytes)} free: "
+            f"{directory}{hint}",
         )
 
 

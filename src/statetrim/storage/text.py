@@ -28,20 +28,15 @@ class Sequences:
         return self.ids.numel()
 
     def batches(self, size: int) -> "list[Tensor]":
-        """The sequences in order, as int64 tensors [at most `size`, length].
-
-        Raises StatetrimError if `size` is below 1.
-        """
+        """The sequences in order, as int64 tensors [at most `size`, length]."""
         if size < 1:
             raise StatetrimError(f"a batch of {size} sequences is not possible; take 1 or more")
         return [self.ids[i : i + size].long() for i in range(0, len(self.ids), size)]
 
 
 def check_text_source(text: str | Path) -> None:
-    """Raise StatetrimError if `text` cannot be a file, directory or hub dataset of texts.
-
-    Nothing is read, and the hub is not contacted.
-    """
+    """Raise StatetrimError if `text` cannot be a file, directory or hub dataset of texts; nothing
+    is read, and the hub is not contacted."""
     path = Path(text)
     if path.suffix in SUFFIXES and not path.exists():
         raise StatetrimError(
@@ -57,11 +52,8 @@ def check_text_source(text: str | Path) -> None:
 
 
 def documents(text: str | Path) -> Iterator[str]:
-    """Yield the documents of a text source, always in the same order.
-
-    A .txt file is one document; in other files and hub datasets every row is one. Raises
-    StatetrimError if the source cannot be read or a row has no text.
-    """
+    """Yield the documents of a text source, always in the same order: a .txt file is one, in other
+    files and hub datasets every row is one."""
     path = Path(text)
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
@@ -101,25 +93,15 @@ def import_datasets() -> Any:
 
 
 def _dataset_documents(name: str, **options: Any) -> Iterator[str]:
-    """Stream the texts of the train split.
-
-    Raises StatetrimError if the dataset cannot be opened or read, also halfway.
-    """
+    """Stream the texts of the train split; StatetrimError if it cannot be read, also halfway."""
     try:
-        stream = import_datasets().load_dataset(name, split="train", streaming=True, **options)
-        rows = iter(stream)
-    except Exception as error:
+        for row in import_datasets().load_dataset(name, split="train", streaming=True, **options):
+            yield _row_text(row)
+    except StatetrimError:
+        raise
+    except Exception as error:  # such as a parquet file that is damaged after its header
         reason = str(error).partition("\n")[0][:200]
-        raise StatetrimError(f"the dataset {name} cannot be opened: {reason}") from None
-    while True:
-        try:
-            row = next(rows, None)
-        except Exception as error:  # such as a parquet file that is damaged after its header
-            reason = str(error).partition("\n")[0][:200]
-            raise StatetrimError(f"the dataset {name} cannot be read: {reason}") from None
-        if row is None:
-            return
-        yield _row_text(row)
+        raise StatetrimError(f"the dataset {name} cannot be read: {reason}") from None
 
 
 def _row_text(row: Any) -> str:

@@ -70,10 +70,7 @@ def compare_cut(
 
 
 def _compare_mixers(plan: Plan, before: LiveModel, after: LiveModel, ids: Tensor) -> float:
-    """The largest gap of a mixer, on the inputs that the original's layers get.
-
-    Raises StatetrimError if a layer's gap exceeds TOLERANCE.
-    """
+    """The largest gap of a mixer, on the inputs that the original's layers get."""
     gaps: dict[int, Tensor] = {}
     for call in mixer_calls(before, [ids]):
         gaps[call.layer] = _mixer_gap(plan, before, after, call)
@@ -88,10 +85,7 @@ def _compare_mixers(plan: Plan, before: LiveModel, after: LiveModel, ids: Tensor
 
 
 def _mixer_gap(plan: Plan, before: LiveModel, after: LiveModel, call: MixerCall) -> Tensor:
-    """The largest relative gap of kernel and mixer outputs: the cut against the masked original.
-
-    A scalar tensor. If value channels are pruned, only the kernels' outputs are compared.
-    """
+    """The largest relative gap of kernel and mixer outputs: the cut against the masked original."""
     actual = _kernel_and_mixer_outputs(after, call, None)
     if plan.kept_heads is not None:
         kept = plan.kept_heads[call.layer].flatten()
@@ -117,20 +111,15 @@ def _mask_heads(live: LiveModel, layer: int, kept: Tensor) -> Iterator[None]:
         masked = args[0].unflatten(-1, (len(mask), -1)) * mask.to(args[0])
         return masked.flatten(-2), *args[1:]
 
-    hook = live.output_projections[layer].register_forward_pre_hook(mask_input)
-    try:
+    with live.output_projections[layer].register_forward_pre_hook(mask_input):
         yield
-    finally:
-        hook.remove()
 
 
 def _kernel_and_mixer_outputs(
     live: LiveModel, call: MixerCall, kept: Mapping[int, Tensor] | None
 ) -> dict[str, Tensor]:
-    """Outputs "kernel" and "mixer" of a layer for a call, with all key channels but `kept` masked.
-
-    `kept` maps a layer to [key heads, keep]; None masks nothing.
-    """
+    """Outputs "kernel" and "mixer" of a layer for a call, with all key channels but those in `kept`
+    masked; None masks nothing."""
     kernel_calls: list[KernelCall] = []
     with (
         torch.inference_mode(),

@@ -6,6 +6,7 @@ are rows and columns of the original's sums.
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from ..artifacts.plan import Plan
@@ -34,40 +35,30 @@ def restrict_to_kept_heads(small: Checkpoint, statistics: Statistics) -> Statist
             f"{small.path} was trained after its heads went, so the original's statistics say "
             f"nothing of it; calibrate it with --original"
         )
-    width = small.geometry.head_v_dim
+    channels = torch.arange(small.geometry.head_v_dim)
     layers: dict[int, LayerStatistics] = {}
     for layer, sums in statistics.layers.items():
         if layer in plan.kept_heads:
-            columns = _head_columns(plan.kept_heads[layer], width)
+            columns = (plan.kept_heads[layer].view(-1, 1) * len(channels) + channels).flatten()
             layers[layer] = _select_columns(sums, columns, layer)
     lineage = {**statistics.lineage, "source": small.digest}
     return replace(statistics, layers=layers, lineage=lineage)
 
 
-def _head_columns(heads: Tensor, width: int) -> Tensor:
-    """Columns [heads x width] of the read-out that belong to `heads`, in order.
-
-    Every value head has `width` channels.
-    """
-    return (heads.flatten().unsqueeze(1) * width + heads.new_tensor(range(width))).flatten()
-
-
 def _select_columns(sums: LayerStatistics, columns: Tensor, layer: int) -> LayerStatistics:
-    """Only the sums that a refit needs, restricted to `columns` of the read-out.
-
-    Raises StatetrimError if one of the two moments is missing or does not fit; `target_square` is
-    not checked.
-    """
-    error = StatetrimError(
-        f"the statistics of layer {layer} have no usable 'readout_moment'; calibrate again"
-    )
+    """Only the sums that a refit needs, restricted to `columns` of the read-out."""
     moment, target = sums.readout_moment, sums.target_moment
-    if moment is None or moment.dim() != 2 or len(moment) != moment.shape[1]:
-        raise error
-    if target is None or target.dim() != 2:
-        raise error
-    if int(columns.max()) >= min(len(moment), target.shape[1]):
-        raise error
+    if (
+        moment is None
+        or target is None
+        or moment.dim() != 2
+        or target.dim() != 2
+        or len(moment) != moment.shape[1]
+        or int(columns.max()) >= min(len(moment), target.shape[1])
+    ):
+        raise StatetrimError(
+            f"the statistics of layer {layer} have no usable 'readout_moment'; calibrate again"
+        )
     return LayerStatistics(
         sums.tokens,
         readout_moment=moment[columns][:, columns],

@@ -54,6 +54,5 @@ class RefitOptions(ProgressOptions):
     )
 
     def check(self) -> None:
-        """Raise StatetrimError for a damping out of range."""
         if not 0 <= self.damping < 1:
             raise StatetrimError(f"damping must lie between 0 and 1, not {self.damping}")

@@ -23,11 +23,10 @@ from ..artifacts.record import header
 from ..errors import StatetrimError
 from ..families.contract import Config, resized_config
 from ..geometry import Geometry
-from ..maths.units import MIB
 from ..options import takes_options
 from ..progress import Advance, counter, progress_reporter
 from ..storage.atomic import discard, move_into_place, scratch_path
-from ..storage.auxiliary_files import auxiliary_files, copy_files, is_newer
+from ..storage.auxiliary_files import auxiliary_files, card_text, copy_files, is_newer
 from ..storage.channel_rows import names_by_layer
 from ..storage.checkpoint import (
     Checkpoint,
@@ -92,7 +91,6 @@ class Surgery:
 
     @property
     def bytes_before(self) -> int:
-        """Bytes of the original's tensors."""
         return sum(shard.nbytes for shard in self.model.shards)
 
     @cached_property
@@ -101,12 +99,10 @@ class Surgery:
 
     @property
     def bytes_after(self) -> int:
-        """Bytes of the cut's tensors."""
         return sum(tensor.nbytes for tensor in self._tensors_after)
 
     @property
     def parameters_after(self) -> int:
-        """Number of parameters of the cut."""
         return sum(prod(tensor.shape) for tensor in self._tensors_after)
 
     @property
@@ -203,7 +199,9 @@ def prune(model: ModelLike, options: PruneOptions) -> Checkpoint:
             check_space(partial, surgery.bytes_after + auxiliary_bytes)
             _write_shards(surgery, partial, counter(report, surgery.bytes_after, "bytes"))
             _write_other_files(surgery, partial)
-            result = _check_result(surgery, partial)
+            result = require_prunable(open_checkpoint(partial, surgery.model.family))
+            assert result.geometry == surgery.geometry
+            assert set(result.tensors) == set(surgery.model.tensors)
             errors = _requantization_errors(surgery, result)
             if errors:
                 write_json(partial / ARTIFACTS / RECORD, surgery.record | {"requantized": errors})
@@ -248,19 +246,12 @@ def _write_other_files(surgery: Surgery, partial: Path) -> None:
         write_json(partial / INDEX, model.index | {"metadata": metadata})
     copy_files(surgery.auxiliary_files, partial)
     surgery.plan.save(artifacts / "plan.json")
+    original_card = card_text(surgery.auxiliary_files.get(_ORIGINAL_CARD))
     card = model_card(
-        model, surgery.plan, surgery.geometry, surgery.parameters_after, _original_card(surgery)
+        model, surgery.plan, surgery.geometry, surgery.parameters_after, original_card
     )
     write_text(partial / CARD, card)
     write_json(partial / CONFIG, surgery.config)
-
-
-def _original_card(surgery: Surgery) -> str:
-    """The first MiB of the original's card; empty if it has none."""
-    if _ORIGINAL_CARD not in surgery.auxiliary_files:
-        return ""
-    with surgery.auxiliary_files[_ORIGINAL_CARD].open(errors="replace") as card:
-        return card.read(MIB)
 
 
 def _requantization_errors(surgery: Surgery, result: Checkpoint) -> dict[str, float]:
@@ -272,14 +263,3 @@ def _requantization_errors(surgery: Surgery, result: Checkpoint) -> dict[str, fl
             wanted = edited_rows(tensor, edit, surgery.model)
             errors[name] = relative_error(result.quantized[name], wanted, result)
     return errors
-
-
-def _check_result(surgery: Surgery, partial: Path) -> Checkpoint:
-    """Open the result; AssertionError unless its geometry and tensor names are those expected.
-
-    A mismatch is a defect of statetrim.
-    """
-    result = require_prunable(open_checkpoint(partial, surgery.model.family))
-    assert result.geometry == surgery.geometry
-    assert set(result.tensors) == set(surgery.model.tensors)
-    return result

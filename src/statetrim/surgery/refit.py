@@ -10,7 +10,6 @@ Every other tensor is copied byte for byte.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from functools import partial as bind
 from pathlib import Path
@@ -20,19 +19,18 @@ from torch import Tensor
 
 from ..artifacts.card.model_card import refitted_card
 from ..artifacts.mixture import mix_statistics
-from ..artifacts.record import as_fields, header
+from ..artifacts.record import header
 from ..artifacts.statistics import REFIT_SUM_NAMES, LayerStatistics, Statistics
+from ..artifacts.steps import write_files_of_step
 from ..errors import StatetrimError
 from ..maths.least_squares import fit_least_squares, relative_residual
 from ..options import takes_options
 from ..progress import Advance, counter, progress_reporter
 from ..storage.atomic import atomic_write
-from ..storage.auxiliary_files import copy_all_but_weights
 from ..storage.channel_rows import names_by_layer
 from ..storage.checkpoint import Checkpoint, open_checkpoint, require_prunable
-from ..storage.json_file import write_json, write_text
 from ..storage.models import ModelLike, as_checkpoint, load_if_path
-from ..storage.output import ARTIFACTS, CARD, open_output
+from ..storage.output import open_output
 from ..storage.quantized.rewrite import quantize_like
 from ..storage.safetensors_file import patch_shard
 from ..storage.space import check_space
@@ -41,14 +39,6 @@ from .head_statistics import restrict_to_kept_heads
 from .options import RefitOptions
 
 RECORD = "refit.json"
-
-
-@dataclass(frozen=True)
-class LayerError:
-    """Relative residual sum of squares of a layer's output, before and after the refit."""
-
-    before: float
-    after: float
 
 
 @takes_options(RefitOptions)
@@ -84,33 +74,20 @@ def refit(small: ModelLike, options: RefitOptions) -> Checkpoint:
             errors = _write_shards(
                 small, sums, options.damping, partial, counter(report, total_bytes, "bytes")
             )
-            layers = {str(layer): vars(error) for layer, error in sorted(errors.items())}
-            finished_record = record | {"layers": layers}
-            original_card = copy_all_but_weights(small, partial, RECORD)
-            card = refitted_card(original_card, small.path.resolve().name, finished_record)
-            write_text(partial / CARD, card)
-            write_json(partial / ARTIFACTS / RECORD, as_fields(finished_record))
-            result = require_prunable(open_checkpoint(partial, small.family))
-            for written, source in zip(result.shards, small.shards, strict=True):
-                assert written.tensors == source.tensors
+            layers = {str(layer): error for layer, error in sorted(errors.items())}
+            write_files_of_step(small, partial, RECORD, record | {"layers": layers}, refitted_card)
             work.publish()
     return open_checkpoint(options.out, small.family)
 
 
 def fit_projection(sums: LayerStatistics, damping: float) -> Tensor:
-    """The projection [hidden, n] with the least squared error over the summed tokens, float64.
-
-    Raises StatetrimError if the read-out's channels are linearly dependent.
-    """
+    """The projection [hidden, n] with the least squared error over the summed tokens, float64."""
     assert sums.readout_moment is not None and sums.target_moment is not None
     return fit_least_squares(sums.readout_moment, sums.target_moment, damping)
 
 
 def relative_error(weight: Tensor, sums: LayerStatistics) -> float:
-    """Squared error over squared norm of the layer's output, with a projection [hidden, n].
-
-    0.0 if the output is zero.
-    """
+    """Squared error over squared norm of the layer's output, with a projection [hidden, n]."""
     gram, target, square = sums.readout_moment, sums.target_moment, sums.target_square
     assert gram is not None and target is not None and square is not None
     return relative_residual(weight, gram, target, square)
@@ -126,20 +103,26 @@ def layer_errors(model: Checkpoint, statistics: Statistics) -> dict[int, float]:
 
 def _write_shards(
     small: Checkpoint, statistics: Statistics, damping: float, partial: Path, advance: Advance
-) -> dict[int, LayerError]:
-    """Write all shards with refitted output projections; return the errors by layer.
+) -> dict[int, dict[str, float]]:
+    """Write all shards with refitted output projections; return the errors "before" and "after" by
+    layer.
 
     A projection stays as it is if the fit, in the stored dtype, has no smaller error.
     """
-    errors: dict[int, LayerError] = {}
+    errors: dict[int, dict[str, float]] = {}
 
     def refitted(layer: int, name: str) -> dict[str, Tensor]:
         sums, before = statistics.layers[layer], small.tensor(name)
-        rounded, stored = _as_stored(small, name, fit_projection(sums, damping))
+        fitted = fit_projection(sums, damping)
+        if name in small.quantized:
+            rounded, stored = quantize_like(small.quantized[name], fitted, small)
+        else:
+            rounded = fitted.to(before.dtype)
+            stored = {name: rounded}
         error_before, error_after = relative_error(before, sums), relative_error(rounded, sums)
         if not error_after < error_before:  # rounding to the stored dtype undid a tiny gain
             stored, error_after = {}, error_before
-        errors[layer] = LayerError(error_before, error_after)
+        errors[layer] = {"before": error_before, "after": error_after}
         return stored
 
     replacements: dict[str, Callable[[Tensor], Tensor]] = {}
@@ -155,14 +138,6 @@ def _write_shards(
     return errors
 
 
-def _as_stored(model: Checkpoint, name: str, value: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """`value` rounded to the form in which the tensor `name` is stored, and that form."""
-    if name in model.quantized:
-        return quantize_like(model.quantized[name], value, model)
-    rounded = value.to(model.read_stored(name).dtype)
-    return rounded, {name: rounded}
-
-
 def _replace(fit: Callable[[], dict[str, Tensor]], name: str, before: Tensor) -> Tensor:
     return fit().get(name, before)
 
@@ -172,10 +147,7 @@ def _load_sums(
     statistics: Statistics | str | Path | None,
     shares: Mapping[str, float] | None,
 ) -> Statistics:
-    """The statistics of `small` over all sources, weighted by `shares`.
-
-    Raises StatetrimError if they are missing (None) or not those that a refit of `small` needs.
-    """
+    """The statistics of `small` over all sources, weighted by `shares`, and fit for a refit."""
     sums = None
     if statistics is not None:
         weighted = mix_statistics(load_if_path(Statistics.load, statistics), shares)
@@ -190,10 +162,8 @@ def _load_sums(
 
 
 def _check_statistics(small: Checkpoint, statistics: Statistics) -> None:
-    """Raise StatetrimError unless the refit's sums are of `small`, finite and of enough tokens.
-
-    Enough is one token per column of the output projection.
-    """
+    """Raise StatetrimError unless the sums are of `small`, finite, and of at least one token
+    per column of the output projection."""
     if not small.has_digest(statistics.lineage.get("source")):
         raise StatetrimError("the statistics were made with another model; calibrate this one")
     for layer, name in names_by_layer(small.channel_rows, "o_proj").items():

@@ -8,7 +8,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from ..artifacts.verification.agreement import Agreement, Kind
+from ..artifacts.verification import Agreement, Kind
 from ..runtime.loading import load_live
 from ..runtime.logits import LogitReader
 from ..runtime.placement import Placement

@@ -8,9 +8,9 @@ from typing import Any
 
 from ...families.contract import LAYER_WIDTHS_FIELD
 from ...geometry import Geometry
-from ...maths.formatting import change_row
+from ...maths.formatting import change_row, range_text
 from ...storage.checkpoint import Checkpoint
-from ...storage.hub.cache import model_name, repository_in_cache
+from ...storage.hub.download import model_name, repository_in_cache
 from ...storage.quantized.find import describe_schemes
 from ..plan import Plan
 from ..state_sizes import state_rows
@@ -46,6 +46,7 @@ def model_card(
         if after.widths
         else "It loads in stock libraries; no code of statetrim is needed."
     )
+    kept_noun = "channels of every head" if plan.kept_heads is None else "heads of every layer"
     folded = ""
     if plan.kept_values is not None:
         folded = "The weight of the output norm was multiplied into the output projection. "
@@ -70,7 +71,7 @@ def model_card(
         "",
         "## How it was made",
         "",
-        f"{' '.join(_method_sentences(plan))} The kept {_kept_noun(plan)} are in "
+        f"{' '.join(_method_sentences(plan))} The kept {kept_noun} are in "
         f"`statetrim/plan.json`. {folded}{_quantized_text(model)}{_UNCHANGED}",
     ]
     if original:
@@ -93,16 +94,14 @@ def _around_measurements(card: str) -> tuple[str, str]:
     return before, after.partition(_MEASURED_END)[2]
 
 
-def _without_outdated_claims(card: str) -> str:
-    """The card of a checkpoint whose weights are about to change: without its measurements, and
-    without the claim that all other tensors are the original's."""
+def _with_step(card: str, name: str, section: str) -> str:
+    """The card with a section on a step that changed weights: without its measurements, and without
+    the claim that all other tensors are the original's."""
     card = card.replace(_UNCHANGED, _COPIED)
-    before, after = _around_measurements(card)
-    if not after:
-        return card.rstrip()
-    notice = "Its quality was not measured since: evaluate before use."
-    placeholder = f"{_MEASURED_BEGIN}\n{notice}\n{_MEASURED_END}"
-    return f"{before.rstrip()}\n\n{placeholder}\n\n{after.strip()}"
+    if _around_measurements(card)[1]:
+        notice = "Its quality was not measured since: evaluate before use."
+        card = with_measured_section(card, [notice])
+    return f"{card.rstrip() or f'# {escape(name)}'}\n\n{section}\n"
 
 
 def recovered_card(original: str, name: str, record: Mapping[str, Any]) -> str:
@@ -122,17 +121,14 @@ def recovered_card(original: str, name: str, record: Mapping[str, Any]) -> str:
     )
     recall = options.get("recall", 0)
     recall_text = f" ({recall:.0%} of them recall sequences)" if recall else ""
-    lines = [
-        _without_outdated_claims(original) or f"# {escape(name)}",
-        "",
-        "## Recovery",
-        "",
+    section = (
+        f"## Recovery\n\n"
         f"This checkpoint was then {teacher}, {layerwise_text}with `statetrim recover`: "
         f"{last['tokens']:,} tokens{recall_text}, {trained_text}. Recovery copied all other "
         f"tensors byte for byte. The loss went from {first['loss']:.4g} to {last['loss']:.4g}; the "
-        f"whole curve is in `statetrim/recover.json`.",
-    ]
-    return "\n".join(lines) + "\n"
+        f"whole curve is in `statetrim/recover.json`."
+    )
+    return _with_step(original, name, section)
 
 
 def _quantized_text(model: Checkpoint) -> str:
@@ -151,18 +147,15 @@ def refitted_card(original: str, name: str, record: Mapping[str, Any]) -> str:
     layers = record["layers"].values()
     before = max(layer["before"] for layer in layers)
     after = max(layer["after"] for layer in layers)
-    lines = [
-        _without_outdated_claims(original) or f"# {escape(name)}",
-        "",
-        "## Refit",
-        "",
+    section = (
+        f"## Refit\n\n"
         f"The output projections of its {len(layers)} linear-attention layers were then "
         f"refitted to the original model's layer outputs, in closed form, with `statetrim refit`. "
         f"The relative squared error of the worst layer was {before:.1%} before and {after:.1%} "
         f"after, on the text of the fit; all layers are in `statetrim/refit.json`. The refit "
-        f"copied all other tensors byte for byte.",
-    ]
-    return "\n".join(lines) + "\n"
+        f"copied all other tensors byte for byte."
+    )
+    return _with_step(original, name, section)
 
 
 def _kept_text(before: Geometry, after: Geometry) -> str:
@@ -175,22 +168,13 @@ def _kept_text(before: Geometry, after: Geometry) -> str:
             f"devices). Whole heads cost more than channels of as many bytes wherever both were "
             f"measured, except where value heads share a key head"
         )
-    kept, keys, values = [], _width_range(after, 0), _width_range(after, 1)
+    keys, values = (range_text(widths) for widths in zip(*after.shapes.values(), strict=True))
+    kept = []
     if keys != str(before.head_k_dim):
         kept.append(f"every key head keeps {keys} of {before.head_k_dim} key/query channels")
     if values != str(before.head_v_dim):
         kept.append(f"every value head keeps {values} of {before.head_v_dim} value channels")
     return f"{' and '.join(kept)}; the heads keep different ones"
-
-
-def _kept_noun(plan: Plan) -> str:
-    return "channels of every head" if plan.kept_heads is None else "heads of every layer"
-
-
-def _width_range(geometry: Geometry, axis: int) -> str:
-    """Channels per head along an axis (0: key, 1: value), such as "32" or "16 to 32"."""
-    widths = {shape[axis] for shape in geometry.shapes.values()}
-    return str(min(widths)) if len(widths) == 1 else f"{min(widths)} to {max(widths)}"
 
 
 def _method_sentences(plan: Plan) -> Iterator[str]:

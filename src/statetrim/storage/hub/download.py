@@ -1,14 +1,15 @@
-"""Download a model from the Hugging Face hub into the local cache: config, or all files.
+"""Models of the Hugging Face hub in its local cache, models--OWNER--NAME/snapshots/COMMIT.
 
-Never downloaded: pickled weights, Python code, and weights that the index does not name.
+Downloaded are the config, or all files but pickled weights, Python code, and weights that the index
+does not name.
 """
 
-import errno
 import logging
 import re
-import shutil
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,8 @@ from ...maths.formatting import bytes_text
 from ...progress import OnProgress, Progress, ShowProgress, progress_reporter
 from ..file_names import CONFIG, INDEX, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, SINGLE_FILE
 from ..json_file import read_json
-from ..safetensors_file import Shard
-from ..space import NoSpace, nearest_existing
-from .headers import remote_shards
+from ..safetensors_file import Shard, parse_header
+from ..space import check_free
 from .hub_errors import HubUnreachable, explain_hub_errors, is_offline
 
 _HUB_ID = re.compile(r"(\w[\w.-]*/[\w.-]+)(?:@(\w[\w./-]*))?")
@@ -27,6 +27,7 @@ _OTHER_FILES = re.compile(
     r"[\w.-]+\.(json|jinja|tiktoken|model)|(merges|vocab)\.txt|README\.md|LICENSE[\w.-]*"
     r"|additional_chat_templates/[\w.-]+\.jinja"
 )
+_PARALLEL_REQUESTS = 8
 
 logger = logging.getLogger("statetrim")
 
@@ -54,8 +55,6 @@ class HubModel:
         """
         from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
-        if is_offline():
-            return self._cached_config("HF_HUB_OFFLINE is set")
         try:
             with explain_hub_errors(self.repo, self.revision):
                 url = hf_hub_url(self.repo, CONFIG, revision=self.revision)
@@ -67,7 +66,8 @@ class HubModel:
                 return Path(hf_hub_download(self.repo, CONFIG, revision=self.revision))
         except HubUnreachable as error:
             cached = self._cached_config(str(error))
-            logger.info("%s; %s is taken from the local cache", error, self)
+            if not is_offline():
+                logger.info("%s; %s is taken from the local cache", error, self)
             return cached
 
     def download(self, progress: ShowProgress = True) -> Path:
@@ -76,8 +76,6 @@ class HubModel:
         Without the hub, the cached directory if it has all weights, else StatetrimError. Raises
         NoSpace before a download that does not fit on the disk.
         """
-        if is_offline():
-            return self._cached_directory("HF_HUB_OFFLINE is set")
         try:
             with explain_hub_errors(self.repo, self.revision):
                 return self._download_files(progress)
@@ -87,21 +85,21 @@ class HubModel:
     def read_headers(self, directory: Path) -> tuple[Shard, ...]:
         """Headers of the weight files, from the first bytes of each; weights are not downloaded.
 
-        The shards' paths lie in `directory`, where the config is. Raises StatetrimError if the hub
-        is unreachable or HF_HUB_OFFLINE is set.
+        The shards' paths lie in `directory`, where the config is. They have no metadata, and byte
+        offsets count from the end of the header, so tensors cannot be read by them. Raises
+        StatetrimError for a malformed header, or if the hub is unreachable.
         """
-        if is_offline():
-            raise self._not_cached_error("HF_HUB_OFFLINE is set")
         try:
             with explain_hub_errors(self.repo, self.revision):
                 commit, sizes = self._commit_and_sizes()
-                return remote_shards(self.repo, commit, self._weight_files(sizes), directory)
+                names = self._weight_files(sizes)
+                with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
+                    read = partial(_read_remote_shard, self.repo, commit, directory)
+                    return tuple(pool.map(read, names))
         except HubUnreachable as error:
-            raise self._not_cached_error(str(error)) from None
-
-    def _not_cached_error(self, why: str) -> StatetrimError:
-        """The error, to be raised by the caller, that weights are not cached and `why`."""
-        return StatetrimError(f"the weights of {self} are not in the local hub cache, and {why}")
+            raise StatetrimError(
+                f"the weights of {self} are not in the local hub cache, and {error}"
+            ) from None
 
     def _commit_and_sizes(self) -> tuple[str | None, dict[str, int]]:
         """The commit of the revision, and file name -> bytes (0 if unknown), from the hub."""
@@ -112,7 +110,7 @@ class HubModel:
 
     def _download_files(self, progress: ShowProgress) -> Path:
         """Download the files that the cache lacks; return the directory of the snapshot."""
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import constants, snapshot_download
 
         commit, sizes = self._commit_and_sizes()
         names = self._weight_files(sizes)
@@ -120,7 +118,13 @@ class HubModel:
         missing = [name for name in names if self._cached(name, commit) is None]
         if missing:
             nbytes = sum(sizes[name] for name in missing)
-            _check_space(nbytes, self)
+            check_free(
+                Path(constants.HF_HUB_CACHE),
+                nbytes,
+                f"{self} needs",
+                "the disk of the hub cache",
+                "; HF_HOME names another place",
+            )
             amount = f"{bytes_text(nbytes)} in " if nbytes else ""  # a mirror may not report sizes
             logger.info("downloading %s: %s%d files", self, amount, len(missing))
             with progress_reporter(progress, f"downloading {self.repo}") as report:
@@ -137,8 +141,7 @@ class HubModel:
     def _weight_files(self, sizes: Mapping[str, int]) -> list[str]:
         """Names of the safetensors files that the index names, or the single file.
 
-        Downloads the index. Other weights in the repository are ignored. Raises StatetrimError if
-        it has neither index nor single file, or if the index is too large.
+        Downloads the index. Other weights in the repository are ignored.
         """
         from huggingface_hub import hf_hub_download
 
@@ -182,6 +185,21 @@ class HubModel:
         return directory
 
 
+def repository_in_cache(directory: Path) -> Path | None:
+    """The cached repository that `directory` is a snapshot of; None outside of a cache."""
+    repository = directory.parent.parent
+    is_snapshot = directory.parent.name == "snapshots" and repository.name.startswith("models--")
+    return repository if is_snapshot else None
+
+
+def model_name(directory: Path) -> str:
+    """The hub id of a model in the hub cache, else the name of its directory."""
+    repository = repository_in_cache(directory)
+    if repository is None:
+        return directory.name
+    return repository.name.removeprefix("models--").replace("--", "/", 1)
+
+
 def missing_weight_files(directory: Path) -> list[str]:
     """Names of the weight files that a snapshot in the cache lacks.
 
@@ -198,6 +216,25 @@ def _indexed_files(index: Path) -> set[str] | None:
     """Names of the files in an index's weight map; None if it has none."""
     weight_map = read_json(index, MAX_INDEX_BYTES).get("weight_map")
     return {str(name) for name in weight_map.values()} if isinstance(weight_map, dict) else None
+
+
+def _read_remote_shard(repo: str, commit: str | None, directory: Path, name: str) -> Shard:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import SafetensorsParsingError
+
+    try:
+        metadata = HfApi().parse_safetensors_file_metadata(repo, name, revision=commit)
+        header: dict[str, Any] = {}
+        for tensor_name, entry in metadata.tensors.items():
+            offsets = [*entry.data_offsets]
+            header[tensor_name] = {
+                "dtype": entry.dtype,
+                "shape": entry.shape,
+                "data_offsets": offsets,
+            }
+    except (SafetensorsParsingError, AttributeError, LookupError, TypeError, RecursionError):
+        raise StatetrimError(f"the header of {name} of {repo} is not one of safetensors") from None
+    return Shard(directory / name, {}, parse_header(name, header, 0))
 
 
 def _bar_class(report: OnProgress, total: int) -> type:
@@ -217,22 +254,3 @@ def _bar_class(report: OnProgress, total: int) -> type:
                     report(Progress(min(self.arrived, total), total, "bytes"))
 
     return Bar
-
-
-def _check_space(nbytes: int, model: HubModel) -> None:
-    """Raise NoSpace if the disk of the hub cache has fewer than `nbytes` bytes free."""
-    cache = _cache_directory()
-    free_bytes = shutil.disk_usage(nearest_existing(cache)).free
-    if nbytes > free_bytes:
-        raise NoSpace(
-            errno.ENOSPC,
-            f"{model} needs {bytes_text(nbytes)}, and the disk of the hub cache has "
-            f"{bytes_text(free_bytes)} free: {cache}; HF_HOME names another place",
-        )
-
-
-def _cache_directory() -> Path:
-    """The local hub cache of huggingface_hub, which may not exist yet."""
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HUB_CACHE)

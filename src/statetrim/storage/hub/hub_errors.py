@@ -18,12 +18,14 @@ class HubUnreachable(Exception):
 @contextmanager
 def explain_hub_errors(repo: str, revision: str | None = None) -> Iterator[None]:
     """Within, answers of the hub that are errors become StatetrimError, and failed connections
-    HubUnreachable.
+    HubUnreachable, which is also raised at once if HF_HUB_OFFLINE is set.
 
     Errors of the disk, and those that do not come from the hub, are raised unchanged.
     """
     from huggingface_hub import errors
 
+    if is_offline():
+        raise HubUnreachable("HF_HUB_OFFLINE is set")
     try:
         yield
     except (StatetrimError, NoSpace):
@@ -54,9 +56,8 @@ def explain_hub_errors(repo: str, revision: str | None = None) -> Iterator[None]
         if error.errno in _DISK_ERRORS:
             raise
         raise HubUnreachable("the hub cannot be reached") from None
-    except (
-        Exception
-    ) as error:  # of the HTTP library, which differs between versions of huggingface_hub
+    except Exception as error:
+        # Of the HTTP library, which differs between versions of huggingface_hub.
         if "http" not in type(error).__module__ and "requests" not in type(error).__module__:
             raise
         raise HubUnreachable("the hub cannot be reached") from None

@@ -14,20 +14,18 @@ from ...errors import StatetrimError
 from ...maths.formatting import bytes_text
 from ...options import takes_options
 from ...version import __version__
-from ..auxiliary_files import auxiliary_files
+from ..auxiliary_files import files_besides_weights
 from ..checkpoint import Checkpoint, path_inside, require_prunable
-from ..file_names import CONFIG, INDEX
 from ..models import ModelLike, as_checkpoint
 from ..output import ARTIFACTS, CARD
 from ..quantized.find import describe_schemes
 from .download import HubModel
-from .hub_errors import HubUnreachable, explain_hub_errors, is_offline
+from .hub_errors import HubUnreachable, explain_hub_errors
 from .options import PushOptions
 
 _RECORD_SUFFIXES = {".json", ".md"}
-_PATH_PATTERN = re.compile(
-    r"(?<![\w.:/<@-])(?:~?/|\.\.?/|[A-Za-z]:[\\/])[\w.-]"
-)  # /home/x, ~/x, ../x, C:\x
+# /home/x, ~/x, ../x, C:\x
+_PATH_PATTERN = re.compile(r"(?<![\w.:/<@-])(?:~?/|\.\.?/|[A-Za-z]:[\\/])[\w.-]")
 _DATA_SUFFIXES = (
     ".jsonl", ".json", ".txt", ".parquet", ".csv", ".gz", ".zst", ".safetensors", ".arrow",
 )  # fmt: skip
@@ -63,8 +61,6 @@ def push(model: ModelLike, options: PushOptions) -> Pushed:
         raise StatetrimError(f"{repo[:100]!r} is not a repository name; give OWNER/NAME")
     checkpoint = require_prunable(as_checkpoint(model))
     files, left_out = _files_to_upload(checkpoint)
-    if is_offline():
-        raise StatetrimError("HF_HUB_OFFLINE is set, so nothing can be pushed")
     nbytes = sum(path.stat().st_size for path in files.values())
     api = HfApi()
     try:
@@ -108,15 +104,8 @@ def _explain_denied_access(repo: str) -> Iterator[None]:
 
 
 def _files_to_upload(model: Checkpoint) -> tuple[dict[str, Path], list[str]]:
-    """Name -> path of the files to upload, and the names of the records to leave out.
-
-    Raises StatetrimError if the model has no card.
-    """
-    files = {shard.path.name: shard.path for shard in model.shards}
-    for name in (CONFIG, INDEX):
-        if (model.path / name).exists():
-            files[name] = path_inside(model.path, name)
-    files |= auxiliary_files(model)
+    """Name -> path of the files to upload, and the names of the records to leave out."""
+    files = {shard.path.name: shard.path for shard in model.shards} | files_besides_weights(model)
     if CARD not in files:
         raise StatetrimError(f"{model.path} has no {CARD}; a model is pushed with its card")
     left_out = []

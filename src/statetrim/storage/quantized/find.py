@@ -4,7 +4,7 @@ The names are those of transformers' fine-grained FP8, compressed-tensors and NV
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil, prod
 from typing import Any
@@ -66,10 +66,7 @@ class QuantizedTensor:
         return stored if prod(stored) == 1 else (self.shape[0],)
 
     def resized(self, rows: int, columns: int) -> "QuantizedTensor":
-        """The weight cut to another shape; a block that covers an axis still does.
-
-        Raises StatetrimError if the scheme cannot store that number of columns.
-        """
+        """The weight cut to another shape; a block that covers an axis still does."""
         height = rows if self.block[0] == self.shape[0] else self.block[0]
         width = columns if self.block[1] == self.shape[1] else self.block[1]
         step = _WORD_BITS[self.codes.dtype] // self.element.bits
@@ -98,10 +95,7 @@ class QuantizedTensor:
 def find_quantized_tensors(
     tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]
 ) -> dict[str, QuantizedTensor]:
-    """Name without quantisation -> the quantised weight, for all that are stored in a known way.
-
-    Raises StatetrimError if a weight's tensors do not fit one another.
-    """
+    """Name without quantisation -> the quantised weight, for all that are stored in a known way."""
     quantized: dict[str, QuantizedTensor] = {}
     block_size = _block_size(config)
     for codes in tensors.values():
@@ -125,11 +119,9 @@ def describe_schemes(weights: Mapping[str, QuantizedTensor]) -> str:
     return "; ".join(f"{count} of {scheme}" for scheme, count in counts.most_common()) or "none"
 
 
-def activation_scales(tensors: Mapping[str, TensorInfo]) -> Iterator[str]:
-    """Names of the scales of activations, which no cut of a weight changes."""
-    for name in tensors:
-        if name.rpartition(".")[2] in _ACTIVATION_SCALES:
-            yield name
+def is_activation_scale(name: str) -> bool:
+    """Whether a tensor scales activations, so that no cut of a weight changes it."""
+    return name.rpartition(".")[2] in _ACTIVATION_SCALES
 
 
 def _describe(

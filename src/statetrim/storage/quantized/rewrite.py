@@ -19,13 +19,11 @@ from .find import QuantizedTensor
 
 
 class StoredTensors(Protocol):
-    """Access to the stored tensors of a checkpoint."""
+    """Access to stored tensors, as a `Checkpoint` has it."""
 
-    def read_stored(self, name: str) -> Tensor:
-        """A tensor in its stored dtype and shape."""
+    def read_stored(self, name: str) -> Tensor: ...
 
-    def read_stored_rows(self, name: str, start: int, stop: int) -> Tensor:
-        """The bytes of some rows, uint8 [rows, bytes]."""
+    def read_stored_rows(self, name: str, start: int, stop: int) -> Tensor: ...
 
 
 class QuantizedSource:
@@ -44,8 +42,7 @@ class QuantizedSource:
 
     @cached_property
     def global_factor(self) -> float:
-        """The factor by which every stored scale is multiplied."""
-        return _global_factor(self.tensor, self.stored)
+        return _global_factor(self.tensor, _read_global_scale(self.tensor, self.stored))
 
     def codes(self, start: int, stop: int) -> Tensor:
         """Codes of rows `start` to `stop`, uint8 [rows, columns]."""
@@ -67,10 +64,7 @@ def dequantize(tensor: QuantizedTensor, stored: StoredTensors) -> Tensor:
 def cut_quantized(
     tensor: QuantizedTensor, edit: TensorEdit, stored: StoredTensors
 ) -> dict[str, ComputedTensor]:
-    """Stored name -> what to write for a weight of which `edit` keeps rows and columns.
-
-    Raises StatetrimError if the columns that stay cannot be stored by the weight's scheme.
-    """
+    """Stored name -> what to write for a weight of which `edit` keeps rows and columns."""
     rows, columns = _kept(tensor, edit)
     result = tensor.resized(len(rows), len(columns))
     if not is_exact(tensor, edit):
@@ -93,12 +87,10 @@ def cut_quantized(
 def cut_values(tensor: QuantizedTensor, edit: TensorEdit, stored: StoredTensors) -> Tensor:
     """The values that `cut_quantized` stores, float32."""
     rows, columns = _kept(tensor, edit)
-    outputs: dict[str, Tensor] = {}
-    for name, output in cut_quantized(tensor, edit, stored).items():
-        outputs[name] = collect(output, stored.read_stored(name).dtype)
+    outputs = collect_all(cut_quantized(tensor, edit, stored), stored)
     if tensor.global_scale is not None:
         outputs.setdefault(tensor.global_scale, stored.read_stored(tensor.global_scale))
-    return dequantize(tensor.resized(len(rows), len(columns)), _InMemory(outputs))
+    return dequantize(tensor.resized(len(rows), len(columns)), StoredInMemory(outputs))
 
 
 def is_exact(tensor: QuantizedTensor, edit: TensorEdit) -> bool:
@@ -156,17 +148,19 @@ def quantize_like(
     tensor: QuantizedTensor, value: Tensor, stored: StoredTensors
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """`value` rounded to the scheme of `tensor`, and the stored tensors that hold it."""
-    outputs: dict[str, Tensor] = {}
     computed = quantize_rows(tensor, lambda start, stop: value[start:stop].float(), stored)
+    outputs = collect_all(computed, stored)
+    return dequantize(tensor, StoredInMemory(outputs)), outputs
+
+
+def collect_all(computed: Mapping[str, ComputedTensor], stored: StoredTensors) -> dict[str, Tensor]:
+    """The whole tensors to write, in memory, each of the dtype in which `stored` has it."""
+    outputs: dict[str, Tensor] = {}
     for name, output in computed.items():
-        outputs[name] = collect(output, stored.read_stored(name).dtype)
-    return dequantize(tensor, _InMemory(outputs)), outputs
-
-
-def collect(output: ComputedTensor, dtype: torch.dtype) -> Tensor:
-    """The whole tensor to write, in memory."""
-    raw = [block.contiguous().flatten().view(torch.uint8) for block in output.blocks()]
-    return torch.cat(raw).view(dtype).reshape(output.shape)
+        raw = [block.contiguous().flatten().view(torch.uint8) for block in output.blocks()]
+        dtype = stored.read_stored(name).dtype
+        outputs[name] = torch.cat(raw).view(dtype).reshape(output.shape)
+    return outputs
 
 
 def relative_error(
@@ -182,7 +176,7 @@ def relative_error(
 
 
 @dataclass(frozen=True)
-class _InMemory:
+class StoredInMemory:
     """Stored tensors that are not in a file."""
 
     tensors: Mapping[str, Tensor]
@@ -214,23 +208,19 @@ class _Scales:
 
     @cached_property
     def global_scale(self) -> Tensor:
-        """The global scale to store, [1]; only for weights that have one."""
-        assert self.tensor.global_scale is not None
-        stored = self.source.read_stored(self.tensor.global_scale)
-        factor = _global_factor(self.tensor, self.source)
+        """The global scale to store, [1]; 1 for a weight without one."""
+        stored = _read_global_scale(self.tensor, self.source)
         highest = torch.finfo(self._dtype).max
         needed = float(self.largest.max()) / self.tensor.element.largest_codes[0]
-        if needed <= factor * highest:
+        fits = needed <= _global_factor(self.tensor, stored) * highest
+        if fits or self.tensor.global_scale is None:
             return stored
         factor = needed / highest
         return torch.full_like(stored, 1 / factor if self.tensor.global_divides else factor)
 
     @cached_property
     def global_factor(self) -> float:
-        if self.tensor.global_scale is None:
-            return 1.0
-        value = float(self.global_scale)
-        return 1 / value if self.tensor.global_divides else value
+        return _global_factor(self.tensor, self.global_scale)
 
     @cached_property
     def stored(self) -> Tensor:
@@ -268,12 +258,16 @@ class _Scales:
         return STORED_DTYPES[self.tensor.scales.dtype]
 
 
-def _global_factor(tensor: QuantizedTensor, stored: StoredTensors) -> float:
-    if tensor.global_scale is None:
-        return 1.0
-    value = float(stored.read_stored(tensor.global_scale).float())
+def _read_global_scale(tensor: QuantizedTensor, stored: StoredTensors) -> Tensor:
+    """The global scale; 1 for a weight without one."""
+    return stored.read_stored(tensor.global_scale) if tensor.global_scale else torch.ones(1)
+
+
+def _global_factor(tensor: QuantizedTensor, global_scale: Tensor) -> float:
+    """The factor by which every stored scale is multiplied."""
+    value = float(global_scale)
     if not 0 < value < float("inf"):
-        raise StatetrimError(f"{tensor.global_scale[:200]!r} is {value}, which is no scale")
+        raise StatetrimError(f"{str(tensor.global_scale)[:200]!r} is {value}, which is no scale")
     return 1 / value if tensor.global_divides else value
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import StatetrimError
 from ..checkpoint import Checkpoint
-from ..safetensors_file import DTYPES
+from ..safetensors_file import DTYPES, tensor_bytes
 
 _MAX_ELEMENTS = 2**20  # larger tensors of a mixer are projections
 
@@ -25,14 +25,14 @@ def small_tensor_digests(model: Checkpoint) -> dict[str, str]:
             for name, (_, info) in model.tensors.items():
                 is_small = info.dtype in DTYPES and prod(info.shape) < _MAX_ELEMENTS
                 if name.startswith(mixer) and is_small and name in model.logical_tensors:
-                    values = model.tensor(name).float().contiguous().numpy().tobytes()
+                    values = tensor_bytes(model.tensor(name).float())
                     digest = hashlib.sha256(values).hexdigest()[:16]
                     digests[f"{layer}.{name.removeprefix(mixer)}"] = digest
     return digests
 
 
 def is_sibling(model: Checkpoint, lineage: Mapping[str, Any]) -> bool:
-    """Whether `check_sibling` accepts the model."""
+    """Whether the model passes `check_sibling`."""
     try:
         check_sibling(model, lineage)
     except StatetrimError:
