@@ -343,7 +343,7 @@ HOSTILE: list[tuple[tuple[str, ...], Any, str]] = [
     (("model", "geometry", "layers"), [0, 1, 2], "lack 'model.2.effective_rank'"),
     (("model", "geometry", "layers"), [0], "besides"),
     (("model", "geometry", "layers"), list(range(10**5)), "not valid: model.geometry: layers"),
-    (("model", "geometry", "conv_width"), 0, "no valid 'model.0.key_filters'"),
+    (("model", "geometry", "conv_width"), 0, r"hold 'model\.\d\.\w+_filters' besides"),
     (("model", "positions"), [5, 3], "not valid: model: positions"),
     (("model", "positions"), [1, 2], "lack 'model.0.effective_rank'"),
     (("model", "burn_in"), -1, "not valid: model: burn_in"),

@@ -1,5 +1,6 @@
 """Damaged and hostile plan.json files are refused with an error message."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from helpers.untrusted import (
     edit_json,
     filled,
     heavy_file,
-    prune,
     refused_within_a_gigabyte,
+    replaced,
 )
 
 CASES = Cases()
@@ -26,11 +27,7 @@ add = CASES.add
 
 
 def plan(change: Callable[[dict[str, Any]], Any]) -> SpoilCheckpoint:
-    def spoil(root: Path) -> list[str]:
-        edit_json(root / "plan.json", change)
-        return prune(root)
-
-    return spoil
+    return lambda root: edit_json(root / "plan.json", change)
 
 
 def channels(head: Any) -> SpoilCheckpoint:
@@ -119,34 +116,18 @@ add(
     "nothing would change",
 )
 for name, text in (BAD_JSON | NOT_OBJECTS).items():
-
-    def bad_plan(root: Path, text: bytes = text) -> list[str]:
-        (root / "plan.json").write_bytes(text)
-        return prune(root)
-
+    bad_plan = replaced("../plan.json", lambda path, text=text: path.write_bytes(text))
     add(f"plan is {name}", bad_plan, r"plan\.json")
 
 
-def absent_plan(root: Path) -> list[str]:
-    (root / "plan.json").unlink()
-    return prune(root)
+def big_file(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 2**40)  # sparse
 
 
-def plan_directory(root: Path) -> list[str]:
-    (root / "plan.json").unlink()
-    (root / "plan.json").mkdir()
-    return prune(root)
-
-
-def big_plan(root: Path) -> list[str]:
-    with (root / "plan.json").open("wb") as file:
-        file.truncate(2**40)  # sparse
-    return prune(root)
-
-
-add("no plan", absent_plan, "is missing")
-add("plan is a directory", plan_directory, "is missing")
-add("plan of a tebibyte", big_plan, "larger than 24 MiB")
+add("no plan", replaced("../plan.json", lambda path: None), "is missing")
+add("plan is a directory", replaced("../plan.json", Path.mkdir), "is missing")
+add("plan of a tebibyte", replaced("../plan.json", big_file), "larger than 24 MiB")
 
 
 test_refused = CASES.refused()

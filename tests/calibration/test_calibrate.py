@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor
 
 import statetrim as st
 from helpers.forker import run_in_child
+from helpers.masking import kernel_names, output_projection
 from helpers.sums import assert_statistics_close
 from statetrim.artifacts.statistics import REFIT_SUM_NAMES, SUM_NAMES, Statistics
 from statetrim.calibration.saved_sums import SavedSums
@@ -28,44 +29,15 @@ from statetrim.storage.text import Sequences
 # Hyper-connections, MoE and vision wrappers share the mixer of the types below.
 PORTABLE = ("delta_net", "gated_deltanet", "kda")
 RUNNABLE = (*PORTABLE, "qwen3_next", "qwen3_5_text", "olmo_hybrid", "mamba2", "bamba", "nemotron_h")
-KERNELS = (
-    "torch_chunk_gated_delta_rule",
-    "mamba2_chunk_scan",
-    *(
-        f"{form}_{rule}"
-        for form in ("chunk", "fused_recurrent")
-        for rule in ("delta_rule", "gated_delta_rule", "kda")
-    ),
-)
 ALL = ("drrqr", "grad", "s_wanda", "energy", "product", "readout_greedy")
 SETTINGS: dict[str, Any] = {"tokens": 320, "length": 20, "batch_size": 4, "recall": 0.0}
 
 
 @contextmanager
-def recorded(model: torch.nn.Module, modules: dict[int, Any]) -> Iterator[dict[str, list[Tensor]]]:
+def recorded(mixers: dict[int, Any]) -> Iterator[dict[str, list[Tensor]]]:
     """Capture q and k of every kernel call, and the inputs of every mixer and output projection."""
-    module_of_kernels = sys.modules[type(next(iter(modules.values()))).__module__]
-    kernels = {
-        name: getattr(module_of_kernels, name)
-        for name in KERNELS
-        if hasattr(module_of_kernels, name)
-    }
+    code = sys.modules[type(next(iter(mixers.values()))).__module__]
     captured: dict[str, list[Tensor]] = {"q": [], "k": [], "x": [], "a": []}
-    handles = [
-        module.register_forward_pre_hook(
-            lambda _, args, kwargs: captured["x"].append(
-                args[0] if args else kwargs["hidden_states"]
-            ),
-            with_kwargs=True,
-        )
-        for module in modules.values()
-    ]
-    handles += [
-        next(
-            m for n, m in module.named_children() if n in ("o_proj", "out_proj")
-        ).register_forward_pre_hook(lambda _, args: captured["a"].append(args[0]))
-        for module in modules.values()
-    ]
 
     def wrap(kernel: Any) -> Any:
         signature = inspect.signature(kernel)
@@ -78,13 +50,22 @@ def recorded(model: torch.nn.Module, modules: dict[int, Any]) -> Iterator[dict[s
 
         return call
 
-    for name, kernel in kernels.items():
-        setattr(module_of_kernels, name, wrap(kernel))
-    yield captured
-    for name, kernel in kernels.items():
-        setattr(module_of_kernels, name, kernel)
-    for handle in handles:
-        handle.remove()
+    def on_mixer(_: Any, args: Any, kwargs: Any) -> None:
+        captured["x"].append(args[0] if args else kwargs["hidden_states"])
+
+    def on_projection(_: Any, args: Any) -> None:
+        captured["a"].append(args[0])
+
+    with ExitStack() as stack:
+        for name in kernel_names(code):
+            kernel = getattr(code, name)
+            stack.callback(setattr, code, name, kernel)
+            setattr(code, name, wrap(kernel))
+        for mixer in mixers.values():
+            projection = output_projection(mixer)
+            stack.enter_context(mixer.register_forward_pre_hook(on_mixer, with_kwargs=True))
+            stack.enter_context(projection.register_forward_pre_hook(on_projection))
+        yield captured
 
 
 def gram(x: Tensor, head: int) -> Tensor:
@@ -100,11 +81,9 @@ def test_sums_equal_a_plain_recomputation(model_type: str, checkpoint: Any, text
 
     live = load(model)
     modules = find_mixers(live, model)
-
     data = Corpus(text, model).read(tokens=SETTINGS["tokens"], length=SETTINGS["length"])
-    loss = torch.zeros((), dtype=torch.float64)
     ids = data.ids.long()
-    with recorded(live, modules) as captured:
+    with recorded(modules) as captured:
         logits = live(input_ids=ids, use_cache=False).logits.double()
     log_p = logits[:, :-1].log_softmax(-1)
     loss = -log_p.gather(-1, ids[:, 1:, None]).sum()
@@ -131,9 +110,8 @@ def test_sums_equal_a_plain_recomputation(model_type: str, checkpoint: Any, text
                 # activations of another batch size differ in float32's last digits
                 for part, activations in (("gram", value), ("unit_gram", unit)):
                     actual = getattr(sums, f"{side}_{part}")[head]
-                    torch.testing.assert_close(
-                        actual, gram(activations, head), rtol=1e-4, atol=1e-4
-                    )
+                    expected = gram(activations, head)
+                    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     check_gradients(model, modules, statistics)
 
 
@@ -234,9 +212,7 @@ def test_statistics_of_another_model_or_method_are_refused(checkpoint: Any, text
     with pytest.raises(st.StatetrimError, match="'grad' needs query_gradient"):
         st.select(model, "grad", "6x100%")
     with pytest.raises(st.StatetrimError, match="another model"):
-        st.select(
-            st.open(checkpoint("qwen3_5_moe_text")), "s_wanda", "6x100%", statistics=statistics
-        )
+        st.select(checkpoint("qwen3_5_moe_text"), "s_wanda", "6x100%", statistics=statistics)
     with pytest.raises(st.StatetrimError, match="needs no calibration"):
         st.calibrate(model, text, methods=["rand", "l1"], **SETTINGS)
     with pytest.raises(st.StatetrimError, match="'grad' needs the whole model"):
@@ -278,21 +254,10 @@ def test_spoiled_statistics_and_options_are_one_sentence(checkpoint: Any, text: 
         for spoiled in (None, sums[..., :-1], sums * float("nan")):
             layer = replace(statistics.layers[first], **{part: spoiled})
             broken = Statistics({**statistics.layers, first: layer}, statistics.lineage)
-            values = part == "readout_gram"
+            chosen = ("l1", "6x4") if part == "readout_gram" else (method, "6x100%")
             with pytest.raises(st.StatetrimError, match=part):
-                st.select(
-                    model,
-                    "l1" if values else method,
-                    "6x4" if values else "6x100%",
-                    value_method=method,
-                    statistics=broken,
-                )
+                st.select(model, *chosen, value_method=method, statistics=broken)
     for tolerance in (1.0, "much"):
+        options: Any = {"statistics": statistics, "method_options": {"tolerance": tolerance}}
         with pytest.raises(st.StatetrimError, match="method 'drrqr' cannot continue"):
-            st.select(
-                model,
-                "drrqr",
-                "6x100%",
-                statistics=statistics,
-                method_options={"tolerance": tolerance},
-            )
+            st.select(model, "drrqr", "6x100%", **options)

@@ -16,7 +16,7 @@ import statetrim as st
 from helpers import tiny
 from helpers.forker import Forker
 from helpers.refusal import check_refusal, run
-from statetrim.artifacts.origin import read_seen_texts
+from statetrim.artifacts.steps import read_seen_texts
 from statetrim.evaluation import harness
 from statetrim.evaluation.samples import SampleSource, prepare_samples
 from statetrim.progress import Progress

@@ -68,6 +68,10 @@ def output_projections(
     return projections
 
 
+def output_projection(mixer: torch.nn.Module) -> Any:
+    return next(m for name, m in mixer.named_children() if name in ("o_proj", "out_proj"))
+
+
 def _cycle(layers: list[int]) -> Iterator[int]:
     """Repeats the layers forever: kernels are called in layer order in every forward pass."""
     while True:

@@ -8,7 +8,7 @@ from typing import Any
 import statetrim as st
 from statetrim.artifacts.decision import MeasuredShape, ShapeScore
 from statetrim.artifacts.scores import Score
-from statetrim.artifacts.verification.agreement import Agreement
+from statetrim.artifacts.verification import Agreement
 
 ROWS = 64
 LOADS = (4, 8, 16, 32, 63)

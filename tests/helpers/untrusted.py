@@ -148,6 +148,16 @@ def edited_config(
     return spoil
 
 
+def replaced(name: str, make: Callable[[Path], Any]) -> SpoilCheckpoint:
+    """The file `name` of the checkpoint is what `make` makes."""
+
+    def spoil(root: Path) -> None:
+        (root / "model" / name).unlink(missing_ok=True)
+        make(root / "model" / name)
+
+    return spoil
+
+
 def first_name(header: dict[str, Any]) -> str:
     return next(name for name in header if name != "__metadata__")
 

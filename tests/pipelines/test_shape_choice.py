@@ -10,7 +10,7 @@ import pytest
 import statetrim as st
 from helpers import tiny
 from helpers.refusal import check_refusal, run
-from statetrim.artifacts.origin import read_seen_texts
+from statetrim.artifacts.steps import read_seen_texts
 from statetrim.pipelines.job import Job
 from statetrim.pipelines.observer import Observer
 from statetrim.pipelines.options import TrimOptions

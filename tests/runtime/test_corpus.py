@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 import statetrim as st
-from statetrim.artifacts.origin import read_seen_texts
+from statetrim.artifacts.steps import read_seen_texts
 from statetrim.pipelines.job import Job
 from statetrim.pipelines.options import TrimOptions
 from statetrim.runtime.corpus import Corpus, _Tokens

@@ -7,7 +7,7 @@ import pytest
 
 import statetrim as st
 from helpers import raw, tiny
-from helpers.refusal import check_refusal, fingerprint, run
+from helpers.refusal import assert_refused, run
 
 
 @pytest.fixture
@@ -23,17 +23,16 @@ def test_a_partial_directory_with_a_file_of_yours_stays(model: Path, tmp_path: P
     partial = tmp_path / "plan.json.partial"
     partial.mkdir()
     (partial / "thesis.txt").write_text("mine")
-    before = fingerprint(tmp_path)
-    check_refusal(*run(select(model, tmp_path / "plan.json")), "did not write")
-    assert fingerprint(tmp_path) == before
+    assert_refused(select(model, tmp_path / "plan.json"), "did not write", tmp_path)
 
 
 def test_names_like_our_temporary_files_are_left_alone(model: Path, tmp_path: Path) -> None:
     """`select -o notes.json` once destroyed `notes.json.tmp`."""
-    for name in ("notes.json.tmp", ".notes.json.tmp", "notes.tmp", "notes.json~"):
+    names = ("notes.json.tmp", ".notes.json.tmp", "notes.tmp", "notes.json~")
+    for name in names:
         (tmp_path / name).write_text("mine")
     assert run(select(model, tmp_path / "notes.json"))[0] is None
-    for name in ("notes.json.tmp", ".notes.json.tmp", "notes.tmp", "notes.json~"):
+    for name in names:
         assert (tmp_path / name).read_text() == "mine"
 
 
@@ -48,8 +47,7 @@ def test_nothing_is_written_through_a_link(model: Path, tmp_path: Path, name: st
 
 def test_a_result_that_is_there_stays(model: Path, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text("mine")
-    check_refusal(*run(select(model, tmp_path / "plan.json")), "not overwritten")
-    assert (tmp_path / "plan.json").read_text() == "mine"
+    assert_refused(select(model, tmp_path / "plan.json"), "not overwritten", tmp_path)
 
 
 def test_an_interrupted_evaluation_keeps_files_of_yours(checkpoint: Any, tmp_path: Path) -> None:

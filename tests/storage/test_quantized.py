@@ -1,5 +1,6 @@
 """Quantised weights: read as their libraries read them, and cut exactly where that is possible."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from helpers.quantized import FORMATS, Format, largest_by_block, spread
 from statetrim.storage.quantized.element import FP4, FP8
 from statetrim.storage.quantized.find import QuantizedTensor, find_quantized_tensors
 from statetrim.storage.quantized.rewrite import (
-    collect,
+    StoredInMemory,
+    collect_all,
     cut_quantized,
     dequantize,
     is_exact,
     quantize_like,
 )
-from statetrim.storage.safetensors_file import ComputedTensor, TensorEdit, read_shard
+from statetrim.storage.safetensors_file import TensorEdit, read_shard
 
 ROWS, COLUMNS = 64, 96
 KEPT_ROWS = torch.arange(ROWS) % 3 != 1
@@ -29,50 +31,32 @@ KEPT_COLUMNS = torch.arange(COLUMNS) % 3 != 2  # 64: a multiple of every group
 LIBRARY = [name for name, form in FORMATS.items() if "config_groups" in form.config]
 
 
-class Stored:
-    """A quantised weight in memory."""
+Case = tuple[Format, StoredInMemory, QuantizedTensor]
 
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self.tensors = {f"a.{leaf}": value.contiguous() for leaf, value in tensors.items()}
 
-    def read_stored(self, name: str) -> Tensor:
-        return self.tensors[name]
+def in_memory(tensors: dict[str, Tensor]) -> StoredInMemory:
+    return StoredInMemory({f"a.{leaf}": value.contiguous() for leaf, value in tensors.items()})
 
-    def read_stored_rows(self, name: str, start: int, stop: int) -> Tensor:
-        return self.tensors[name][start:stop].contiguous().view(torch.uint8)
+
+def with_changes(stored: StoredInMemory, changed: dict[str, Tensor]) -> StoredInMemory:
+    return StoredInMemory({**stored.tensors, **changed})
 
 
 def weight() -> Tensor:
     return torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(3))
 
 
-def find(stored: Stored, form: Format, directory: Path) -> QuantizedTensor:
-    save_file(stored.tensors, directory / "a.safetensors")
+def find(stored: StoredInMemory, form: Format, directory: Path) -> QuantizedTensor:
+    save_file(dict(stored.tensors), directory / "a.safetensors")
     infos = {info.name: info for info in read_shard(directory / "a.safetensors").tensors}
     return find_quantized_tensors(infos, {"quantization_config": form.config})["a.weight"]
 
 
 @pytest.fixture(params=FORMATS)
-def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Format, Stored, QuantizedTensor]:
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
     form = FORMATS[request.param]
-    stored = Stored(form.quantize(weight()))
+    stored = in_memory(form.quantize(weight()))
     return form, stored, find(stored, form, tmp_path)
-
-
-def collect_all(computed: dict[str, ComputedTensor], stored: Stored) -> dict[str, Tensor]:
-    """The tensors as a file would hold them."""
-    result = {}
-    for name, output in computed.items():
-        result[name] = collect(output, stored.read_stored(name).dtype)
-    return result
-
-
-def leaves(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix("a."): value for name, value in tensors.items()}
-
-
-def stored_leaves(stored: Stored) -> dict[str, Tensor]:
-    return leaves(stored.tensors)
 
 
 def edit(*, rows: bool = False, columns: bool = False) -> TensorEdit:
@@ -88,7 +72,7 @@ def as_bytes(tensor: Tensor) -> bytes:
 def test_values_are_those_of_the_library(name: str, tmp_path: Path) -> None:
     form = FORMATS[name]
     tensors = form.quantize(weight())
-    stored = Stored(tensors)
+    stored = in_memory(tensors)
     args = QuantizationArgs(**form.config["config_groups"]["group_0"]["weights"])
     scheme = QuantizationScheme(targets=["Linear"], weights=args)
     compressor = BaseCompressor.get_value_from_registry(form.config["format"])
@@ -102,13 +86,11 @@ def test_values_of_fine_grained_fp8(tmp_path: Path) -> None:
     form = FORMATS["fine-grained fp8"]
     tensors = form.quantize(weight())
     expected = tensors["weight"].float() * spread(tensors["weight_scale_inv"], 16, weight())
-    stored = Stored(tensors)
+    stored = in_memory(tensors)
     assert torch.equal(dequantize(find(stored, form, tmp_path), stored), expected)
 
 
-def test_removed_rows_leave_the_others_as_they_are(
-    case: tuple[Format, Stored, QuantizedTensor],
-) -> None:
+def test_removed_rows_leave_the_others_as_they_are(case: Case) -> None:
     """Bit for bit what quantising the cut weight gives, where a scale belongs to one row."""
     form, stored, tensor = case
     cut = collect_all(cut_quantized(tensor, edit(rows=True), stored), stored)
@@ -118,7 +100,7 @@ def test_removed_rows_leave_the_others_as_they_are(
         quantised = form.quantize(weight()[KEPT_ROWS])
         for name in cut if tensor.global_scale is None else ():
             assert as_bytes(cut[name]) == as_bytes(quantised[name.removeprefix("a.")])
-    values = dequantize(small, Stored(stored_leaves(stored) | leaves(cut)))
+    values = dequantize(small, with_changes(stored, cut))
     kept = dequantize(tensor, stored)[KEPT_ROWS]
     if form.exact or tensor.block[0] == 1:
         assert torch.equal(values, kept)
@@ -126,18 +108,18 @@ def test_removed_rows_leave_the_others_as_they_are(
         assert 0 < float((values - kept).norm() / kept.norm()) < 0.04
 
 
-def test_removed_columns(case: tuple[Format, Stored, QuantizedTensor]) -> None:
+def test_removed_columns(case: Case) -> None:
     """Exact, or no worse than what the library makes of the values that stay."""
     form, stored, tensor = case
     cut = collect_all(cut_quantized(tensor, edit(columns=True), stored), stored)
     kept = dequantize(tensor, stored)[:, KEPT_COLUMNS]
     small = tensor.resized(ROWS, int(KEPT_COLUMNS.sum()))
-    values = dequantize(small, Stored(stored_leaves(stored) | leaves(cut)))
+    values = dequantize(small, with_changes(stored, cut))
     if form.exact:
         assert torch.equal(values, kept)
         return
     assert not is_exact(tensor, edit(columns=True))
-    library = Stored(stored_leaves(stored) | form.quantize(kept))
+    library = with_changes(stored, in_memory(form.quantize(kept)).tensors)
     error, library_error = ((w - kept).norm() for w in (values, dequantize(small, library)))
     if tensor.element is FP8:
         for leaf, expected in form.quantize(kept).items():
@@ -145,34 +127,30 @@ def test_removed_columns(case: tuple[Format, Stored, QuantizedTensor]) -> None:
     assert 0 < float(error) <= 1.02 * float(library_error)  # NVFP4's global scale stays
 
 
-def test_whole_groups_of_columns_are_removed_exactly(
-    case: tuple[Format, Stored, QuantizedTensor],
-) -> None:
+def test_whole_groups_of_columns_are_removed_exactly(case: Case) -> None:
     """As when a head goes: codes and scales of the others are copied."""
     _, stored, tensor = case
     mask = torch.arange(COLUMNS) >= 32
     cut = collect_all(cut_quantized(tensor, TensorEdit({1: mask}), stored), stored)
     small = tensor.resized(ROWS, COLUMNS - 32)
-    values = dequantize(small, Stored(stored_leaves(stored) | leaves(cut)))
+    values = dequantize(small, with_changes(stored, cut))
     assert torch.equal(values, dequantize(tensor, stored)[:, mask])
 
 
-def test_a_factor_beyond_the_range_changes_the_global_scale(
-    case: tuple[Format, Stored, QuantizedTensor],
-) -> None:
+def test_a_factor_beyond_the_range_changes_the_global_scale(case: Case) -> None:
     _, stored, tensor = case
     factors = torch.full((COLUMNS,), 1e3, dtype=torch.float64)
     cut = collect_all(cut_quantized(tensor, TensorEdit({}, factors), stored), stored)
-    values = dequantize(tensor, Stored(stored_leaves(stored) | leaves(cut)))
+    values = dequantize(tensor, with_changes(stored, cut))
     wanted = dequantize(tensor, stored) * 1e3
     assert float((values - wanted).norm() / wanted.norm()) < 0.04
 
 
-def test_a_replaced_weight_is_rounded_once(case: tuple[Format, Stored, QuantizedTensor]) -> None:
+def test_a_replaced_weight_is_rounded_once(case: Case) -> None:
     _, stored, tensor = case
     value = weight().flip(0)
     rounded, parts = quantize_like(tensor, value, stored)
-    again = dequantize(tensor, Stored(stored_leaves(stored) | leaves(parts)))
+    again = dequantize(tensor, with_changes(stored, parts))
     assert torch.equal(rounded, again)
     assert float((rounded - value).norm() / value.norm()) < 0.15
 
@@ -190,34 +168,30 @@ def test_scales_of_another_shape_are_refused(scale: Tensor, tmp_path: Path) -> N
     form = FORMATS["fine-grained fp8"]
     tensors = form.quantize(weight()) | {"weight_scale_inv": scale}
     with pytest.raises(st.StatetrimError, match=r"a\.weight_scale_inv"):
-        find(Stored(tensors), form, tmp_path)
+        find(in_memory(tensors), form, tmp_path)
 
 
 @pytest.mark.parametrize("block", [[0, 16], [16], "16x16", [16, True], [2**40, 16]])
 def test_a_block_size_that_is_none_is_refused(block: Any, tmp_path: Path) -> None:
     form = FORMATS["fine-grained fp8"]
-    stored = Stored(form.quantize(weight()))
-    save_file(stored.tensors, tmp_path / "a.safetensors")
-    infos = {info.name: info for info in read_shard(tmp_path / "a.safetensors").tensors}
+    broken = replace(form, config={"weight_block_size": block})
     with pytest.raises(st.StatetrimError, match="block size"):
-        find_quantized_tensors(infos, {"quantization_config": {"weight_block_size": block}})
+        find(in_memory(form.quantize(weight())), broken, tmp_path)
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_global_scale_that_is_none_is_refused(value: float, tmp_path: Path) -> None:
     form = FORMATS["nvfp4"]
-    stored = Stored(form.quantize(weight()) | {"weight_global_scale": torch.tensor([value])})
+    stored = in_memory(form.quantize(weight()) | {"weight_global_scale": torch.tensor([value])})
     with pytest.raises(st.StatetrimError, match=r"a\.weight_global_scale"):
         dequantize(find(stored, form, tmp_path), stored)
 
 
-def test_scales_that_are_not_finite_are_refused(
-    case: tuple[Format, Stored, QuantizedTensor],
-) -> None:
+def test_scales_that_are_not_finite_are_refused(case: Case) -> None:
     _, stored, tensor = case
     scales = stored.tensors[tensor.scales.name]
     spoiled = torch.full_like(scales.float(), float("nan")).to(scales.dtype)
-    broken = Stored(stored_leaves(stored) | leaves({tensor.scales.name: spoiled}))
+    broken = with_changes(stored, {tensor.scales.name: spoiled})
     with pytest.raises(st.StatetrimError, match="NaN or infinity"):
         dequantize(tensor, broken)
 
@@ -225,7 +199,7 @@ def test_scales_that_are_not_finite_are_refused(
 def test_a_block_is_no_larger_than_its_weight(tmp_path: Path) -> None:
     """A config may name blocks of 4096 x 4096: memory for them is not allocated."""
     config = {"quant_method": "fp8", "weight_block_size": [4096, 4096]}
-    stored = Stored(
+    stored = in_memory(
         {"weight": weight().to(torch.float8_e4m3fn), "weight_scale_inv": torch.ones(1, 1)}
     )
     form = Format(lambda value: {}, config, exact=True)
@@ -234,7 +208,7 @@ def test_a_block_is_no_larger_than_its_weight(tmp_path: Path) -> None:
 
 def test_a_width_that_does_not_fill_a_group_is_refused(tmp_path: Path) -> None:
     form = FORMATS["w4a16"]
-    stored = Stored(form.quantize(weight()))
+    stored = in_memory(form.quantize(weight()))
     with pytest.raises(st.StatetrimError, match="multiple of 16"):
         cut_quantized(
             find(stored, form, tmp_path), TensorEdit({1: torch.arange(COLUMNS) < 40}), stored

@@ -27,20 +27,11 @@ from helpers.untrusted import (
     heavy_file,
     many_names,
     refused_within_a_gigabyte,
+    replaced,
 )
 
 CASES = Cases()
 add = CASES.add
-
-
-def replaced(name: str, make: Callable[[Path], Any]) -> SpoilCheckpoint:
-    """The file `name` of the checkpoint is what `make` makes."""
-
-    def spoil(root: Path) -> None:
-        (root / "model" / name).unlink(missing_ok=True)
-        make(root / "model" / name)
-
-    return spoil
 
 
 # --- pickles -------------------------------------------------------------------------------------
@@ -74,11 +65,8 @@ for protocol in (0, 2, 4, 5):
     add(f"pickle named model.safetensors, protocol {protocol}", spoil, "not a safetensors file")
     spoil = pickled(FIRST, protocol, alone=False)
     add(f"pickle named like a shard, protocol {protocol}", spoil, "not a safetensors file")
-for name in ("config.json", raw.INDEX):
+for name in ("config.json", raw.INDEX, "../plan.json"):
     add(f"pickle named {name}", pickled(name, 4, alone=False), "not valid JSON")
-
-
-add("pickle named plan.json", pickled("../plan.json", 4, alone=False), "not valid JSON")
 
 
 # --- index ---------------------------------------------------------------------------------------
@@ -114,11 +102,8 @@ for value in (None, [], {}, "x", 3):
 for value in ([], "x", 3, [["total_size", 1]]):
     add(f"index metadata {value!r}", index(lambda v, m=value: v.update(metadata=m)), "metadata")
 for name, text in (BAD_JSON | NOT_OBJECTS).items():
-
-    def bad_index(root: Path, text: bytes = text) -> list[str]:
-        (root / "model" / raw.INDEX).write_bytes(text)
-
-    add(f"index is {name}", bad_index, raw.INDEX.replace(".", r"\."))
+    bad_index = replaced(raw.INDEX, lambda path, text=text: path.write_bytes(text))
+    add(f"index is {name}", bad_index, re.escape(raw.INDEX))
 
 
 def one_tensor_twice(root: Path) -> None:
@@ -187,21 +172,14 @@ for name in (FIRST, "config.json"):
     add(f"{name} is a pipe", replaced(name, os.mkfifo), re.escape(name))
 
 
-def partial_is(make: Callable[[Path], Any]) -> SpoilCheckpoint:
-    def spoil(root: Path) -> None:
-        (root / "outside").mkdir()
-        make(root / "out.partial")
-
-    return spoil
+def own_directory(path: Path) -> None:
+    (path / "notes").mkdir(parents=True)
+    (path / "notes" / "thesis.txt").write_text("mine")
 
 
-add("OUT.partial is a link", partial_is(lambda p: p.symlink_to("outside")), "not a directory")
-add("OUT.partial is a file", partial_is(lambda p: p.write_text("mine")), "not a directory")
-add(
-    "OUT.partial holds other files",
-    partial_is(lambda p: (p.mkdir(), (p / "thesis.txt").write_text("mine"))),
-    "did not write",
-)
+add("OUT.partial is a link", link_to("../out.partial", "model"), "not a directory")
+add("OUT.partial is a file", replaced("../out.partial", Path.touch), "not a directory")
+add("OUT.partial holds other files", replaced("../out.partial", own_directory), "did not write")
 
 
 test_refused = CASES.refused()

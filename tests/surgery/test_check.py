@@ -40,17 +40,6 @@ def test_another_plan_is_noticed(checkpoint: Load, tmp_path: Path) -> None:
         compare_cut(model, st.select(model, "rand", "50%x100%", seed=1), small)
 
 
-def tensors(cached: object) -> list[torch.Tensor]:
-    inner = (
-        cached.values()
-        if isinstance(cached, dict)
-        else cached
-        if isinstance(cached, list)
-        else [cached]
-    )
-    return [value for value in inner if isinstance(value, torch.Tensor)]
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_a_cache_that_forgets_is_noticed(
     checkpoint: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -67,7 +56,8 @@ def test_a_cache_that_forgets_is_noticed(
         def forward_without_state(*args: object, **kwargs: object) -> object:
             answer = forward(*args, **kwargs)
             for layer in getattr(answer.past_key_values, "layers", []):
-                for state in tensors(getattr(layer, "recurrent_states", None)):
+                states = getattr(layer, "recurrent_states", {})
+                for state in states.values() if isinstance(states, dict) else [states]:
                     state.mul_(0.0 if which.path == job[2].path else 1.0)
             return answer
 

@@ -12,7 +12,6 @@ import torch
 
 import statetrim as st
 from helpers import raw
-from helpers.refusal import fingerprint
 from statetrim.storage.safetensors_file import BLOCK_BYTES, TensorEdit, read_shard, rewrite_shard
 
 MODEL_TYPE = "qwen3_next"
@@ -120,13 +119,12 @@ def test_rows_are_picked_and_never_cast(
         if layer_rows is None:
             assert after[name] == (entry, data)
             continue
-        dropped: set[int] = set()
-        if not any(channel_rows.axis == "key" for channel_rows in layer_rows.channel_rows):
+        key_rows = [rows for rows in layer_rows.channel_rows if rows.axis == "key"]
+        if not key_rows:
             assert after[name] == (entry, data), "values are not cut unasked"
             continue
-        for channel_rows in layer_rows.channel_rows:
-            if channel_rows.axis == "value":
-                continue
+        dropped: set[int] = set()
+        for channel_rows in key_rows:
             for head, rows in enumerate(channel_rows.rows.tolist()):
                 kept = set(plan.kept[layer_rows.layer][head].tolist())
                 dropped |= {row for channel, row in enumerate(rows) if channel not in kept}
@@ -239,37 +237,14 @@ def test_a_hub_cache_opens_and_prunes(model: Path, tmp_path: Path) -> None:
 # --- refusals ------------------------------------------------------------------------------------
 
 
-def refused(model: Path, plan: st.Plan, out: Path, message: str) -> None:
-    before = fingerprint(model.parent)
-    with pytest.raises(st.StatetrimError, match=message):
-        st.prune(st.open(model), plan, out)
-    assert fingerprint(model.parent) == before
-
-
-def test_a_plan_for_other_weights_is_refused(model: Path, tmp_path: Path) -> None:
-    plan = st.select(st.open(model), "l1", "8x100%")
-    settings = raw.CONFIGS[MODEL_TYPE]
-    for name, tensor in raw.tensors(settings).items():
-        if "linear_attn" in name:  # one number of a pruned tensor makes another model
-            other = raw.tensors(settings)
-            other[name] = tensor.clone()
-            other[name].view(-1)[0] += 1
-            sibling = raw.save(tmp_path / "siblings" / name, settings, other, 3)
-            refused(sibling, plan, tmp_path / "out", "made for another model")
-
-
-def test_a_plan_for_another_config_is_refused(model: Path, tmp_path: Path) -> None:
-    plan = st.select(st.open(model), "l1", "8x100%")
-    edit(model / "config.json", rope_theta=5e6)
-    refused(model, plan, tmp_path / "out", "made for another model")
-
-
 def test_values_are_refused_with_the_reason_where_a_family_cannot_cut_them(tmp_path: Path) -> None:
     opened = st.open(raw.build(tmp_path / "kda", "kda"))
     plan = st.select(opened, "l1", "8x100%")
     values = {layer: torch.arange(4).repeat(4, 1) for layer in plan.kept}
     both = st.Plan(plan.kept, "8", "l1", kept_values=values, lineage=plan.lineage)
-    refused(opened.path, both, tmp_path / "out", "values of kda cannot be cut: .*inner rank")
+    with pytest.raises(st.StatetrimError, match=r"values of kda cannot be cut: .*inner rank"):
+        st.prune(opened, both, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["kda"]
     with pytest.raises(st.StatetrimError, match="inner rank"):
         st.select(opened, "l1", to="100%x4")
     with pytest.raises(st.StatetrimError, match="inner rank"):

@@ -1,17 +1,20 @@
 """The refit against least squares on the captured features, in float64."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import statetrim as st
 from helpers import tiny
+from helpers.masking import output_projection
 from helpers.refusal import check_refusal, fingerprint, run
 from helpers.sums import assert_statistics_close
 from statetrim.artifacts.statistics import REFIT_SUM_NAMES, LayerStatistics, Statistics
@@ -46,14 +49,13 @@ def captured(
         mixer.register_forward_pre_hook(
             lambda _, args, kwargs, i=layer: inputs.update({i: (args, kwargs)}), with_kwargs=True
         )
-        projection = projection_of(mixer)
-        projection.register_forward_pre_hook(
+        output_projection(mixer).register_forward_pre_hook(
             lambda p, args, i=layer: targets.update({i: args[0].double() @ p.weight.double().mT})
         )
     with torch.no_grad():
         original.base_model(input_ids=ids, use_cache=False)
         for layer, mixer in find_mixers(pruned, small).items():
-            hook = projection_of(mixer).register_forward_pre_hook(
+            hook = output_projection(mixer).register_forward_pre_hook(
                 lambda _, args: readout.update(a=args[0])
             )
             args, kwargs = inputs[layer]
@@ -61,19 +63,6 @@ def captured(
             hook.remove()
             pairs[layer] = readout["a"].flatten(0, 1).double(), targets[layer].flatten(0, 1)
     return pairs
-
-
-def projection_of(mixer: torch.nn.Module) -> Any:
-    return next(m for n, m in mixer.named_children() if n in ("o_proj", "out_proj"))
-
-
-def stored(model: st.Checkpoint, layer: int) -> Tensor:
-    name = next(
-        tensor_name
-        for tensor_name, layer_rows in model.channel_rows.items()
-        if layer_rows.layer == layer and layer_rows.channel_rows[0].role == "o_proj"
-    )
-    return model.tensor(name)
 
 
 @pytest.mark.parametrize("model_type", TYPES)
@@ -92,10 +81,10 @@ def test_the_refit_is_least_squares_on_what_the_layers_read_out(
         rows = torch.cat([features, ridge.double()]).numpy()
         goal = torch.cat([target, torch.zeros(features.shape[1], target.shape[1])]).numpy()
         oracle = torch.from_numpy(np.linalg.lstsq(rows, goal, rcond=None)[0].T)
-        weight = stored(refitted, layer).double()
+        weight = refitted.output_weight(layer)
         # Features come from batches of another size, so they differ in float32's last digits.
         assert (weight - oracle).abs().max() < 1e-4 * oracle.abs().max()
-        before = (features @ stored(small, layer).double().mT - target).square().sum()
+        before = (features @ small.output_weight(layer).mT - target).square().sum()
         after = (features @ weight.mT - target).square().sum()
         best = (features @ oracle.mT - target).square().sum()
         assert best <= after * (1 + 1e-9) and after <= best * 1.001 < before
@@ -131,19 +120,13 @@ def test_a_cut_that_drops_only_dead_channels_is_repaired_exactly(
     checkpoint: Any, text: Path, tmp_path: Path
 ) -> None:
     """The norm averages over fewer channels, which changes the scale; the fit corrects it."""
-    source = checkpoint("gated_deltanet")
-    model_path = tmp_path / "model"
-    model_path.mkdir()
-    for file in source.iterdir():
-        (model_path / file.name).write_bytes(file.read_bytes())
+    model_path = shutil.copytree(checkpoint("gated_deltanet"), tmp_path / "model")
     dead = torch.arange(24) % 2 == 1
     for path in model_path.glob("*.safetensors"):
         tensors = load_file(path)
         for name in tensors:
             if "v_conv1d" in name:
                 tensors[name][dead.repeat(4)] = 0.0
-        from safetensors.torch import save_file
-
         save_file(tensors, path, {"format": "pt"})
     model = st.open(model_path)
     everything = {layer: torch.arange(12).repeat(2, 1) for layer in model.geometry.layers}
@@ -175,13 +158,10 @@ def test_only_output_projections_change(checkpoint: Any, text: Path, tmp_path: P
             assert path.read_bytes() == other.read_bytes()
     card = (refitted.path / "README.md").read_text()
     # Measurements of the old weights are removed; the rest of the card stays; the refit is added.
-    opening, _, after_quality = (
-        (small.path / "README.md").read_text().partition("Its quality was not measured")
-    )
+    before_card = (small.path / "README.md").read_text()
+    opening, _, after_quality = before_card.partition("Its quality was not measured")
     history = after_quality[after_quality.index("## How it was made") :].rstrip()
-    history, unchanged, _ = history.partition(
-        "All other tensors are the original's"
-    )  # as they were
+    history, unchanged, _ = history.partition("All other tensors are the original's")
     assert unchanged and unchanged not in card
     assert card.startswith(opening) and history in card and "## Refit" in card
     assert st.refit(small, statistics, out=tmp_path / "out").path == refitted.path, "done already"
@@ -209,9 +189,8 @@ def test_it_is_refused_without_fitting_data(checkpoint: Any, text: Path, tmp_pat
     model = st.open(checkpoint("qwen3_5_text"))
     small = cut(model, tmp_path / "small")
     before = fingerprint(tmp_path)
-    check_refusal(
-        *run(["refit", str(small.path), "-o", str(tmp_path / "out")]), "calibrate SMALL --orig"
-    )
+    command = ["refit", str(small.path), "-o", str(tmp_path / "out")]
+    check_refusal(*run(command), "calibrate SMALL --orig")
     selection = st.calibrate(small, text, methods=["drrqr"], **SETTINGS)
     few = st.calibrate(small, text, original=model, tokens=12, length=6, batch_size=1, recall=0.0)
     enough = st.calibrate(small, text, original=model, **SETTINGS)
@@ -239,8 +218,6 @@ def test_it_is_refused_without_fitting_data(checkpoint: Any, text: Path, tmp_pat
 
 
 def spoiled(statistics: Statistics, layer: int, name: str, value: Tensor) -> Statistics:
-    from dataclasses import replace
-
     changed = replace(statistics.layers[layer], **{name: value})
     return Statistics({**statistics.layers, layer: changed}, statistics.lineage)
 

@@ -57,15 +57,13 @@ def test_stock_transformers_refuses_it(model_type: str, checkpoint: Load, tmp_pa
         tiny.stock_class(model_type).from_pretrained(tmp_path / "small")
 
 
-def test_only_on_an_explicit_flag(checkpoint: Load, tmp_path: Path) -> None:
+def test_only_on_an_explicit_flag_and_the_config_and_the_card_say_so(
+    checkpoint: Load, tmp_path: Path
+) -> None:
     model, plan = uneven_plan(checkpoint("delta_net"))
     with pytest.raises(st.StatetrimError, match="no stock code loads; say --uneven"):
         st.prune(model, plan, tmp_path / "small")
     assert not (tmp_path / "small").exists()
-
-
-def test_the_config_and_the_card_say_so(checkpoint: Load, tmp_path: Path) -> None:
-    model, plan = uneven_plan(checkpoint("delta_net"))
     small = st.prune(model, plan, tmp_path / "small", uneven=True)
     assert small.config[LAYER_WIDTHS_FIELD] == {"0": [12, 8], "1": [6, 4]}
     card = (small.path / "README.md").read_text()

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import statetrim as st
 from helpers import tiny
 from helpers.engine import InProcess, have_ended, wait_until, write_stand_in
-from statetrim.artifacts.verification.agreement import Agreement
+from statetrim.artifacts.verification import Agreement
 from statetrim.commands import app
 from statetrim.verification.engine import EngineError, Request, run_engine
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import statetrim as st
-from statetrim.artifacts.origin import read_origin
+from statetrim.artifacts.steps import read_origin
 
 
 @pytest.mark.parametrize(("to", "method"), [("6x100%", "method"), ("2heads", "head_method")])
