@@ -61,7 +61,7 @@ def check_message(arguments: list[str], text: str = "") -> None:
     [
         ("calibrate", "--batch-size 0", "--batch-size cannot be 0"),
         ("analyze", "--batch-size 0", "--batch-size cannot be 0"),
-        ("recover", "--batch-size 0", "must be positive"),
+        ("recover", "--batch-size 0", "--batch-size cannot be 0"),
         ("trim", "--limit 0", "--limit cannot be 0"),
         ("recover", "--rank 100000000", "larger than any matrix"),
         ("benchmark", "--memory-gib inf", "GiB"),

@@ -138,7 +138,7 @@ def test_the_command_line_fills_every_option(
     names = {field.name for field in dataclasses.fields(st.TrimOptions)}
     assert names <= changed and (options.for_, options.to) == ("vllm", "0.5")
 
-    words = "--tokens 1 --length 2 --skip 3 --batch-size 4 --rank 6 --alpha 7 --learning-rate 8"
+    words = "--tokens 1 --length 2 --skip 3 --batch-size 4 --rank 6 --alpha 7 --learning-rate 0.8"
     words += " --also mlp --mixed-precision --control --shard --gradient-checkpointing --seed 10"
     words += " --device cpu --dtype bfloat16 --recall 0.5 --patience 2 --layers 0 --whole"
     changed = set()

@@ -68,8 +68,7 @@ EARLIER: list[tuple[dict[str, Any], str]] = [
     ({"widths": "0=64x64"}, "0=64x64"),
     ({"keep_heads": 8}, "8heads"),
     ({"state_mib_per_sequence": 40}, "40MiB"),
-    ({"sequences": 64, "memory_gib": 24}, "384MiB"),
-    ({"sweep": "96,0.5,48x48"}, "96x100%,50%x100%,48x48"),
+    ({"sweep": "96x96,48x48"}, "96x96,48x48"),
 ]
 
 
@@ -101,3 +100,5 @@ def test_other_commands_keep_options_of_those_names(tmp_path: Any) -> None:
         assert code == 2 and "write --to 4x" in err
     with pytest.raises(st.StatetrimError, match="write to='8x100%'"):
         st.select("MODEL", "l1", keep=8)
+    with pytest.raises(st.StatetrimError, match="write to='12MiB, which is the memory divided"):
+        st.trim("MODEL", sequences=64, memory_gib=24)

@@ -10,6 +10,7 @@ from .progress import ShowProgress
 
 TEXT_HELP = "A .txt, .jsonl or .parquet file, a folder of them, or a hub dataset."
 SKIP_HELP = "Tokens to skip at the start of the text."
+BATCH_SIZE_HELP = "Sequences per forward pass."
 
 
 @options

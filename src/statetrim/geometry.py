@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import ceil
 from typing import Literal
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .errors import StatetrimError
+from .maths.formatting import choices_text
 from .request import Side
 
 Axis = Literal["key", "value"]
@@ -140,8 +141,7 @@ class Geometry:
         )
 
     def for_layer(self, layer: int) -> "Geometry":
-        """A geometry whose layers all have the shape of this layer; KeyError for one without a
-        state."""
+        """A geometry whose layers all have the shape of this layer."""
         keys, values = self.shapes[layer]
         return replace(self, head_k_dim=keys, head_v_dim=values, widths=())
 
@@ -171,8 +171,7 @@ class Geometry:
         return self.head_k_dim if axis == "key" else self.head_v_dim
 
     def resized(self, head_k_dim: int | None = None, head_v_dim: int | None = None) -> "Geometry":
-        """A geometry with these widths in every layer; None keeps a width, with widths by layer the
-        largest."""
+        """A geometry with these widths in every layer; None keeps the largest."""
         return replace(
             self,
             head_k_dim=head_k_dim or self.head_k_dim,
@@ -205,10 +204,7 @@ def head_rows_from_channels(
 ) -> list[ChannelRows]:
     """Rows by head, from rows by channel (whose tables are [heads, channels]) and `other_rows`. A
     norm shared by all heads has no rows of a single head and is left out."""
-    head_rows = [entry for entry in channel_rows if entry.role != "shared_norm"]
-    for group in other_rows:
-        head_rows += group
-    return head_rows
+    return [row for row in (*channel_rows, *chain(*other_rows)) if row.role != "shared_norm"]
 
 
 def per_head_rows(tensors: Iterable[str], heads: int, axis: Axis = "value") -> list[ChannelRows]:
@@ -271,9 +267,8 @@ def resolve_heads(requested: Side, geometry: Geometry) -> Geometry:
     """`geometry` with this number of value heads, from a count or a part.
 
     A multiple of the key heads keeps all key heads, with fewer value heads each, unless heads share
-    values (GLA). Any other count, and in GLA every count, removes key heads with all their value
-    heads. A part is rounded up to an allowed count. Raises StatetrimError for a count that
-    `allowed_head_counts` lacks, so for all heads too.
+    values (GLA). Any other count removes key heads with all their value heads. A part is rounded up
+    to an allowed count. Raises StatetrimError for one that is not allowed, so for all heads too.
     """
     num_heads, counts = geometry.num_v_heads, allowed_head_counts(geometry)
     heads = ceil(requested * num_heads) if isinstance(requested, Fraction) else requested
@@ -287,7 +282,10 @@ def resolve_heads(requested: Side, geometry: Geometry) -> Geometry:
             f"{geometry.num_k_heads} key heads; give {_choices_text(counts)}, "
             f"or a part such as 50%heads"
         )
-    return geometry.with_heads(_num_key_heads(heads, geometry), heads)
+    keeps_all = _keeps_all_key_heads(heads, geometry)
+    return geometry.with_heads(
+        geometry.num_k_heads if keeps_all else heads // geometry.group, heads
+    )
 
 
 def allowed_head_counts(geometry: Geometry) -> list[int]:
@@ -296,15 +294,7 @@ def allowed_head_counts(geometry: Geometry) -> list[int]:
     return [n for n in fewer if n % geometry.group == 0 or _keeps_all_key_heads(n, geometry)]
 
 
-def _num_key_heads(heads: int, geometry: Geometry) -> int:
-    """Number of key heads of a cut with this number of value heads."""
-    if _keeps_all_key_heads(heads, geometry):
-        return geometry.num_k_heads
-    return heads // geometry.group
-
-
 def _keeps_all_key_heads(heads: int, geometry: Geometry) -> bool:
-    """Whether all key heads can stay; heads that share values (GLA) are only removed together."""
     return heads % geometry.num_k_heads == 0 and geometry.shared_values == 1
 
 
@@ -312,5 +302,4 @@ def _choices_text(counts: Sequence[int]) -> str:
     """ "1, 2 or 3"; of more than eight counts the first four and the last."""
     if len(counts) > 8:
         return f"one of {', '.join(map(str, counts[:4]))}, ..., {counts[-1]}"
-    *most, last = map(str, counts)
-    return f"{', '.join(most)} or {last}" if most else last
+    return choices_text(counts)

@@ -10,6 +10,7 @@ from typing import Any
 
 from .defaults import SNAPSHOT
 from .errors import StatetrimError
+from .maths.formatting import choices_text
 from .maths.units import parse_token_count
 from .options import Check
 
@@ -101,12 +102,6 @@ def executables(name: str, value: Iterable[str | Path]) -> None:
     for program in value:
         if shutil.which(program) is None:
             raise StatetrimError(f"{program} cannot be started: it is not a program")
-
-
-def choices_text(choices: Iterable[str]) -> str:
-    """Such as "mlx, vllm or llamacpp"."""
-    *most, last = choices
-    return f"{', '.join(most)} or {last}" if most else last
 
 
 def one_of(*choices: str) -> Check:

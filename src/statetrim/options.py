@@ -26,56 +26,28 @@ Check = Callable[[str, Any], None]
 
 @dataclass(frozen=True)
 class OptionInfo:
-    """What a field made by `option` knows besides its type and default.
-
-    `flags` are its names on the command line, by default `--name`; () if it is not there. `parse`
-    turns the text typed there into the value, and `default_text` is the default as it is typed.
-    `in_record` says whether it changes the result, so that a record of the run lists it. `required`
-    says that it must be typed, although Python may leave it out, and `argument` that it is typed
-    without a flag.
-    """
+    """What a field made by `option` knows besides its type and default."""
 
     help: str
-    flags: tuple[str, ...] | None = None
+    flags: tuple[str, ...] | None = None  # on the command line, by default `--name`; (): not there
     check: Check | None = None
-    parse: Callable[[str], Any] | None = None
-    default_text: str | None = None
-    in_record: bool = True
-    required: bool = False
-    argument: bool = False
+    parse: Callable[[str], Any] | None = None  # from the text typed there to the value
+    default_text: str | None = None  # the default as it is typed
+    in_record: bool = True  # whether it changes the result, so that a record of the run lists it
+    required: bool = False  # on the command line, although Python may leave it out
+    argument: bool = False  # whether it is typed without a flag
 
 
-def option(
-    *,
-    default: Any = MISSING,
-    help: str,
-    flags: tuple[str, ...] | None = None,
-    check: Check | None = None,
-    parse: Callable[[str], Any] | None = None,
-    default_text: str | None = None,
-    in_record: bool = True,
-    required: bool = False,
-    argument: bool = False,
-    kw_only: bool = True,
-) -> Any:
-    """A field of an options class; required if it has no `default`."""
-    info = OptionInfo(help, flags, check, parse, default_text, in_record, required, argument)
-    return field(default=default, kw_only=kw_only, metadata={"option": info})
+def option(*, default: Any = MISSING, kw_only: bool = True, **info: Any) -> Any:
+    """A field of an options class, with the fields of `OptionInfo`; required if it has no
+    `default`."""
+    return field(default=default, kw_only=kw_only, metadata={"option": OptionInfo(**info)})
 
 
-def output_option(
-    *, default: Any = MISSING, help: str, required: bool = False, kw_only: bool = True
-) -> Any:
+def output_option(*, default: Any = MISSING, kw_only: bool = True, **info: Any) -> Any:
     """The field of an options class that says where the result goes: `-o` on the command line."""
-    return option(
-        default=default,
-        help=help,
-        flags=("-o", "--output"),
-        parse=Path,
-        in_record=False,
-        required=required,
-        kw_only=kw_only,
-    )
+    info |= {"flags": ("-o", "--output"), "parse": Path, "in_record": False}
+    return option(default=default, kw_only=kw_only, **info)
 
 
 @dataclass_transform(

@@ -24,11 +24,20 @@ REQUEST_HELP = (
     "or 0=128x128,others=64x64 by layer; 0.5 of the state or 96x96,64x64 to compare shapes."
 )
 """The help of the option `to`."""
-REPLACED_OPTIONS = (
-    "state", "keep", "keep_values", "square", "widths", "keep_heads", "state_mib_per_sequence",
-    "sequences", "memory_gib", "sweep",
-)  # fmt: skip
-"""Options of earlier versions that said what to keep."""
+_PER_SEQUENCE = "12MiB, which is the memory divided by the number of sequences"
+REPLACED_OPTIONS = {
+    "sweep": "{value}",
+    "keep": "{side}x100%",
+    "keep_values": "100%x{side}",
+    "square": "{side}x{side}",
+    "keep_heads": "{side}heads",
+    "state_mib_per_sequence": "{value}MiB",
+    "memory_gib": _PER_SEQUENCE,
+    "sequences": _PER_SEQUENCE,
+    "widths": "{value}",
+    "state": "{value}",
+}
+"""Option of an earlier version that said what to keep -> how it is written now."""
 
 To = str | float
 """What to keep, as it is written; a number is a share of the state's bytes."""
@@ -153,51 +162,26 @@ def refuse_replaced_options(
 
     Does nothing unless the owner of `valid_names` has the option `to`.
     """
-    replaced = {}
-    for name in REPLACED_OPTIONS:
-        if name in values and name not in valid_names:
-            replaced[name] = values[name]
-    if not replaced or "to" not in valid_names:
+    names = [name for name in REPLACED_OPTIONS if name in values and name not in valid_names]
+    spelling = new_spelling({name: values[name] for name in names})
+    if spelling is None or "to" not in valid_names:
         return
-    spelling = new_spelling(replaced)
     if typed:
-        names = " and ".join(f"--{name.replace('_', '-')}" for name in replaced)
-        raise StatetrimError(f"{names} became part of --to; write --to {spelling}")
-    raise StatetrimError(f"{' and '.join(replaced)} became part of `to`; write to={spelling!r}")
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in names)
+        raise StatetrimError(f"{flags} became part of --to; write --to {spelling}")
+    raise StatetrimError(f"{' and '.join(names)} became part of `to`; write to={spelling!r}")
 
 
-def new_spelling(replaced: Mapping[str, Any]) -> str | None:
+def new_spelling(options: Mapping[str, Any]) -> str | None:
     """What is written now for options of an earlier version, such as 64x64 for {"square": 64}; None
-    if they said nothing."""
-    options = {name: value for name, value in replaced.items() if value is not None}
-    if "sweep" in options:
-        shapes = options["sweep"]
-        entries = shapes if isinstance(shapes, list) else str(shapes).split(",")
-        return ",".join(_shape_of_sweep(str(entry).strip()) for entry in entries)
-    if "keep" in options or "keep_values" in options:
-        keys, values = options.get("keep", "100%"), options.get("keep_values", "100%")
-        return f"{side_text(keys)}x{side_text(values)}"
-    if "square" in options:
-        side = side_text(options["square"])
-        return f"{side}x{side}"
-    if "keep_heads" in options:
-        return f"{side_text(options['keep_heads'])}heads"
-    if "state_mib_per_sequence" in options:
-        return f"{options['state_mib_per_sequence']}MiB"
-    if "memory_gib" in options or "sequences" in options:
-        try:
-            mib = 1024 * float(options["memory_gib"]) / float(options["sequences"])
-        except (KeyError, TypeError, ValueError, ArithmeticError):
-            return "12MiB, which is the memory divided by the number of sequences"
-        return f"{mib:g}MiB"
-    spelling = options.get("widths", options.get("state"))
-    return None if spelling is None else str(spelling)
-
-
-def _shape_of_sweep(entry: str) -> str:
-    """One shape of an earlier `sweep`: 64 or 0.5 of the keys, or 64x64."""
-    keys, _, values = entry.partition("x")
-    return f"{side_text(keys)}x{side_text(values or '100%')}"
+    if they did not say what to keep."""
+    names = [name for name in REPLACED_OPTIONS if options.get(name) is not None]
+    if names == ["keep", "keep_values"]:
+        return f"{side_text(options['keep'])}x{side_text(options['keep_values'])}"
+    if not names:
+        return None
+    value = options[names[0]]
+    return REPLACED_OPTIONS[names[0]].format(value=value, side=side_text(value))
 
 
 def side_text(amount: Any) -> str:

@@ -83,17 +83,14 @@ def test_equals_the_stock_command_line(scores: st.Scores, tmp_path: Path) -> Non
     assert result.returncode == 0, result.stderr[-2000:]
     (written,) = (tmp_path / "out").rglob("results*.json")
     stock_results = json.loads(written.read_text())["results"]
-    for task, metric in (
-        ("wikitext", "word_perplexity"),
-        ("wikitext", "byte_perplexity"),
-        ("lambada_openai", "perplexity"),
-        ("lambada_openai", "acc"),
-    ):
+    for place in (
+        "wikitext word_perplexity", "wikitext byte_perplexity",
+        "lambada_openai perplexity", "lambada_openai acc",
+    ):  # fmt: skip
+        task, metric = place.split()
         value = scores.find("tiny-delta_net", task, metric).value
-        assert value == pytest.approx(stock_results[task][f"{metric},none"], rel=1e-6), (
-            task,
-            metric,
-        )
+        expected = stock_results[task][f"{metric},none"]
+        assert value == pytest.approx(expected, rel=1e-6), place
 
 
 FAMILIES = ("delta_net", "gated_deltanet", "kda", "qwen3_next", "qwen3_5_text", "mamba2", "bamba")
@@ -342,36 +339,40 @@ def test_a_text_that_the_cut_has_seen_is_named_with_what_to_skip(
     assert not warned(short), "too short to be the text"
 
 
-def test_records_of_seen_text_are_not_trusted(
-    checkpoint: Callable[[str], Path], tmp_path: Path
-) -> None:
+@pytest.fixture
+def cut(checkpoint: Callable[[str], Path], tmp_path: Path) -> st.Checkpoint:
     path = checkpoint("delta_net")
-    cut = st.prune(path, st.select(path, "l1", "6x100%"), tmp_path / "cut")
+    return st.prune(path, st.select(path, "l1", "6x100%"), tmp_path / "cut")
+
+
+def write_seen(cut: st.Checkpoint, statistics: Any) -> None:
+    """Write what the plan of a cut says about the text that its statistics were made from."""
     record = cut.path / "statetrim" / "plan.json"
     plan = json.loads(record.read_text())
+    plan["lineage"]["statistics"] = statistics
+    record.write_text(json.dumps(plan))
+
+
+def test_records_of_seen_text_are_not_trusted(cut: st.Checkpoint) -> None:
     good = {"text": "t", "skip": 0, "length": 64, "count": 1, "digest": "0"}
     wrong: list[Any] = [{"skip": -1}, {"length": 2**70, "count": "many"}, {"length": 1}]
     entries = ["text", *(good | change for change in (*wrong, {"text": None}))]
     for statistics in (*entries, *({"data": [entry]} for entry in entries)):
-        plan["lineage"]["statistics"] = statistics
-        record.write_text(json.dumps(plan))
+        write_seen(cut, statistics)
         assert not read_seen_texts(cut), statistics
-    plan["lineage"]["statistics"] = {"data": [good]}
-    record.write_text(json.dumps(plan))
+    write_seen(cut, {"data": [good]})
     assert len(read_seen_texts(cut)) == 1
 
 
 @pytest.mark.parametrize("layerwise", [False, True])
 def test_progress_goes_from_nothing_to_everything_once(
-    layerwise: bool, checkpoint: Callable[[str], Path], tmp_path: Path
+    layerwise: bool, cut: st.Checkpoint, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    path = checkpoint("delta_net")
-    cut = st.prune(path, st.select(path, "l1", "6x100%"), tmp_path / "cut")
     text = tiny.write_text(tmp_path / "text.jsonl", 2**12)
     updates: list[Progress] = []
     st.evaluate(
-        [cut], baseline=path, tasks=["text", "mqar"], text=text, limit=4, batch_size=1,
-        layerwise=layerwise, progress=updates.append,
+        [cut], baseline=checkpoint("delta_net"), tasks=["text", "mqar"], text=text, limit=4,
+        batch_size=1, layerwise=layerwise, progress=updates.append,
     )  # fmt: skip
     for label in (f"{name}: {task}" for name in ("delta_net", "cut") for task in ("text", "mqar")):
         shares = [
@@ -393,19 +394,14 @@ def test_only_recall_tasks_need_a_fast_tokenizer(tmp_path: Path) -> None:
 
 
 def test_many_records_of_seen_text_do_not_take_long(
-    checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cut: st.Checkpoint,
+    checkpoint: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each record makes it read a text; the records of an untrusted cut may be ten thousand."""
-    path = checkpoint("delta_net")
-    cut = st.prune(path, st.select(path, "l1", "6x100%"), tmp_path / "cut")
-    record = cut.path / "statetrim" / "plan.json"
-    plan = json.loads(record.read_text())
-    entries = [
-        {"text": "t", "digest": "0", "skip": skip, "length": 64, "count": 8}
-        for skip in range(10_000)
-    ]
-    plan["lineage"]["statistics"] = {"data": entries}
-    record.write_text(json.dumps(plan))
+    entry = {"text": "t", "digest": "0", "length": 64, "count": 8}
+    write_seen(cut, {"data": [entry | {"skip": skip} for skip in range(10_000)]})
     assert len(read_seen_texts(cut)) == 10_000
     skips: list[int] = []
 
@@ -416,5 +412,6 @@ def test_many_records_of_seen_text_do_not_take_long(
     stock_read = Corpus.read
     monkeypatch.setattr(Corpus, "read", count_reads)
     text = tiny.write_text(tmp_path / "text.jsonl", 2**12)
-    st.evaluate([cut], baseline=path, tasks=["text"], text=text, limit=2, progress=False)
+    options: dict[str, Any] = {"tasks": ["text"], "text": text, "limit": 2, "progress": False}
+    st.evaluate([cut], baseline=checkpoint("delta_net"), **options)
     assert 0 < len(skips) < 100

@@ -8,7 +8,7 @@ from statetrim.judging.gate import find_violation
 from statetrim.judging.losses import metric_loss, scores_table
 from statetrim.judging.recommendation import point_losses
 from statetrim.judging.verdict import ship_limit
-from statetrim.pipelines.measuring import _shape_score
+from statetrim.pipelines.shape_choice import _shape_score
 from statetrim.tasks.unit import UNITS, Unit
 
 BITS = Unit("bits", " bits", digits=3, groups=("perplexity",), loss_title="bits per byte")

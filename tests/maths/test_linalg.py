@@ -3,18 +3,14 @@
 The oracle is scipy's pivoted QR of the raw matrix, then textbook swaps with a full QR each time.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 import scipy.linalg
 import torch
 
-from helpers.matrices import (
-    FAMILIES,
-    Matrix,
-    kahan,
-    kahan_blocks,
-    with_spectrum,
-)
+from helpers.matrices import FAMILIES, Matrix, kahan, kahan_blocks, with_spectrum
 from statetrim.maths import linalg
 from statetrim.maths.linalg import strong_rrqr
 
@@ -241,25 +237,23 @@ def test_the_swap_limit_is_reported_and_never_met_in_practice(
     assert cut.last_gain > cut.tolerance
 
 
-@pytest.mark.parametrize("tolerance", [1.0, 0.5, -2.0, float("nan")])
-def test_a_tolerance_of_one_or_less_is_refused(tolerance: float) -> None:
-    with pytest.raises(ValueError, match="tolerance must be above 1"):
-        strong_rrqr(torch.eye(4, dtype=torch.float64), 2, tolerance)
+EYE = torch.eye(4, dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
-    ("gram", "keep", "message"),
+    ("arguments", "message"),
     [
-        (torch.eye(4), 2, "float64"),
-        (torch.ones(4, 3, dtype=torch.float64), 2, "square"),
-        (torch.ones(2, 4, 4, dtype=torch.float64), 2, "square"),
-        (torch.eye(4, dtype=torch.float64), 0, "from 1 to 4"),
-        (torch.eye(4, dtype=torch.float64), 5, "from 1 to 4"),
-        (torch.eye(4, dtype=torch.float64) * float("nan"), 2, "finite"),
-        (torch.ones(4, 4, dtype=torch.float64).tril(), 2, "symmetric"),
-        (-torch.eye(4, dtype=torch.float64), 2, "diagonal"),
+        ((torch.eye(4), 2), "float64"),
+        ((torch.ones(4, 3, dtype=torch.float64), 2), "square"),
+        ((torch.ones(2, 4, 4, dtype=torch.float64), 2), "square"),
+        ((EYE, 0), "from 1 to 4"),
+        ((EYE, 5), "from 1 to 4"),
+        ((EYE * float("nan"), 2), "finite"),
+        ((torch.ones(4, 4, dtype=torch.float64).tril(), 2), "symmetric"),
+        ((-EYE, 2), "diagonal"),
+        *(((EYE, 2, t), "tolerance must be above 1") for t in (1.0, 0.5, -2.0, float("nan"))),
     ],
 )
-def test_what_is_no_gram_is_refused(gram: torch.Tensor, keep: int, message: str) -> None:
+def test_what_is_no_gram_width_or_tolerance_is_refused(arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        strong_rrqr(gram, keep)
+        strong_rrqr(*arguments)

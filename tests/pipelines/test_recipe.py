@@ -11,7 +11,7 @@ import yaml
 import statetrim as st
 from helpers.refusal import check_refusal, fingerprint, run
 from statetrim.pipelines.job import recipe_record
-from statetrim.pipelines.recipe import KEYS, read_recipe, recipe_of_result
+from statetrim.pipelines.recipe import KEYS
 
 Load = Callable[[str], Path]
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
@@ -98,6 +98,7 @@ def test_options_given_with_a_recipe_count(checkpoint: Load, text: Path, tmp_pat
         ("method: mine.py", "names no Python file; leave out 'method' and give --method"),
         ("to: {a: 1}", "'to' must be a number, a text, or a list"),
         ("to: 0.5\nkeep: 4", "a recipe has no option 'keep'"),
+        ("memory_gib: 24", "cannot read '12MiB,"),
         ("tasks: [[text]]", "'tasks' must be"),
         ("tasks: []", "'tasks' must be"),
         ("text: 2026-01-01", "'text' must be"),
@@ -127,12 +128,3 @@ def test_a_value_of_the_wrong_kind_names_its_option(tmp_path: Path) -> None:
     assert code == 2 and "--limit" in err
     check_refusal(*run(["trim", "--recipe", str(tmp_path / "none"), "-o", "o"]), "cannot be read")
     check_refusal(*run(["recipe", str(tmp_path)]), "is not a result of trim")
-
-
-def test_a_sweep_of_an_earlier_version_has_a_recipe(tmp_path: Path) -> None:
-    lineage = {"model": "/m", "shapes": ["64", "32x32"], "recipe": {"text": "t", "for_": None}}
-    (tmp_path / "sweep.json").write_text(json.dumps({"lineage": lineage}))
-    stored = recipe_of_result(tmp_path)
-    assert (stored["model"], stored["to"], stored["text"]) == ("/m", "64x100%,32x32", "t")
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(stored))
-    assert read_recipe(tmp_path / "recipe.yaml")["to"] == "64x100%,32x32"

@@ -20,6 +20,14 @@ def clock() -> Clock:
     return Clock()
 
 
+@pytest.fixture
+def schedule(clock: Clock) -> Schedule:
+    """In its first step."""
+    schedule = Schedule(STEPS, clock)
+    schedule.start_step("calibrate")
+    return schedule
+
+
 def test_before_anything_is_measured_the_estimate_counts(clock: Clock) -> None:
     schedule = Schedule(STEPS, clock)
     assert schedule.seconds_left() == 180
@@ -28,9 +36,9 @@ def test_before_anything_is_measured_the_estimate_counts(clock: Clock) -> None:
     assert schedule.seconds_left() == 150
 
 
-def test_a_step_that_took_twice_its_estimate_doubles_what_is_left(clock: Clock) -> None:
-    schedule = Schedule(STEPS, clock)
-    schedule.start_step("calibrate")
+def test_a_step_that_took_twice_its_estimate_doubles_what_is_left(
+    clock: Clock, schedule: Schedule
+) -> None:
     clock.now = 200
     schedule.start_step("prune")
     assert schedule.seconds_left() == 2 * (20 + 60)
@@ -39,9 +47,7 @@ def test_a_step_that_took_twice_its_estimate_doubles_what_is_left(clock: Clock) 
     assert schedule.fraction_done(120) == pytest.approx(1000 / 1120)
 
 
-def test_a_bar_corrects_the_estimate_while_the_step_runs(clock: Clock) -> None:
-    schedule = Schedule(STEPS, clock)
-    schedule.start_step("calibrate")
+def test_a_bar_corrects_the_estimate_while_the_step_runs(clock: Clock, schedule: Schedule) -> None:
     clock.now = 5  # seconds to load models
     assert schedule.seconds_left(0.01) == pytest.approx(100 + 80, abs=6)
     clock.now = 15
@@ -49,17 +55,13 @@ def test_a_bar_corrects_the_estimate_while_the_step_runs(clock: Clock) -> None:
     assert left == pytest.approx(50 * 0.79 + 0.5 * 80)
 
 
-def test_a_run_that_resumes_counts_from_where_it_began(clock: Clock) -> None:
-    schedule = Schedule(STEPS, clock)
-    schedule.start_step("calibrate")
+def test_a_run_that_resumes_counts_from_where_it_began(clock: Clock, schedule: Schedule) -> None:
     schedule.seconds_left(0.5)
     clock.now = 10
     assert schedule.seconds_left(0.6) == pytest.approx(100 * 0.4 + 80)
 
 
-def test_what_was_kept_teaches_nothing(clock: Clock) -> None:
-    schedule = Schedule(STEPS, clock)
-    schedule.start_step("calibrate")
+def test_what_was_kept_teaches_nothing(clock: Clock, schedule: Schedule) -> None:
     schedule.mark_cached()
     clock.now = 0.1
     schedule.start_step("prune")

@@ -22,6 +22,7 @@ Load = Callable[[str], Path]
 OPTIONS: dict[str, Any] = {
     "tokens": 1024, "length": 64, "limit": 2, "batch_size": 2, "benchmark": False,
 }  # fmt: skip
+QUICK = OPTIONS | {"tasks": ("text",), "control": False}
 FLAGS = ["--tokens", "1k", "--length", "64", "--limit", "2", "--batch-size", "2", "--no-benchmark"]
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
 
@@ -33,8 +34,7 @@ def test_every_family_ends_in_a_checkpoint_that_stock_code_loads(
 ) -> None:
     path = checkpoint(model_type)
     before = fingerprint(path)
-    quick = OPTIONS | {"tasks": ("text",), "control": False}
-    small = st.trim(path, to="50%x100%", text=text, out=tmp_path / "out", **quick)
+    small = st.trim(path, to="50%x100%", text=text, out=tmp_path / "out", **QUICK)
     cls = tiny.stock_class(model_type)
     live, info = cls.from_pretrained(small.path, output_loading_info=True)
     assert not any(info.values()), info
@@ -79,6 +79,7 @@ def test_both_axes_with_recovery_timing_and_an_engine_in_mind(
     tiny.build("qwen3_5_text", model, linear_key_head_dim=32, linear_value_head_dim=32)
     command = ["trim", str(model), "-o", str(out), *FLAGS[:-1], "--text", str(text)]
     command += ["--to", "20x100%", "--for", "llamacpp", "--recover", "1k", "--json"]
+    command += ["--recall", "0.25", "--random", "0.25"]
     code, err, printed = run(command)
     assert code is None, err
     small = st.open(out)
@@ -89,6 +90,15 @@ def test_both_axes_with_recovery_timing_and_an_engine_in_mind(
     assert printed_json["scores"]["models"] == ["model", "recovered", "pruned", "rand"]
     assert printed_json["checks"]["sliced_against_masked"] < 1e-4
     assert "timings" in (out / "statetrim" / "report" / "report.md").read_text().lower()
+    plan, refit, trim = (
+        json.loads((out / "statetrim" / f"{name}.json").read_text())
+        for name in ("plan", "refit", "trim")
+    )
+    shares = plan["lineage"]["statistics"]["shares"]
+    assert shares == refit["statistics"]["shares"], "selection and refit take the same mix"
+    assert shares["recall"] == pytest.approx(0.25, abs=0.02)
+    assert sum(shares.values()) == pytest.approx(1) and set(shares) == {"text", "recall", "random"}
+    assert (trim["recall"], trim["random"]) == (0.25, 0.25)
 
 
 def test_a_plain_directory_is_left_alone(checkpoint: Load, text: Path, tmp_path: Path) -> None:
@@ -148,9 +158,9 @@ def test_mistakes_are_one_sentence(
 def test_a_model_that_was_cut_before_is_cut_again_and_reported(
     checkpoint: Load, text: Path, tmp_path: Path
 ) -> None:
-    quick = OPTIONS | {"tasks": ("text",), "control": False, "text": text}
-    first = st.trim(checkpoint("qwen3_5_text"), to="8x100%", out=tmp_path / "first", **quick)
-    second = st.trim(first.path, to="4x100%", out=tmp_path / "second", **quick)
+    original = checkpoint("qwen3_5_text")
+    first = st.trim(original, to="8x100%", text=text, out=tmp_path / "first", **QUICK)
+    second = st.trim(first.path, to="4x100%", text=text, out=tmp_path / "second", **QUICK)
     page = (second.path / "statetrim" / "report" / "report.md").read_text()
     assert "state 8 x 8 → 4 x 8" in page
 
@@ -161,8 +171,8 @@ def test_other_weights_under_the_same_name_are_another_job(
     """Also if only an MLP changed, which plans do not depend on."""
     model = tmp_path / "model"
     shutil.copytree(checkpoint("qwen3_5_text"), model)
-    quick = OPTIONS | {"tasks": ("text",), "control": False, "text": text}
-    st.trim(model, to="6x100%", out=tmp_path / "out", **quick)
+    quick = QUICK | {"text": text, "to": "6x100%", "out": tmp_path / "out"}
+    st.trim(model, **quick)
     plan = st.Plan.load(tmp_path / "out" / "statetrim" / "plan.json")
     st.prune(st.open(model), plan, tmp_path / "pruned")
     shard = next(
@@ -173,13 +183,13 @@ def test_other_weights_under_the_same_name_are_another_job(
     weights[name] = weights[name] + 1
     save_file(weights, shard, {"format": "pt"})
     with pytest.raises(st.StatetrimError, match="exists already"):
-        st.trim(model, to="6x100%", out=tmp_path / "out", **quick)
+        st.trim(model, **quick)
     with pytest.raises(st.StatetrimError, match="made for another model"):
         st.prune(st.open(model), plan, tmp_path / "pruned")
 
 
 def test_a_kill_while_tidying_up_is_mended(checkpoint: Load, text: Path, tmp_path: Path) -> None:
-    quick = OPTIONS | {"tasks": ("text",), "control": False, "text": text, "to": "6x100%"}
+    quick = QUICK | {"text": text, "to": "6x100%"}
     out, partial = tmp_path / "out", tmp_path / "out.partial"
     st.trim(checkpoint("qwen3_5_text"), out=out, **quick)
     record = json.loads((out / "statetrim" / "trim.json").read_text())

@@ -12,11 +12,11 @@ from statetrim.recovery.distillation import LogitHead, chunked_loss
 POSITIONS, HIDDEN, VOCABULARY = 37, 16, 101
 
 
-def plain_loss(
+def plain_losses(
     hidden: Tensor, targets: Tensor, head: LogitHead, teacher_hidden: Tensor | None,
     teacher: LogitHead, temperature: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Cross-entropy + T² KL by definition, in float64, with all logits at once."""
+) -> Tensor:  # fmt: skip
+    """Cross-entropy and KL of each position by definition, float64 [2, positions]."""
 
     def logits(x: Tensor, logit_head: LogitHead) -> Tensor:
         y = (x.double() @ logit_head.module.weight.detach().double().T) * logit_head.scale
@@ -26,17 +26,14 @@ def plain_loss(
 
     student = logits(hidden, head)
     log_q = student - student.logsumexp(-1, keepdim=True)
-    ce = -log_q.gather(1, targets[:, None]).mean()
-    kl = torch.zeros((), dtype=torch.float64)
+    ce = -log_q.gather(1, targets[:, None]).squeeze(1)
+    kl = torch.zeros_like(ce)
     if teacher_hidden is not None:
-        student_at_t = student / temperature
+        at_t = student / temperature
+        log_q_at_t = at_t - at_t.logsumexp(-1, keepdim=True)
         p = (logits(teacher_hidden, teacher) / temperature).softmax(-1)
-        kl = (
-            (p * (p.log() - (student_at_t - student_at_t.logsumexp(-1, keepdim=True))))
-            .sum(-1)
-            .mean()
-        )
-    return ce + temperature**2 * kl, ce, kl
+        kl = (p * (p.log() - log_q_at_t)).sum(-1)
+    return torch.stack([ce, kl])
 
 
 def head(seed: int, scale: float = 1.0, cap: float | None = None, bias: bool = False) -> LogitHead:
@@ -62,44 +59,20 @@ def test_loss_and_gradient(
     hidden = torch.randn(POSITIONS, HIDDEN, requires_grad=True)
     teacher_hidden = torch.randn(POSITIONS, HIDDEN) if with_teacher else None
     targets = torch.randint(0, VOCABULARY, (POSITIONS,))
+    weights = torch.rand(POSITIONS, 2) / POSITIONS
     loss, parts = chunked_loss(
-        hidden, targets, student, teacher_hidden, teacher, temperature, chunk
+        hidden, targets, student, weights, teacher_hidden, teacher, temperature, chunk
     )
     (3 * loss).backward()  # type: ignore[no-untyped-call]
     gradient, hidden.grad = hidden.grad, None
-    assert gradient is not None
-    expected, ce, kl = plain_loss(hidden, targets, student, teacher_hidden, teacher, temperature)
+    plain = plain_losses(hidden, targets, student, teacher_hidden, teacher, temperature)
+    expected_parts = plain @ weights.double()
+    expected = expected_parts[0].sum() + temperature**2 * expected_parts[1].sum()
     (3 * expected).backward()  # type: ignore[no-untyped-call]
-    assert hidden.grad is not None
-    for actual, wanted in ((loss, expected), (parts[0], ce), (parts[1], kl)):
-        assert float(actual.detach()) == pytest.approx(float(wanted.detach()), rel=2e-6, abs=1e-7)
-    torch.testing.assert_close(gradient, hidden.grad, rtol=1e-4, atol=1e-6)
-
-
-def test_positions_count_by_their_weights() -> None:
-    student, teacher = head(0), head(1)
-    torch.manual_seed(3)
-    hidden = torch.randn(POSITIONS, HIDDEN, requires_grad=True)
-    teacher_hidden = torch.randn(POSITIONS, HIDDEN)
-    targets = torch.randint(0, VOCABULARY, (POSITIONS,))
-    weights = torch.rand(POSITIONS, 2)
-    loss, parts = chunked_loss(hidden, targets, student, teacher_hidden, teacher, 2.0, 7, weights)
-    loss.backward()  # type: ignore[no-untyped-call]
-    gradient, hidden.grad = hidden.grad, None
-    expected = torch.zeros(2, 2)
-    total = torch.zeros(())
-    for n in range(POSITIONS):
-        position = slice(n, n + 1)
-        position_loss, ce, kl = plain_loss(
-            hidden[position], targets[position], student, teacher_hidden[position], teacher, 2.0
-        )
-        total = total + position_loss * weights[n].sum()
-        expected += torch.stack([ce.detach(), kl.detach()])[:, None] * weights[n]
-    total.backward()  # type: ignore[no-untyped-call]
     assert gradient is not None and hidden.grad is not None
-    torch.testing.assert_close(parts, expected.float(), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(loss.detach(), total.detach().float(), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(gradient, hidden.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(parts.double(), expected_parts.detach(), rtol=2e-6, atol=1e-7)
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=2e-6, abs=1e-7)
+    torch.testing.assert_close(gradient, hidden.grad, rtol=1e-4, atol=1e-6)
 
 
 MEASURE = """
@@ -112,7 +85,8 @@ student, teacher = (LogitHead(nn.Linear(hidden, vocabulary, bias=False)) for _ i
 for count in (32, positions):  # the first is a warm-up
     x = torch.randn(count, hidden, requires_grad=True)
     targets = torch.randint(0, vocabulary, (count,))
-    loss, _ = chunked_loss(x, targets, student, torch.randn(count, hidden), teacher)
+    weights = torch.full((count, 1), 1 / count)
+    loss, _ = chunked_loss(x, targets, student, weights, torch.randn(count, hidden), teacher)
     loss.backward()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """

@@ -1,6 +1,6 @@
 """Recovery on text and recall: which tokens are in the loss, which layers are trained."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,25 +28,30 @@ OPTIONS: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Few held-out sequences, and no progress bars."""
-    from transformers.utils import logging
-
+def few_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("statetrim.recovery.data.MAX_HELD_OUT_ROWS", 4)
-    logging.disable_progress_bar()
-    yield
-    logging.enable_progress_bar()
 
 
-@pytest.fixture(scope="module")
-def model(checkpoint: Callable[[str], Path]) -> st.Checkpoint:
-    return st.open(checkpoint("delta_net"))
+@pytest.fixture
+def model(pair: Any) -> st.Checkpoint:
+    return pair("delta_net")[0]
 
 
-@pytest.fixture(scope="module")
-def small(model: st.Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> st.Checkpoint:
-    plan = st.select(model, "l1", "6x100%")
-    return st.prune(model, plan, tmp_path_factory.mktemp("pruned") / "small")
+@pytest.fixture
+def small(pair: Any) -> st.Checkpoint:
+    return pair("delta_net")[1]
+
+
+@pytest.fixture
+def recover(model: st.Checkpoint, small: st.Checkpoint, text: Path, tmp_path: Path) -> Any:
+    """Recovers the cut with OPTIONS and others; the result, and what it recorded."""
+
+    def run(**changed: Any) -> tuple[st.Checkpoint, dict[str, Any]]:
+        options = OPTIONS | changed
+        out = st.recover(small, teacher=model, text=text, out=tmp_path / "out", **options)
+        return out, record(out.path)
+
+    return run
 
 
 def load_rows(small: st.Checkpoint, text: Path, **changed: Any) -> TrainingRows:
@@ -58,13 +63,9 @@ def test_every_batch_has_its_part_of_recall(small: st.Checkpoint, text: Path) ->
     recall = data.recall
     assert data.ids.shape == (16, LENGTH) and recall is not None
     assert [int(recall_ids.sum()) for _, recall_ids in data.batches(4)] == [2, 2, 2, 2]
-    recall_ids = data.ids[recall.is_recall].tolist()
-    for row in recall_ids:  # 15 pairs, a query of each, and four more tokens
+    for row in data.ids[recall.is_recall].tolist():  # 15 pairs, a query of each, four more tokens
         pairs = dict(zip(row[:30:2], row[1:30:2], strict=True))
-        assert all(
-            row[position + 1] == pairs[row[position]]
-            for position in recall.answer_positions.tolist()
-        )
+        assert all(row[n + 1] == pairs[row[n]] for n in recall.answer_positions.tolist())
     assert len(recall.answer_positions) == 15
     plain = load_rows(small, text, recall=0.0)
     assert plain.recall is None and data.ids[~recall.is_recall].equal(plain.ids[:8])
@@ -73,8 +74,8 @@ def test_every_batch_has_its_part_of_recall(small: st.Checkpoint, text: Path) ->
 def test_trained_held_out_calibrated_and_tested_sequences_differ(
     small: st.Checkpoint, text: Path
 ) -> None:
-    recall = load_rows(small, text, tokens=2**12).recall
-    trained = load_rows(small, text, tokens=2**12).ids
+    data = load_rows(small, text, tokens=2**12)
+    trained, recall = data.ids, data.recall
     assert recall is not None
     tokenizer = load_tokenizer(small)
     pairs = len(recall.answer_positions)
@@ -145,10 +146,9 @@ def test_the_loss_is_that_of_text_and_of_answers_by_their_rows(
 
 
 def test_end_to_end_on_recall_is_recorded_and_stock(
-    model: st.Checkpoint, small: st.Checkpoint, text: Path, tmp_path: Path
+    small: st.Checkpoint, text: Path, recover: Any
 ) -> None:
-    out = st.recover(small, teacher=model, text=text, out=tmp_path / "out", **OPTIONS)
-    content = record(out.path)
+    out, content = recover()
     assert content["options"]["recall"] == 0.5 and content["data"]["recall"]["pairs"] == 15
     assert len(content["curve"]) == 4
     for line in content["curve"]:  # half of the rows each
@@ -156,43 +156,33 @@ def test_end_to_end_on_recall_is_recorded_and_stock(
             halves = (line[f"text_{part}"] + line[f"recall_{part}"]) / 2
             assert line[part] == pytest.approx(halves, rel=1e-6)
     assert [line["tokens"] for line in content["held_out"]] == [0, 256, 512, 768, 1024]
-    ids, answer_positions = (
-        load_rows(small, text).recall.held_out.long(),
-        load_rows(small, text).recall.answer_positions,
-    )
+    rows = load_rows(small, text).recall
+    assert rows is not None
+    ids, answer_positions = rows.held_out.long(), rows.answer_positions
     for index, checkpoint in ((0, small), (-1, out)):
         with torch.no_grad():
             predictions = st.load(checkpoint)(ids).logits.argmax(-1)
-        accuracy = (
-            (predictions[:, answer_positions] == ids[:, answer_positions + 1]).double().mean()
-        )
-        assert content["held_out"][index]["recall"] == pytest.approx(float(accuracy), abs=1e-3)
+        right = predictions[:, answer_positions] == ids[:, answer_positions + 1]
+        accuracy = float(right.double().mean())
+        assert content["held_out"][index]["recall"] == pytest.approx(accuracy, abs=1e-3)
     plain = RecoverOptions(**OPTIONS | {"recall": 0.0})
     assert not {"recall", "patience", "layers", "whole"} & set(plain.result_options)  # as in 0.1
 
 
 def test_recall_that_gains_no_more_ends_the_run(
-    model: st.Checkpoint,
-    small: st.Checkpoint,
-    text: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    recover: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accuracies = iter([0.1, 0.3, 0.2, 0.3, 0.9])  # of all four rows at once
     monkeypatch.setattr(Distillation, "recall_accuracy", lambda self, ids: next(accuracies))
-    options = OPTIONS | {"patience": 2, "tokens": 2048}
-    out = st.recover(small, teacher=model, text=text, out=tmp_path / "out", **options)
-    assert [line["recall"] for line in record(out.path)["held_out"]] == [0.1, 0.3, 0.2, 0.3]
-    assert len(record(out.path)["curve"]) == 3 and next(accuracies) == 0.9
+    _, content = recover(patience=2, tokens=2048)
+    assert [line["recall"] for line in content["held_out"]] == [0.1, 0.3, 0.2, 0.3]
+    assert len(content["curve"]) == 3 and next(accuracies) == 0.9
 
 
-def test_a_mixer_that_gains_no_more_is_left_as_it_is(
-    model: st.Checkpoint, small: st.Checkpoint, text: Path, tmp_path: Path
-) -> None:
+def test_a_mixer_that_gains_no_more_is_left_as_it_is(recover: Any) -> None:
     rates = {"learning_rate": 1e-30, "last_learning_rate": 1e-30}  # nothing is learned
-    options = OPTIONS | rates | {"layerwise": True, "patience": 2, "tokens": 2048}
-    out = st.recover(small, teacher=model, text=text, out=tmp_path / "out", **options)
-    steps = [line["layer"] for line in record(out.path)["curve"]]
+    _, content = recover(layerwise=True, patience=2, tokens=2048, **rates)
+    steps = [line["layer"] for line in content["curve"]]
     assert {layer: steps.count(layer) for layer in steps} == dict.fromkeys(set(steps), 2)
 
 
@@ -222,36 +212,31 @@ def test_whole_mixers_of_every_family_can_be_written_back(
 
 @pytest.mark.parametrize("layerwise", [True, False])
 def test_named_layers_whole_and_nothing_else(
-    layerwise: bool, model: st.Checkpoint, small: st.Checkpoint, text: Path, tmp_path: Path
+    layerwise: bool, small: st.Checkpoint, recover: Any
 ) -> None:
-    layers = {"layerwise": layerwise, "layers": [1], "whole": True}
-    options = OPTIONS | layers | {"tokens": 4096}
-    out = st.recover(small, teacher=model, text=text, out=tmp_path / "out", **options)
+    out, content = recover(layerwise=layerwise, layers=[1], whole=True, tokens=4096)
     before, after = tiny.tensors(small.path), tiny.tensors(out.path)
     changed = {name for name in before if not before[name].equal(after[name])}
-    assert changed == set(record(out.path)["trained_tensors"])
+    assert changed == set(content["trained_tensors"])
     assert changed and all(name.startswith("model.layers.1.attn.") for name in changed)
     assert {name.split(".")[4] for name in changed} >= {"q_proj", "k_proj", "v_proj", "o_proj"}
-    update = (
-        after["model.layers.1.attn.o_proj.weight"] - before["model.layers.1.attn.o_proj.weight"]
-    )
-    assert int(torch.linalg.matrix_rank(update)) > 16  # more than LoRA of that rank can do
-    curve = record(out.path)["curve"]
+    name, curve = "model.layers.1.attn.o_proj.weight", content["curve"]
+    rank = int(torch.linalg.matrix_rank(after[name] - before[name]))
+    assert rank > 16, "more than LoRA of that rank can do"
     assert curve[-1]["loss"] < curve[0]["loss"]
     if layerwise:
         assert {line["layer"] for line in curve} == {1}
-        errors = [line["recall_error"] for line in record(out.path)["held_out"]]
+        errors = [line["recall_error"] for line in content["held_out"]]
         assert len(errors) == 17 and errors[-1] < errors[0]
     with torch.no_grad():
         assert st.load(out)(torch.arange(1, 20)[None]).logits.isfinite().all()
 
 
 def test_layerwise_loss_weighs_text_and_recall_by_their_own_size(
-    model: st.Checkpoint, small: st.Checkpoint, text: Path, tmp_path: Path
+    model: st.Checkpoint, small: st.Checkpoint, text: Path, recover: Any
 ) -> None:
     """The first step's loss, before any update, by a plain recomputation."""
-    options = OPTIONS | {"layerwise": True, "layers": [0]}
-    out = st.recover(small, teacher=model, text=text, out=tmp_path / "out", **options)
+    _, content = recover(layerwise=True, layers=[0])
     data = load_rows(small, text)
     assert data.recall is not None
     (ids, is_recall), answer_positions = data.batches(4)[0], data.recall.answer_positions
@@ -273,7 +258,6 @@ def test_layerwise_loss_weighs_text_and_recall_by_their_own_size(
     recall_error = relative_error(
         cut_output[is_recall][:, answer_positions], original_output[is_recall][:, answer_positions]
     )
-    content = record(out.path)
     assert content["curve"][0]["loss"] == pytest.approx((text_error + recall_error) / 2, rel=1e-4)
     answers = [output[:, answer_positions] for output in (cut_held_out, original_held_out)]
     error = pytest.approx(relative_error(*answers), rel=1e-4)
@@ -290,13 +274,6 @@ def test_layerwise_loss_weighs_text_and_recall_by_their_own_size(
         ({"layerwise": True, "layers": [9]}, "layer 9 has no linear attention"),
     ],
 )
-def test_refused(
-    model: st.Checkpoint,
-    small: st.Checkpoint,
-    text: Path,
-    tmp_path: Path,
-    changed: dict[str, Any],
-    message: str,
-) -> None:
+def test_refused(recover: Any, changed: dict[str, Any], message: str) -> None:
     with pytest.raises(st.StatetrimError, match=message):
-        st.recover(small, teacher=model, text=text, out=tmp_path / "out", **OPTIONS | changed)
+        recover(**changed)

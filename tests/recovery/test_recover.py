@@ -3,7 +3,6 @@
 import copy
 import json
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,33 +22,7 @@ from statetrim.recovery.options import RecoverOptions
 from statetrim.runtime.loading import load_live
 from statetrim.storage.text import Sequences
 
-KEEP = 6
 QUICK: dict[str, Any] = {"batch_size": 4, "learning_rate": 1e-2}
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    yield
-    logging.enable_progress_bar()
-
-
-@pytest.fixture(scope="module")
-def pair(checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
-    """A function from a model type to a tiny model and its cut."""
-    root = tmp_path_factory.mktemp("pruned")
-    built: dict[str, tuple[st.Checkpoint, st.Checkpoint]] = {}
-
-    def get(model_type: str) -> tuple[st.Checkpoint, st.Checkpoint]:
-        if model_type not in built:
-            model = st.open(checkpoint(model_type))
-            plan = st.select(model, "l1", f"{KEEP}x100%")
-            built[model_type] = model, st.prune(model, plan, out=root / model_type)
-        return built[model_type]
-
-    return get
 
 
 def repeated_batch(steps: int = 6, batch: int = 4, length: int = 24) -> Sequences:
@@ -285,7 +258,7 @@ def test_layerwise_resumes_at_the_layer_it_was_stopped_in(pair: Any, tmp_path: P
         ({"batch_size": 1000}, "do not fill a batch of 1000"),
         ({"micro_batch": 3}, "cannot be shared by 1 processes that each run 3"),
         ({"learning_rate": 2.0}, "must fall from below 1"),
-        ({"rank": 0}, "must be positive"),
+        ({"rank": 0}, "rank cannot be 0"),
         ({"control": True, "teacher": None}, "give it as --teacher"),
         ({"layerwise": True, "teacher": None}, "needs a teacher"),
         ({"also": ("norms",)}, "choose from softmax, mlp"),

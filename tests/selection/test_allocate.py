@@ -1,5 +1,6 @@
 """Widths by layer: the allocation is optimal, and impossible ones are refused."""
 
+from collections.abc import Callable
 from itertools import product
 
 import pytest
@@ -8,7 +9,12 @@ import torch
 import statetrim as st
 from statetrim.artifacts.sensitivity import LayerCut, Samples, Sensitivity
 from statetrim.geometry import Axis
-from statetrim.selection.allocate import allocate, allocate_in_pages, cheapest_allocation
+from statetrim.selection.allocate import (
+    allocate,
+    allocate_in_pages,
+    cheapest_allocation,
+    measured_costs,
+)
 from statetrim.serving.capacity.parts import Paging
 
 SHAPES = [(k, v) for k in (16, 8, 4) for v in (16, 8, 4)]
@@ -38,28 +44,31 @@ def test_no_other_choice_costs_less(seed: int, share: float) -> None:
     assert allocation.share * 4 * 256 == sum(k * v for k, v in allocation.shapes.values())
 
 
-def cut(layer: int, axis: Axis, keep: int, nll: float, recall: float) -> LayerCut:
-    samples = Samples([1 + nll] * 4, [nll] * 4, {16: [recall] * 4})
-    return LayerCut(layer, axis, keep, samples, {"text": 0.1, "random": 0.1, "recall": 0.1})
+def sensitivity_of(
+    layers: int, nll: Callable[[int, int], float], recall: Callable[[int], float]
+) -> Sensitivity:
+    """Both axes of every layer cut to 8 and 4 of 16 channels."""
+    cuts = []
+    axes: tuple[Axis, Axis] = ("key", "value")
+    for layer, axis, keep in product(range(layers), axes, (8, 4)):
+        added = nll(layer, keep)
+        samples = Samples([1 + added] * 4, [added] * 4, {16: [recall(layer)] * 4})
+        errors = {"text": 0.1, "random": 0.1, "recall": 0.1}
+        cuts.append(LayerCut(layer, axis, keep, samples, errors))
+    original = Samples([1.0] * 4, [0.0] * 4, {16: [1.0] * 4})
+    return Sensitivity(original, cuts, {"key": 16, "value": 16})
 
 
 def measured() -> Sensitivity:
     """A sensitivity in which only layer 0 affects recall, and layers 1 and 2 a little NLL."""
-    cuts = [
-        cut(layer, axis, keep, 0.01 * layer, 0.2 if layer == 0 else 1.0)
-        for layer in range(3)
-        for axis in ("key", "value")
-        for keep in (8, 4)
-    ]
-    original = Samples([1.0] * 4, [0.0] * 4, {16: [1.0] * 4})
-    return Sensitivity(original, cuts, {"key": 16, "value": 16})
+    return sensitivity_of(3, lambda layer, _: 0.01 * layer, lambda layer: 1.0 if layer else 0.2)
 
 
 def test_the_layer_that_recalls_stays_whole() -> None:
     allocation = allocate(measured(), 0.5)
     assert allocation.shapes[0] == (16, 16)
     assert str(allocation).startswith("0=16x16,1=")
-    squares = allocate(measured(), 0.5, squares=True)
+    squares = cheapest_allocation(measured_costs(measured(), squares=True), 0.5, 16 * 16)
     assert squares.shapes == {0: (16, 16), 1: (8, 8), 2: (8, 8)}
     assert squares.cost == pytest.approx(2 * 0.01 + 2 * 0.02)
 
@@ -73,19 +82,14 @@ def test_what_cannot_be_allocated() -> None:
     keys_only = Sensitivity(measured().original, keys, {"key": 16, "value": 16})
     assert all(v == 16 for _, v in allocate(keys_only, 0.5).shapes.values())
     with pytest.raises(st.StatetrimError, match="was not measured on both axes"):
-        allocate(keys_only, 0.5, squares=True)
+        measured_costs(keys_only, squares=True)
 
 
 def random_sensitivity(layers: int, seed: int) -> Sensitivity:
     generator = torch.Generator().manual_seed(seed)
-    cuts = [
-        cut(layer, axis, keep, float(torch.rand(1, generator=generator)) / keep, 1.0)
-        for layer in range(layers)
-        for axis in ("key", "value")
-        for keep in (8, 4)
-    ]
-    original = Samples([1.0] * 4, [0.0] * 4, {16: [1.0] * 4})
-    return Sensitivity(original, cuts, {"key": 16, "value": 16})
+    return sensitivity_of(
+        layers, lambda _, keep: float(torch.rand(1, generator=generator)) / keep, lambda _: 1.0
+    )
 
 
 def pages_by_hand(shapes: tuple[tuple[int, int], ...], heads: int, group: int) -> int:

@@ -25,9 +25,13 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> LiveModel:
 
 
 @pytest.fixture
-def saved(hybrid: LiveModel, tmp_path: Path) -> Path:
+def cache(hybrid: LiveModel) -> Any:
     with torch.inference_mode():
-        _, cache = hybrid.forward_with_cache(IDS)
+        return hybrid.forward_with_cache(IDS)[1]
+
+
+@pytest.fixture
+def saved(hybrid: LiveModel, cache: Any, tmp_path: Path) -> Path:
     st.save_prompt(cache, tmp_path / "prompt", model=hybrid.checkpoint)
     return tmp_path / "prompt"
 
@@ -50,11 +54,10 @@ def test_reading_on_is_as_without_a_copy(model_type: str, tmp_path: Path) -> Non
         torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)
 
 
-def test_coarse_states_change_what_is_read(hybrid: LiveModel, saved: Path) -> None:
+def test_coarse_states_change_what_is_read(hybrid: LiveModel, cache: Any, saved: Path) -> None:
     """Otherwise the test above would prove nothing: what was coded is what is read."""
     with torch.inference_mode():
         restored = st.load_prompt(hybrid.module, saved, model=hybrid.checkpoint)
-        _, cache = hybrid.forward_with_cache(IDS)
         for before, after in zip(slots(cache), slots(restored), strict=True):
             if before.is_state:
                 error = (after.value - before.value).norm() / before.value.norm()
@@ -63,30 +66,20 @@ def test_coarse_states_change_what_is_read(hybrid: LiveModel, saved: Path) -> No
                 assert torch.equal(before.value, after.value)
 
 
-def test_the_metric_comes_from_calibrate(hybrid: LiveModel, tmp_path: Path) -> None:
+def test_the_metric_comes_from_calibrate(hybrid: LiveModel, cache: Any, tmp_path: Path) -> None:
     text = tiny.write_text(tmp_path / "text.jsonl", 3000)
-    statistics = st.calibrate(
-        hybrid.checkpoint, text, methods=["snapshot"], tokens=512, length=32, progress=False
+    metric, other = (
+        st.calibrate(hybrid.checkpoint, text, methods=[use], tokens=512, length=32, progress=False)
+        for use in ("snapshot", "product")
     )
-    with torch.inference_mode():
-        _, cache = hybrid.forward_with_cache(IDS)
-    for name, used in (("with", statistics), ("without", None)):
+    with pytest.raises(StatetrimError, match="calibrate --for snapshot"):
+        st.save_prompt(cache, tmp_path / "out", model=hybrid.checkpoint, statistics=other)
+    for name, used in (("with", metric), ("without", None)):
         st.save_prompt(cache, tmp_path / name, model=hybrid.checkpoint, statistics=used)
     weighted, plain = (StateFile.load(tmp_path / name) for name in ("with", "without"))
     assert weighted.header.metric and plain.header.metric is None
     assert weighted.coded.keys() == plain.coded.keys()
     assert 0 < weighted.header.worst_error <= 0.05
-
-
-def test_statistics_without_a_metric_are_refused(hybrid: LiveModel, tmp_path: Path) -> None:
-    text = tiny.write_text(tmp_path / "text.jsonl", 3000)
-    other = st.calibrate(
-        hybrid.checkpoint, text, methods=["product"], tokens=512, length=32, progress=False
-    )
-    with torch.inference_mode():
-        _, cache = hybrid.forward_with_cache(IDS)
-    with pytest.raises(StatetrimError, match="calibrate --for snapshot"):
-        st.save_prompt(cache, tmp_path / "out", model=hybrid.checkpoint, statistics=other)
 
 
 def test_a_file_of_another_model_is_refused(saved: Path, tmp_path: Path) -> None:
@@ -95,10 +88,8 @@ def test_a_file_of_another_model_is_refused(saved: Path, tmp_path: Path) -> None
         st.load_prompt(other.module, saved, model=other.checkpoint)
 
 
-def test_an_existing_file_is_kept(hybrid: LiveModel, saved: Path) -> None:
+def test_an_existing_file_is_kept(hybrid: LiveModel, cache: Any, saved: Path) -> None:
     before = saved.read_bytes()
-    with torch.inference_mode():
-        _, cache = hybrid.forward_with_cache(IDS[:, :5])
     with pytest.raises(StatetrimError, match="not overwritten"):
         st.save_prompt(cache, saved, model=hybrid.checkpoint)
     assert saved.read_bytes() == before

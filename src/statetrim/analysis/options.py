@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from .. import option_checks as checks
-from ..common_options import SKIP_HELP, TEXT_HELP, ProgressOptions
+from ..common_options import BATCH_SIZE_HELP, SKIP_HELP, TEXT_HELP, ProgressOptions
 from ..options import option, options
 from ..runtime.placement import Placement
 
@@ -43,9 +43,7 @@ class AnalyzeOptions(Placement, ProgressOptions):
     burn_in: int = option(
         default=128, help="Tokens at the start of each sequence to leave out of spectra and means."
     )
-    batch_size: int = option(
-        default=1, help="Sequences per forward pass.", check=checks.at_least_one
-    )
+    batch_size: int = option(default=1, help=BATCH_SIZE_HELP, check=checks.at_least_one)
     skip: int | str = option(default=0, default_text="0", help=SKIP_HELP, check=checks.token_count)
     state_dtype: str = option(
         default="float32",

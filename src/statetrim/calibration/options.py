@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import option_checks as checks
-from ..common_options import SKIP_HELP, TEXT_HELP, ProgressOptions, parse_names
+from ..common_options import BATCH_SIZE_HELP, SKIP_HELP, TEXT_HELP, ProgressOptions, parse_names
 from ..defaults import RECALL_SHARE
 from ..errors import StatetrimError
 from ..options import option, options, output_option
@@ -44,9 +44,7 @@ class CalibrateOptions(Placement, ProgressOptions):
         check=checks.token_count,
     )
     length: int = option(default=512, help="Tokens per sequence.", check=checks.at_least_one)
-    batch_size: int = option(
-        default=8, help="Sequences per forward pass.", check=checks.at_least_one
-    )
+    batch_size: int = option(default=8, help=BATCH_SIZE_HELP, check=checks.at_least_one)
     skip: int | str = option(default=0, default_text="0", help=SKIP_HELP, check=checks.token_count)
     recall: float | None = option(
         default=None,

@@ -3,8 +3,7 @@
 from typing import Any
 
 from ..geometry import Geometry
-from ..maths.formatting import bytes_text
-from ..option_checks import choices_text
+from ..maths.formatting import bytes_text, choices_text
 from ..serving.capacity.compare import alternatives
 
 

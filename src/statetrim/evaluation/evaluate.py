@@ -7,7 +7,8 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,11 @@ from .samples import Samples, SampleSource, prepare_samples, warn_of_seen_text
 def evaluate(models: ModelLike | Sequence[ModelLike], options: EvaluateOptions) -> Scores:
     """Run `tasks` on `baseline` and `models`, from files below `data` or, without it, from the hub.
 
-    The task `text` reads your own text, after `skip` tokens. `limit` takes only the first samples
-    of each task. `engine_options`, such as `tensor_parallel_size` or `dtype`, go to vLLM. One model
-    is in memory at a time. `layerwise` streams the weights from disk, for tasks that do not use
-    lm-eval: a text is read layer by layer, so that each weight is read once. `dtype`, `device`,
-    `device_map` and `max_memory` are those of `load`. `state_dtype` rounds the
-    recurrent states of all models except the baseline, as engines store them. Under torchrun the
-    processes share the tasks, and all return all scores. With `out` the scores are written there,
-    and each finished task to `OUT.partial`, from which the same call resumes.
+    One model is in memory at a time. `layerwise` is for tasks that do not use lm-eval: a text is
+    read layer by layer, so that each weight is read once. `state_dtype` rounds states as engines
+    store them. Under torchrun the processes share the tasks, and all return all scores. With `out`
+    the scores are written there, and each finished task to `OUT.partial`, from which the same call
+    resumes.
     """
     chosen_tasks = find_tasks(options.tasks)
     if _uses_harness(chosen_tasks):
@@ -103,33 +101,26 @@ def evaluate(models: ModelLike | Sequence[ModelLike], options: EvaluateOptions) 
         return scores
 
 
+@dataclass(frozen=True)
 class FinishedTasks:
     """A file in `directory` per model and finished task, from which a killed run resumes; without a
-    directory nothing is saved.
+    directory nothing is saved."""
 
-    `original_scores` are those that the first model, the original, has already, by task.
-    """
-
-    def __init__(
-        self,
-        directory: Path | None,
-        models: Sequence[str],
-        original_scores: Mapping[str, Sequence[Score]],
-    ) -> None:
-        self.directory, self.models = directory, models
-        self.original_scores = original_scores
+    directory: Path | None
+    models: Sequence[str]
+    original_scores: Mapping[str, Sequence[Score]]  # that the first model has already, by task
 
     def load(self, model: str, task: str) -> list[Score] | None:
         """The scores that are known or saved; None if the task is not finished."""
         if model == self.models[0] and task in self.original_scores:
             return [replace(score, model=model) for score in self.original_scores[task]]
-        if self.directory is None or not (self.directory / self.file_name(model, task)).exists():
+        path = self.directory and self.directory / self.file_name(model, task)
+        if path is None or not path.exists():
             return None
-        path = self.directory / self.file_name(model, task)
         return parse_record(read_json(path, Scores.MAX_BYTES).get("scores"), list[Score], path)
 
     def save(self, model: str, task: str, scores: list[Score]) -> None:
-        """Write the scores of a finished task; without a directory, do nothing."""
+        """Write the scores of a finished task."""
         if self.directory is not None:
             content = {"scores": [as_fields(score) for score in scores]}
             write_json(self.directory / self.file_name(model, task), content, indent=None)
@@ -147,33 +138,28 @@ class FinishedTasks:
 
 
 def _uses_harness(tasks: list[Task]) -> bool:
-    """Whether at least one of `tasks` needs lm-eval."""
     return any(task.kind not in WITHOUT_HARNESS for task in tasks)
 
 
 def _display_names(models: list[Checkpoint], storage: StateStorage) -> list[str]:
     """A short name per model. With a lossy `storage` the original may be given again, with its
     state rounded; its second name ends with the dtype."""
-    original_path = models[0].path.resolve()
-    distinct, is_rounded_original = [models[0]], []
-    for model in models[1:]:
-        is_rounded_original.append(storage.is_lossy and model.path.resolve() == original_path)
-        if not is_rounded_original[-1]:
-            distinct.append(model)
-    original, *others = short_names(distinct)
-    names = [original]
-    for is_rounded in is_rounded_original:
-        names.append(f"{original}-{storage.dtype}" if is_rounded else others.pop(0))
-    return names
+    path = models[0].path.resolve()
+    rounded = [storage.is_lossy and model.path.resolve() == path for model in models[1:]]
+    others = [model for model, again in zip(models[1:], rounded, strict=True) if not again]
+    original, *names = short_names([models[0], *others])
+    for number, again in enumerate(rounded):
+        if again:
+            names.insert(number, f"{original}-{storage.dtype}")
+    return [original, *names]
 
 
 def _load_tokenizers(models: list[Checkpoint]) -> list[Any]:
     """One tokenizer per model. Raises StatetrimError unless all give the same ids for a probe."""
     tokenizers = [load_tokenizer(model) for model in models]
-    probe = "The quick brown fox, 42."
-    for tokenizer in tokenizers[1:]:
-        if list(tokenizer(probe)["input_ids"]) != list(tokenizers[0](probe)["input_ids"]):
-            raise StatetrimError("the models have different tokenizers, so they cannot be compared")
+    ids = [list(tokenizer("The quick brown fox, 42.")["input_ids"]) for tokenizer in tokenizers]
+    if any(other != ids[0] for other in ids[1:]):
+        raise StatetrimError("the models have different tokenizers, so they cannot be compared")
     return tokenizers
 
 
@@ -222,12 +208,9 @@ def _lineage(
     """What the scores were made from; two runs with the same lineage give the same scores."""
     digests = [model.digest for model in models]
     uses_harness = _uses_harness([samples.task for samples in task_samples])
-    origins = {}
-    for name, model in zip(names, models, strict=True):
-        origins[name] = read_origin(model, models[0])
     return {
         "statetrim": __version__,
-        "lm_eval": harness.lm_eval_version() if uses_harness else None,
+        "lm_eval": version("lm_eval") if uses_harness else None,
         "engine": options.engine,
         **({"engine_options": dict(options.engine_options)} if options.engine_options else {}),
         **({"state": asdict(options.storage)} if options.storage.is_lossy else {}),
@@ -237,6 +220,6 @@ def _lineage(
         "data": {samples.task.name: samples.digest for samples in task_samples},
         "original": digests[0],
         "vocabulary": vocabulary_size(models[0]),
-        "cuts": origins,
+        "cuts": {name: read_origin(m, models[0]) for name, m in zip(names, models, strict=True)},
         **({"dtype": options.dtype_text} if options.dtype else {}),
     }

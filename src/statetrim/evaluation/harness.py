@@ -1,6 +1,5 @@
 """The only module that imports lm-evaluation-harness: task -> scores per sample."""
 
-import importlib.metadata
 import importlib.util
 import logging
 import os
@@ -33,24 +32,12 @@ def stock_tasks_directory() -> Path:
     return Path(spec.submodule_search_locations[0]) / "tasks"
 
 
-def lm_eval_version() -> str:
-    """The version of the installed lm-eval. Raises StatetrimError without lm-eval."""
-    check_installed()
-    return importlib.metadata.version("lm_eval")
-
-
-def check_installed() -> None:
-    """Raise StatetrimError unless lm-eval is installed."""
-    stock_tasks_directory()
-
-
 def wrap_hf_model(live: Any, tokenizer: Any, batch_size: int) -> Any:
     """lm-eval's HFLM around the loaded transformers model `live`.
 
-    Likelihood requests are padded on the right, after all tokens that count. Prompts of generation
-    are padded on the left, with an attention mask that not every recurrent model applies
-    (transformers' Mamba-2 does not: the bias of its convolution enters the state). If a probe finds
-    such a model, only prompts of the same length share a batch.
+    Prompts of generation are padded on the left, with an attention mask that not every recurrent
+    model applies (transformers' Mamba-2 does not: the bias of its convolution enters the state). If
+    a probe finds such a model, only prompts of the same length share a batch.
     """
     silence_libraries()
     from lm_eval.models.huggingface import HFLM
@@ -81,12 +68,10 @@ def wrap_hf_model(live: Any, tokenizer: Any, batch_size: int) -> Any:
         def generate_until(self, requests: Any, disable_tqdm: bool = False) -> Any:
             if padding_is_safe:
                 return super().generate_until(requests, disable_tqdm=True)
-            indices_by_length: dict[int, list[int]] = {}
-            for index, request in enumerate(requests):
-                length = len(self.tok_encode(request.args[0]))
-                indices_by_length.setdefault(length, []).append(index)
+            lengths = [len(self.tok_encode(request.args[0])) for request in requests]
             answers = [""] * len(requests)
-            for _, indices in sorted(indices_by_length.items()):
+            for length in sorted(set(lengths)):
+                indices = [index for index, other in enumerate(lengths) if other == length]
                 same_length = [requests[index] for index in indices]
                 texts = super().generate_until(same_length, disable_tqdm=True)
                 for index, text in zip(indices, texts, strict=True):
@@ -142,7 +127,7 @@ def load_vllm_model(path: Path, batch_size: int | str, options: Mapping[str, Any
             "--engine vllm needs vLLM in this environment, and it is not installed; "
             "install it, or leave out --engine to run in transformers"
         )
-    check_installed()
+    stock_tasks_directory()
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # send nothing over the network
     from lm_eval.models.vllm_causallms import VLLM
 
@@ -156,13 +141,9 @@ def load_vllm_model(path: Path, batch_size: int | str, options: Mapping[str, Any
 def run_task(
     lm: Any, model: str, task: Task, directory: Path, limit: int | None, report: ProgressCallback
 ) -> list[Score]:
-    """Run one task through `lm_eval.evaluate`; a score per metric except bits per byte, with every
-    sample.
-
-    `directory` holds the task's definition; for a stock task it is lm-eval's own. Raises
-    StatetrimError if lm-eval cannot load or run the task, or if a result is not finite; OSError and
-    out-of-memory errors of the run pass unchanged.
-    """
+    """Run one task, defined in `directory`, through `lm_eval.evaluate`; a score per metric except
+    bits per byte, with every sample. Raises StatetrimError if lm-eval cannot load or run it, or if
+    a result is not finite; OSError and out-of-memory errors of the run pass unchanged."""
     silence_libraries()
     import lm_eval
     from lm_eval.tasks import TaskManager
@@ -209,11 +190,9 @@ class _RequestCounter:
 
     def __init__(self, task: Any, limit: int | None, report: ProgressCallback) -> None:
         samples = len(task.eval_docs)
-        samples = min(samples, limit) if limit else samples
-        choices = 1
+        self.done, self.total, self.report = 0, min(samples, limit or samples), report
         if task.OUTPUT_TYPE == "multiple_choice":
-            choices = len(task.doc_to_choice(task.eval_docs[0]))
-        self.done, self.total, self.report = 0, samples * choices, report
+            self.total *= len(task.doc_to_choice(task.eval_docs[0]))
         report(0, self.total)
 
     def add_partial(self, *_: Any) -> None:
@@ -228,15 +207,10 @@ def _to_score(
     """A score from lm-eval's samples, each a value or a pair of value and weight."""
     unit = PERPLEXITY if "perplexity" in metric else SHARE
     is_weighted = isinstance(samples[0][metric], tuple | list)
-    values, weights = list[float](), list[float]()
-    for sample in samples:
-        if is_weighted:
-            values.append(float(sample[metric][0]))
-            weights.append(float(sample[metric][1]))
-        else:
-            values.append(float(sample[metric]))
-        if not isfinite(values[-1]):
-            raise StatetrimError(f"{model} gives likelihoods that are not numbers on {task.name}")
+    pairs = [sample[metric] if is_weighted else (sample[metric], 1) for sample in samples]
+    values, weights = [float(value) for value, _ in pairs], [float(weight) for _, weight in pairs]
+    if not all(map(isfinite, values)):
+        raise StatetrimError(f"{model} gives likelihoods that are not numbers on {task.name}")
     return Score(
         model=model,
         task=task.name,
@@ -254,7 +228,7 @@ def silence_libraries() -> None:
     Raises StatetrimError without lm-eval.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    check_installed()
+    stock_tasks_directory()
     from transformers.utils import logging as transformers_logging
 
     import_datasets().disable_progress_bars()

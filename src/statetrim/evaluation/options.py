@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import option_checks as checks
-from ..common_options import ProgressOptions, parse_named_values
+from ..common_options import BATCH_SIZE_HELP, ProgressOptions, parse_named_values
 from ..errors import StatetrimError
 from ..options import option, options, output_option
 from ..runtime.placement import Placement
@@ -47,9 +47,7 @@ class EvaluateOptions(Placement, ProgressOptions):
     limit: int | None = option(
         default=None, help="Use only this many samples per task, for a quick look."
     )
-    batch_size: int = option(
-        default=8, help="Sequences per forward pass.", check=checks.at_least_one
-    )
+    batch_size: int = option(default=8, help=BATCH_SIZE_HELP, check=checks.at_least_one)
     engine: Literal["hf", "vllm"] = option(
         default="hf",
         help="hf (transformers), or vllm if it is installed in this environment.",

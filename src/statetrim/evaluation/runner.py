@@ -2,7 +2,8 @@
 
 import gc
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -46,14 +47,15 @@ def check_tasks(tasks: Sequence[Task], options: EvaluateOptions) -> None:
             )
 
 
+@dataclass(eq=False)
 class OriginalResults:
     """The original's scores by task, and its final hidden states of each task's sequences, kept to
     compare cuts with. Several evaluations of the same tasks and samples may share them."""
 
-    def __init__(self, checkpoint: Checkpoint, placement: Placement) -> None:
-        self.checkpoint, self.placement = checkpoint, placement
-        self.scores: dict[str, list[Score]] = {}
-        self.by_task: dict[str, FinalHiddenStates] = {}
+    checkpoint: Checkpoint
+    placement: Placement
+    scores: dict[str, list[Score]] = field(default_factory=dict)
+    by_task: dict[str, FinalHiddenStates] = field(default_factory=dict)
 
     def read(
         self,
@@ -77,22 +79,18 @@ class OriginalResults:
             states.unload_layers()
 
 
+@dataclass(eq=False)
 class ModelRunner:
     """Runs tasks on one model, which is loaded when the first task needs it."""
 
-    def __init__(
-        self,
-        name: str,
-        model: Checkpoint,
-        original: OriginalResults,
-        tokenizer: Any,
-        options: EvaluateOptions,
-        storage: StateStorage,
-    ) -> None:
-        self.name, self.model, self.original, self.tokenizer = name, model, original, tokenizer
-        self.options, self.storage = options, storage
-        self.live: LiveModel | None = None
-        self.lm: Any = None
+    name: str
+    model: Checkpoint
+    original: OriginalResults
+    tokenizer: Any
+    options: EvaluateOptions
+    storage: StateStorage
+    live: LiveModel | None = None
+    lm: Any = None  # lm-eval's model
 
     def run(self, samples: Samples, limit: int | None, progress: OnProgress) -> list[Score]:
         """A score per metric of the task; loads the model if that was not done yet. `limit` is for
@@ -108,10 +106,10 @@ class ModelRunner:
         if samples.ids is not None:
             return self._score_against_original(task, samples.ids, report)
         assert samples.directory is not None
-        with self._rounded_states():
-            return harness.run_task(
-                self._load_lm(), self.name, task, samples.directory, limit, report
-            )
+        in_vllm = self.options.engine == "vllm"  # which has its own dtypes of states
+        with nullcontext() if in_vllm else stored_states(self._load_model(), self.storage):
+            lm = self._load_lm()
+            return harness.run_task(lm, self.name, task, samples.directory, limit, report)
 
     def close(self) -> None:
         """Free the memory of this model and of the original's layers; the original's hidden states
@@ -121,12 +119,6 @@ class ModelRunner:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-    def _rounded_states(self) -> AbstractContextManager[None]:
-        """A context in which states are rounded to `storage`; vLLM has its own."""
-        if self.options.engine == "vllm":
-            return nullcontext()
-        return stored_states(self._load_model(), self.storage)
 
     def _load_model(self) -> LiveModel:
         """The model in transformers, loaded on the first call."""
@@ -182,8 +174,7 @@ class ModelRunner:
         self, task: Task, ids: Tensor, report: harness.ProgressCallback
     ) -> list[Score]:
         """Perplexity, for the task "text" only, then KL and top-1 agreement with the original; a
-        sample is a sequence of `ids`. Unloads this model while the original must run. Raises
-        StatetrimError if the KL is not finite."""
+        sample is a sequence of `ids`. Unloads this model while the original must run."""
         size = self.options.batch_size
         batches, original_states = list(torch.split(ids.long(), size)), None
         is_original = self.model is self.original.checkpoint and not self.storage.is_lossy
@@ -240,12 +231,9 @@ class ModelRunner:
 def _progress_callbacks(
     report: harness.ProgressCallback, total: int, batch_size: int = 1, *, read_first: bool
 ) -> tuple[Callable[[int], None], Callable[[int], None]]:
-    """Two callbacks for the number of batches that were read, and that were compared; they call
-    `report` with that number times `batch_size`, at most `total`, and `total`.
-
-    With `read_first` all batches are read before the first one is compared, and each of the two
-    counts for half of the progress.
-    """
+    """Two callbacks for the number of batches that were read, and that were compared. With
+    `read_first` all are read before the first one is compared, and each of the two counts for half
+    of the progress."""
 
     def on_read(batches: int) -> None:
         done = min(batches * batch_size, total)

@@ -47,22 +47,16 @@ class SampleSource:
 
 
 def prepare_samples(task: Task, source: SampleSource, tokenizer: Any, scratch: Path) -> Samples:
-    """A task with its samples: token ids for text and agreement, else a directory for lm-eval.
-
-    Rows from `data` or the hub are written to `scratch`/NAME with their definition; a stock task
-    without `data` uses lm-eval's own directory, and MQAR, which is generated later, has neither.
-    Raises StatetrimError if a source that is read holds no samples, or if lm-eval is needed and
-    not installed.
-    """
+    """A task with its samples. Rows from `data` or the hub are written to `scratch`/NAME with their
+    definition; a stock task without `data` uses lm-eval's own directory. Raises StatetrimError if a
+    source that is read holds no samples, or if lm-eval is needed and not installed."""
     data, limit = source.data, source.limit
     if task.kind == "mqar":
         return Samples(task, f"seeded, loads {recall.PAIR_COUNTS}, {limit or MQAR_ROWS} rows")
     if task.kind in ("agreement", "text"):
-        if task.kind == "text":
-            assert source.text is not None
-            ids = source.text.read(
-                tokens=source.text_tokens, length=AGREEMENT_LENGTH, skip=source.skip
-            ).ids
+        if source.text is not None and task.kind == "text":
+            tokens, skip = source.text_tokens, source.skip
+            ids = source.text.read(tokens=tokens, length=AGREEMENT_LENGTH, skip=skip).ids
         else:
             ids = _agreement_ids(task, data, tokenizer, limit)
         return Samples(task, hashlib.sha256(ids.numpy().tobytes()).hexdigest(), ids=ids)
@@ -81,9 +75,8 @@ def prepare_samples(task: Task, source: SampleSource, tokenizer: Any, scratch: P
 
 
 def _agreement_ids(task: Task, data: Path | None, tokenizer: Any, limit: int | None) -> Tensor:
-    """The first `limit` (default: AGREEMENT_ROWS) sequences of the text, or as many as it has,
-    int32 [sequences, AGREEMENT_LENGTH]; the end-of-text token separates documents. Raises
-    StatetrimError without `data`, or if the text does not fill one sequence."""
+    """The first `limit` (default: AGREEMENT_ROWS) sequences of the text, or as many as it has; the
+    end-of-text token separates documents."""
     if data is None:
         raise StatetrimError(f"{task.name} needs --data, a directory with {task.files}")
     ids: list[int] = []
@@ -155,12 +148,8 @@ def _seen_until(model: Checkpoint, corpus: Corpus, evaluated: range) -> int:
 
 
 def _holds_recorded_tokens(record: DataSource, corpus: Corpus) -> bool:
-    """Whether a text source has, where `record` says, the tokens whose digest the record holds.
-
-    The file may have been moved, and another may have its name. False if the source is too short or
-    cannot be read. If the recorded part ends beyond _MAX_TOKENS_READ tokens, only the names are
-    compared.
-    """
+    """Whether a text source has, where `record` says, the tokens whose digest the record holds. The
+    file may have been moved, and another may have its name. False if it is too short."""
     if record.skip + record.tokens > _MAX_TOKENS_READ:
         return record.text == str(corpus.text)
     try:

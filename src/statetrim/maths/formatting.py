@@ -53,6 +53,12 @@ def range_text(numbers: Collection[int]) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
+def choices_text(choices: Iterable[object]) -> str:
+    """Such as "mlx, vllm or llamacpp"."""
+    *most, last = map(str, choices)
+    return f"{', '.join(most)} or {last}" if most else last
+
+
 def duration_text(seconds: float) -> str:
     """Seconds, minutes or hours, at least 1 s."""
     if seconds < 90:

@@ -39,8 +39,7 @@ def strong_rrqr(gram: Tensor, keep: int, tolerance: float = 1.5) -> RRQR:
     Starts from the pivoted Cholesky choice (that of QR with column pivoting on M) and swaps a kept
     column for a removed one while that multiplies the volume by more than `tolerance`. If M has
     fewer than `keep` independent columns, the columns of largest norm fill up; see `rank`. Raises
-    ValueError for another dtype or shape, a matrix that is no Gram matrix, `keep` outside 1 to n,
-    or a `tolerance` that is not above 1.
+    ValueError for other arguments.
     """
     _check_gram(gram, keep)
     if not tolerance > 1:
@@ -59,7 +58,8 @@ def condition_number(matrix: Tensor) -> Tensor:
 
     Zero means below `max(rows, columns) * eps` of the largest, as in `torch.linalg.matrix_rank`.
     """
-    singular = torch.linalg.svdvals(_scaled_to_one(matrix))
+    size = matrix.double().abs().amax((-2, -1), keepdim=True)  # scaled by it, squares stay in range
+    singular = torch.linalg.svdvals(matrix.double() / torch.where(size > 0, size, 1.0))
     largest = singular[..., :1]
     negligible = singular <= max(matrix.shape[-2:]) * torch.finfo(torch.float64).eps * largest
     smallest = singular.masked_fill(negligible, math.inf).amin(-1)
@@ -67,7 +67,6 @@ def condition_number(matrix: Tensor) -> Tensor:
 
 
 def _check_gram(gram: Tensor, keep: int) -> None:
-    """Raise ValueError unless `gram` is a float64 Gram matrix [n, n] and `keep` is from 1 to n."""
     if gram.dtype != torch.float64:
         raise ValueError(f"the Gram must be float64, since it squares the condition: {gram.dtype}")
     if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
@@ -145,9 +144,7 @@ def _swap_until_strong(gram: Tensor, table: Tensor, mask: Tensor, tolerance: flo
         strong = gain <= tolerance * (1 + _TIE_TOLERANCE)
         if strong and not swaps_since_refresh:
             break
-        if (
-            strong or swaps_since_refresh == _REFRESH_EVERY
-        ):  # the last check needs a freshly computed table
+        if strong or swaps_since_refresh == _REFRESH_EVERY:  # the last check needs a fresh table
             table, swept = _pivoted_sweep(gram, mask, keep)
             swaps_since_refresh = 0
             if not torch.equal(swept, mask):
@@ -198,12 +195,4 @@ def _rounding_floor(gram: Tensor) -> float:
 
 
 def _indices(mask: Tensor) -> Tensor:
-    """Indices of the True entries of a mask [n], ascending."""
     return mask.nonzero().squeeze(1)
-
-
-def _scaled_to_one(matrix: Tensor) -> Tensor:
-    """Float64 copy of [..., rows, columns], scaled so that the largest magnitude in each matrix is
-    1 and squares stay in range; a zero matrix stays zero."""
-    size = matrix.double().abs().amax((-2, -1), keepdim=True)
-    return matrix.double() / torch.where(size > 0, size, 1.0)

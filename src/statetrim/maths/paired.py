@@ -68,24 +68,23 @@ class Pairs:
         return float((self.after - self.before).sum() / total)
 
 
-def mcnemar(before: Tensor, after: Tensor, *, mid: bool = True) -> float:
-    """Two-sided p-value for right/wrong answers of two models to the same questions.
+def mcnemar(before: Tensor, after: Tensor) -> float:
+    """Two-sided mid-p-value for right/wrong answers of two models to the same questions.
 
     Only questions that exactly one of the models answers right count; under the null hypothesis
-    each is a fair coin. With `mid` the p-value is the mid-p, which is neither conservative nor
-    liberal where few answers differ; without it the test is exact.
+    each is a fair coin. The mid-p is neither conservative nor liberal where few answers differ.
     """
     only_before = int(((before > 0.5) & (after <= 0.5)).sum())
     only_after = int(((after > 0.5) & (before <= 0.5)).sum())
     flips = only_before + only_after
     fewer = min(only_before, only_after)
     if only_before == only_after:
-        return 1.0 - (comb(flips, fewer) / 2 ** (flips + 1) if mid and flips else 0.0)
+        return 1.0 - (comb(flips, fewer) / 2 ** (flips + 1) if flips else 0.0)
     ways = tail = 1
     for k in range(fewer):
         ways = ways * (flips - k) // (k + 1)  # ways to choose k + 1 of the flips
         tail += ways
-    return float((2 * tail - (ways if mid else 0)) / 2**flips)
+    return float((2 * tail - ways) / 2**flips)
 
 
 def difference_interval(
@@ -94,8 +93,7 @@ def difference_interval(
     """Bootstrap interval of the difference, averaged over `groups` that are resampled separately.
 
     The percentiles are widened for small samples as in Hesterberg (2015). With at most
-    `SMALL_SAMPLE` samples the interval is at least that of Student's t in the worst group, and with
-    a single sample its margin is at least `UNBOUNDED_MARGIN`.
+    `SMALL_SAMPLE` samples the interval is at least that of Student's t in the worst group.
     """
     generator = torch.Generator().manual_seed(seed)
     resampled = torch.stack(
@@ -173,10 +171,7 @@ def student_t_quantile(tail: float, degrees_of_freedom: int) -> float:
 
 
 def _student_margin(pairs: Pairs, tail: float) -> float:
-    """Half of the width of the t interval of the difference, with `tail` on each side.
-
-    `UNBOUNDED_MARGIN` for a single sample.
-    """
+    """Half of the width of the t interval of the difference, with `tail` on each side."""
     count = len(pairs.before)
     if count < 2:
         return UNBOUNDED_MARGIN
@@ -194,17 +189,12 @@ def _resampled_differences(pairs: Pairs, resamples: int, generator: torch.Genera
         rows = min(max(1, _CHUNK // count), resamples - start)
         index = torch.randint(count, (rows, count), generator=generator)
         total = difference[index].sum(-1)
-        chunks.append(
-            total / (pairs.weights[index].sum(-1) if pairs.weights is not None else count)
-        )
+        chunks.append(total / (count if pairs.weights is None else pairs.weights[index].sum(-1)))
     return torch.cat(chunks)
 
 
 def _widened_tail(tail: float, samples: int) -> float:
-    """The tail probability whose bootstrap percentile gives an interval as wide as Student's t.
-
-    0.0 for a single sample.
-    """
+    """The tail probability whose bootstrap percentile gives an interval as wide as Student's t."""
     if samples < 2:
         return 0.0
     z, degrees_of_freedom = NormalDist().inv_cdf(tail), samples - 1

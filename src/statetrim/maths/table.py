@@ -33,10 +33,7 @@ class Table:
     rows: Sequence[Sequence[str]]
 
     def html(self) -> str:
-        """An escaped HTML table of at most MAX_ROWS rows, MAX_COLUMNS columns.
-
-        Cells are shortened to MAX_CHARACTERS; a line below gives the number of rows left out.
-        """
+        """The table, escaped; a line below gives the number of rows left out."""
         from jinja2 import Environment
 
         return (
@@ -63,5 +60,4 @@ class Tabular:
 
 
 def _cells(row: Sequence[str]) -> list[str]:
-    """The first MAX_COLUMNS cells, each shortened to MAX_CHARACTERS."""
     return [shorten(cell, MAX_CHARACTERS) for cell in row[:MAX_COLUMNS]]

@@ -27,10 +27,8 @@ class _HasStatistics:
     statistics: LayerStatistics | None
 
     def statistic(self, name: str) -> Tensor:
-        """The sum of this name over calibration tokens, such as "query_gram".
-
-        Raises StatetrimError if it was not collected, because the method lacks it in `needs`.
-        """
+        """The sum of this name over calibration tokens, such as "query_gram". Raises StatetrimError
+        if it was not collected, because the method lacks it in `needs`."""
         value = getattr(self.statistics, name, None)
         if not isinstance(value, Tensor):
             raise StatetrimError(f"this method uses {name!r} without declaring that it needs it")
@@ -97,10 +95,8 @@ class Method:
 
 
 def as_method(select: Select, name: str | None = None) -> Method:
-    """Make a method from a function whose keyword-only parameters, with defaults, are options.
-
-    `name` defaults to the function's. What it needs and selects is read from its decorators.
-    """
+    """Make a method from a function whose keyword-only parameters, with defaults, are options; what
+    it needs and selects is read from its decorators."""
     parameters = inspect.signature(select).parameters.values()
     options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     axes: tuple[Selectable, ...] = getattr(select, "axes", ("key",))

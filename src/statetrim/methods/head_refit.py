@@ -22,10 +22,8 @@ def select(evidence: HeadEvidence, keep: int) -> Tensor:
     """Heads [groups, keep] that stay when others are removed one by one, always the one that
     leaves the least squared error of the layer's output after a refit."""
     groups, heads, width, hidden = evidence.output_weight.shape
-    moment, weight = (
-        evidence.statistic("readout_moment"),
-        evidence.output_weight.reshape(-1, hidden).mT,
-    )
+    moment = evidence.statistic("readout_moment")
+    weight = evidence.output_weight.reshape(-1, hidden).mT
     scale = _DAMPING * moment.diagonal().mean().clamp_min(1e-300)
     inverse = torch.linalg.inv(moment + scale * torch.eye(len(moment), dtype=moment.dtype))
     remaining = torch.ones(groups, heads, dtype=torch.bool)

@@ -10,10 +10,7 @@ from .contract import Evidence, Score, combine, needs, top
 
 @needs("query_unit_gram", "key_unit_gram")
 def select(evidence: Evidence, keep: int, *, score: Score = "qk") -> Tensor:
-    """Key channels [heads, keep] of the largest query energy times key energy.
-
-    With score "q" or "k" by that energy alone.
-    """
+    """Key channels [heads, keep] of the largest query energy times key energy."""
     query = evidence.statistic("query_unit_gram").diagonal(dim1=-2, dim2=-1)
     key = evidence.statistic("key_unit_gram").diagonal(dim1=-2, dim2=-1)
     return top(query * key if score == "qk" else combine(score, query, key), keep)

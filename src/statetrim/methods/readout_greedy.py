@@ -29,9 +29,8 @@ def _greedy(gram: Tensor, weight_gram: Tensor, keep: int) -> Tensor:
     chosen = torch.zeros(len(gram), dtype=torch.bool)
     for _ in range(keep):
         pivots = residual.diagonal()
-        gain = (residual * (residual @ weight_gram)).sum(dim=1) / pivots.clamp_min(
-            min_pivot.clamp_min(1e-300)
-        )
+        lowered = (residual * (residual @ weight_gram)).sum(dim=1)
+        gain = lowered / pivots.clamp_min(min_pivot.clamp_min(1e-300))
         gain = gain.masked_fill(pivots <= min_pivot, 0.0).masked_fill(chosen, -1.0)
         best = int((gain >= gain.max() * (1 - 1e-12)).nonzero()[0])  # ties: the lowest
         chosen[best] = True

@@ -65,8 +65,7 @@ def free_memory(placement: Placement | None = None) -> int:
 
 
 def needs_streaming(model: Checkpoint, copies: int, memory: int) -> bool:
-    """Whether `copies` of the weights take more than 70 % of `memory` bytes; activations need the
-    rest."""
+    """Whether `copies` of the weights take too much of `memory` bytes."""
     return copies * weight_bytes(model) > _WEIGHT_FRACTION * memory
 
 
@@ -76,7 +75,8 @@ def reading_seconds(
     """Seconds of a forward pass over `tokens`, plus streaming if the weights do not fit."""
     batches = max(1, tokens // (batch_size * length))
     seconds = 2 * _active_parameters(model) * tokens / (_EFFICIENCY * machine.flops)
-    seconds += batches * _layer_count(model) * _SECONDS_PER_LAYER
+    layers = max(model.geometry.layers, default=0) + 1  # up to the last linear one
+    seconds += batches * layers * _SECONDS_PER_LAYER
     if needs_streaming(model, 1, machine.memory):
         seconds += weight_bytes(model) / _DISK_BYTES_PER_SECOND
     return seconds
@@ -102,11 +102,6 @@ def _active_parameters(model: Checkpoint) -> float:
         if "embed_tokens" not in name and "embeddings" not in name:
             parameters += prod(tensor.shape) * (active_fraction if ".experts." in name else 1.0)
     return parameters
-
-
-def _layer_count(model: Checkpoint) -> int:
-    """Number of decoder layers up to the last linear one."""
-    return max(model.geometry.layers, default=0) + 1
 
 
 def _measure_flops(device: str, seconds: float = 0.1, width: int = 1024) -> float:

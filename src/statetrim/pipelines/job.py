@@ -19,8 +19,6 @@ from ..serving.shapes import CandidateShape
 from ..serving.target import Target, candidate_targets, resolve_target
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.json_file import read_json, write_json
-from ..storage.text import check_text_source
-from ..tasks import find_tasks
 from ..version import __version__
 from . import estimate
 from .options import GENERATED_FRACTIONS, PLACEMENT_OPTIONS, TrimOptions
@@ -44,20 +42,15 @@ class TextSlices:
 
 @dataclass(frozen=True)
 class Job:
-    """One run of `trim`, with what follows from its options.
-
-    If several shapes are to be compared, `candidates` are their targets, and `target` is the first
-    of them until one is chosen; the comparison reads `shape_tokens` of the `corpus`.
-    `requested_share` is the fraction of the state's bytes to keep, before an engine limits it.
-    """
+    """One run of `trim`, with what follows from its options."""
 
     model: Checkpoint
     options: TrimOptions
     corpus: Corpus
-    target: Target
+    target: Target  # the first of the candidates until one is chosen
     candidates: Mapping[CandidateShape, Target] = field(default_factory=dict)
-    shape_tokens: int = 0
-    requested_share: float = 1.0
+    shape_tokens: int = 0  # of the corpus, to compare the candidates on
+    requested_share: float = 1.0  # of the state's bytes to keep, before an engine limits it
 
     @staticmethod
     def from_options(model: Checkpoint, options: TrimOptions) -> "Job":
@@ -84,9 +77,8 @@ class Job:
     def record(self) -> dict[str, Any]:
         """What identifies this job, for a JSON file: equal jobs have equal records.
 
-        What is kept is recorded as the target, however the options name it; if shapes are compared,
-        as the request and the engine. Options of later versions are left out at their defaults.
-        Raises StatetrimError for a model that cannot be pruned.
+        Options of later versions are left out at their defaults. Raises StatetrimError for a model
+        that cannot be pruned.
         """
         options = self.options
         left_out = {*PLACEMENT_OPTIONS, "to", "for_"}
@@ -97,7 +89,7 @@ class Job:
             "tokens": parse_token_count(options.tokens),
             "recover": parse_token_count(options.recover),
         }
-        kept = {"to": str(self.target)}
+        kept = {"to": str(self.target)}  # however the options name it
         if self.candidates:
             kept = {"to": str(options.request), "for": options.for_ or ""}
         return {
@@ -116,16 +108,11 @@ class Job:
         return self.target.after
 
     def check(self) -> None:
-        """Raise StatetrimError if the model, the text or an option cannot be used; warn of a
-        shortfall. Nothing is written."""
-        options = self.options
+        """Raise StatetrimError if the model cannot be pruned, or if samples or sequences are too
+        few to compare; warn of a shortfall. Nothing is written."""
         require_prunable(self.model)
-        check_text_source(options.text)
-        if options.limit < 2 or options.batch_size < 1 or options.length < 2:
-            raise StatetrimError("take a limit of 2 or more, batches of 1, and sequences of 2")
-        find_tasks(options.tasks)
-        for method in self.methods:
-            find_method(method)  # raises StatetrimError if it does not exist
+        if self.options.limit < 2 or self.options.length < 2:
+            raise StatetrimError("take a limit of 2 or more, and sequences of 2")
         if self.shortfall is not None:
             logger.warning("warning: %s", self.shortfall)
 
@@ -230,8 +217,8 @@ class Job:
         """This job with `layerwise` as the first run in `directory` decided it.
 
         The decision is written to layerwise.json, so that a rerun with more or less free memory
-        makes the same result. A rerun with `layerwise=True`, because memory ran out, replaces it;
-        with False it does not.
+        makes the same result. Only a rerun with `layerwise=True`, because memory ran out, replaces
+        it.
         """
         path = directory / "layerwise.json"
         if not path.exists() or self.options.layerwise:
@@ -241,15 +228,6 @@ class Job:
         if layerwise:  # layers are loaded one at a time, so there is nothing to spread
             options = replace(options, device_map=None, max_memory=None)
         return replace(self, options=replace(options, layerwise=layerwise))
-
-
-def is_comparable(model: Checkpoint, out: Path) -> bool:
-    """Whether `out` exists and `model` is downloaded.
-
-    Only then can the job's record, which has the digest of all weights, be computed to compare it
-    with a record at `out`. Whether `out` has a record is not checked.
-    """
-    return model.downloaded and out.exists()
 
 
 def recipe_record(model: Checkpoint, options: TrimOptions) -> dict[str, Any]:

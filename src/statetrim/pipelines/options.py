@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import option_checks as checks
-from ..common_options import SKIP_HELP, TEXT_HELP, ProgressOptions
+from ..common_options import BATCH_SIZE_HELP, SKIP_HELP, TEXT_HELP, ProgressOptions
 from ..defaults import KEY_METHOD, RECALL_SHARE, VALUE_METHOD
 from ..errors import StatetrimError
+from ..maths.formatting import choices_text
 from ..options import option, options, output_option
 from ..request import REQUEST_HELP, Request, To, check_request, parse_request
 from ..runtime.placement import Devices, Placement
@@ -24,6 +25,11 @@ PLACEMENT_OPTIONS = ("device", "device_map", "max_memory")
 """The options that say where models run; they do not change the result."""
 
 
+def _method_option(default: str, axis: str) -> Any:
+    help = f"Selection method for {axis} channels."
+    return option(default=default, help=help, check=checks.method)
+
+
 @options
 class TrimOptions(Devices):
     """Every option of `trim` that affects the result, or where it runs."""
@@ -31,7 +37,7 @@ class TrimOptions(Devices):
     to: To | None = option(default=None, help=REQUEST_HELP, check=check_request)
     for_: str | None = option(
         default=None,
-        help=f"Allow only shapes that this engine serves: {checks.choices_text(ENGINE_NAMES)}.",
+        help=f"Allow only shapes that this engine serves: {choices_text(ENGINE_NAMES)}.",
         check=checks.engine,
     )
     text: str | Path = option(
@@ -55,12 +61,8 @@ class TrimOptions(Devices):
         help="Fraction of these tokens that are drawn at random.",
         check=checks.fraction,
     )
-    method: str = option(
-        default=KEY_METHOD, help="Selection method for key channels.", check=checks.method
-    )
-    value_method: str = option(
-        default=VALUE_METHOD, help="Selection method for value channels.", check=checks.method
-    )
+    method: str = _method_option(KEY_METHOD, "key")
+    value_method: str = _method_option(VALUE_METHOD, "value")
     refit: bool | None = option(
         default=None,
         help="Refit the output projections; by default only if values or heads are cut.",
@@ -79,9 +81,7 @@ class TrimOptions(Devices):
     )
     limit: int = option(default=32, help="Samples per task.", check=checks.at_least_one)
     length: int = option(default=512, help="Tokens per sequence.", check=checks.at_least_one)
-    batch_size: int = option(
-        default=8, help="Sequences per forward pass.", check=checks.at_least_one
-    )
+    batch_size: int = option(default=8, help=BATCH_SIZE_HELP, check=checks.at_least_one)
     control: bool = option(
         default=True, help="Do not measure a random cut for comparison.", flags=("--no-control",)
     )
@@ -136,19 +136,13 @@ class SensitivityOptions(Placement, ProgressOptions):
     axes: "Sequence[Axis] | None" = option(
         default=None, help="Axes to cut: keys, and values where the config can hold them."
     )
-    method: str = option(
-        default=KEY_METHOD, help="Selection method for key channels.", check=checks.method
-    )
-    value_method: str = option(
-        default=VALUE_METHOD, help="Selection method for value channels.", check=checks.method
-    )
+    method: str = _method_option(KEY_METHOD, "key")
+    value_method: str = _method_option(VALUE_METHOD, "value")
     calibration_tokens: int = option(default=2**15, help="Tokens to choose channels on.")
     windows: int = option(default=64, help="Windows of text to measure.")
     length: int = option(default=256, help="Tokens per window.", check=checks.at_least_one)
     rows: int = option(default=32, help="Recall sequences of each load.")
     skip: int | str = option(default=0, default_text="0", help=SKIP_HELP, check=checks.token_count)
-    batch_size: int = option(
-        default=8, help="Sequences per forward pass.", check=checks.at_least_one
-    )
+    batch_size: int = option(default=8, help=BATCH_SIZE_HELP, check=checks.at_least_one)
     out: str | Path | None = option(default=None, help="JSON file to write.")
     figures: str | Path | None = option(default=None, help="Directory for the figure.")

@@ -38,11 +38,10 @@ def read_recipe(path: Path) -> dict[str, Any]:
     for name, value in entries.items():
         if value is None:
             continue
-        if not _is_scalar(value) and not (isinstance(value, list) and _is_short_list(value)):
+        if not _is_plain(value):
             raise StatetrimError(f"{path}: {name!r} must be a number, a text, or a list of texts")
         option = f"--{name.replace('_', '-')}"
-        if not _has_option_type(name, value):
-            kind = "a whole number" if _option_types(name) == {int} else "a number"
+        if kind := _number_kind(name, value):
             raise StatetrimError(f"{path}: {option} must be {kind}, not {shorten(value)!r}")
         if "method" in name and str(value).endswith(".py"):
             raise StatetrimError(
@@ -61,34 +60,27 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 
 def recipe_of_result(result: str | Path) -> dict[str, Any]:
-    """The recipe of a result of `trim`, or of a sweep of an earlier version, with a value for every
-    option; raises StatetrimError if the directory is no such result, or does not contain its
-    recipe."""
-    directory = Path(result)
-    trim_record, sweep_record = directory / ARTIFACTS / "trim.json", directory / "sweep.json"
-    origin: Any
-    if trim_record.is_file():
-        origin = read_json(trim_record, MAX_RECORD_BYTES)
-    elif sweep_record.is_file():
-        origin = read_json(sweep_record, MAX_RECORD_BYTES).get("lineage")
-    else:
+    """The recipe of a result of `trim`, with a value for every option; raises StatetrimError if the
+    directory is no such result, or does not contain its recipe."""
+    path = Path(result) / ARTIFACTS / "trim.json"
+    if not path.is_file():
         reason = f"it has no {ARTIFACTS}/trim.json"
-        raise StatetrimError(f"{directory} is not a result of trim: {reason}")
-    stored_options = origin.get("recipe") if isinstance(origin, dict) else None
-    if not isinstance(stored_options, dict) or "model" not in origin:
-        raise StatetrimError(f"{directory} was made before results kept their recipe")
-    stored_options = _with_new_spelling(stored_options | {"sweep": origin.get("shapes")})
-    options = {name: stored_options.get("for_" if name == "for" else name) for name in OPTIONS}
-    return {"model": origin["model"], **options}
+        raise StatetrimError(f"{result} is not a result of trim: {reason}")
+    record = read_json(path, MAX_RECORD_BYTES)
+    stored = record.get("recipe")
+    if not isinstance(stored, dict) or "model" not in record:
+        raise StatetrimError(f"{result} was made before results kept their recipe")
+    stored = _with_new_spelling(stored)
+    options = {name: stored.get("for_" if name == "for" else name) for name in OPTIONS}
+    return {"model": record["model"], **options}
 
 
 def _with_new_spelling(entries: Mapping[Any, Any]) -> dict[Any, Any]:
     """The entries, with `to` for options of earlier versions; unchanged if they have both."""
-    replaced = {name: entries[name] for name in REPLACED_OPTIONS if name in entries}
-    spelling = new_spelling(replaced)
+    spelling = new_spelling(entries)
     if spelling is not None and "to" in entries:
         return dict(entries)
-    others = {name: value for name, value in entries.items() if name not in replaced}
+    others = {name: value for name, value in entries.items() if name not in REPLACED_OPTIONS}
     return others if spelling is None else {"to": spelling, **others}
 
 
@@ -120,28 +112,21 @@ def _parse_yaml(path: Path) -> dict[Any, Any]:
     return entries
 
 
-def _has_option_type(name: str, value: Any) -> bool:
-    """Whether `value` suits the option `name`: a whole number for one that takes only those, a
-    finite number for one that takes only numbers; any value for others."""
-    types = _option_types(name)
-    if types == {int}:
-        return type(value) is int
-    return types != {float} or (type(value) in (int, float) and isfinite(value))
+def _number_kind(name: str, value: Any) -> str | None:
+    """ "a whole number" or "a number" if the option `name` takes nothing else, and `value` is
+    another one; else None."""
+    types = {item.name.rstrip("_"): item.type for item in fields(TrimOptions)}
+    hint: Any = types.get(name)
+    accepted = {*(get_args(hint) or (hint,))} - {type(None)}
+    if accepted == {int} and type(value) is not int:
+        return "a whole number"
+    if accepted == {float} and not (type(value) in (int, float) and isfinite(value)):
+        return "a number"
+    return None
 
 
-def _option_types(name: str) -> set[Any]:
-    """The types that the option `name` of `trim` takes, except None; str for other keys."""
-    hints: dict[str, Any] = {item.name.rstrip("_"): item.type for item in fields(TrimOptions)}
-    hint = hints.get(name, str)
-    if isinstance(hint, str):  # quoted, because it names types of torch
-        return {str}
-    return {*(get_args(hint) or (hint,))} - {type(None)}
-
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, bool | int | float | str)
-
-
-def _is_short_list(values: list[Any]) -> bool:
-    """Whether there are 1 to 64 values, all numbers, texts or booleans."""
-    return 0 < len(values) <= _MAX_ITEMS and all(map(_is_scalar, values))
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a number, a text or a boolean, or 1 to 64 of them."""
+    values = value if isinstance(value, list) else [value]
+    scalars = all(isinstance(item, bool | int | float | str) for item in values)
+    return scalars and 0 < len(values) <= _MAX_ITEMS

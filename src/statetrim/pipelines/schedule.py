@@ -43,11 +43,9 @@ class Schedule:
         self.timing_is_complete = False
 
     def seconds_left(self, fraction: float | None = None) -> float:
-        """Seconds until the run ends; before its first step, the sum of all estimates.
-
-        `fraction` is the progress of the running step's bar. In a step with a single bar it is
-        recorded; after 2 % it replaces the estimate of this step and corrects those of the others.
-        """
+        """Seconds until the run ends; `fraction` is the progress of the running step's bar. In a
+        step with a single bar it is recorded; after 2 % it replaces the estimate of this step and
+        corrects those of the others."""
         if self.position < 0:
             return sum(self.estimated.values())
         name, elapsed = self.step_names[self.position], self.clock() - self.step_start
@@ -69,12 +67,9 @@ class Schedule:
         return elapsed / (elapsed + seconds_left) if seconds_left else 1.0
 
     def _corrected_seconds(self, step: str) -> float:
-        """Estimated seconds of a step times the correction, which steps of fixed time do not
-        get."""
-        return self.estimated[step] * (1.0 if step in _FIXED_TIME_STEPS else self._correction)
-
-    @property
-    def _correction(self) -> float:
-        """Measured over estimated seconds of the steps that were timed; 1 before there are any."""
+        """Estimated seconds of a step, times measured over estimated seconds of those that were
+        timed."""
         estimated = sum(self.estimated[name] for name in self.measured)
-        return sum(self.measured.values()) / estimated if estimated else 1.0
+        if step in _FIXED_TIME_STEPS or not estimated:
+            return self.estimated[step]
+        return self.estimated[step] * (sum(self.measured.values()) / estimated)

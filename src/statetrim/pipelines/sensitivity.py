@@ -1,6 +1,7 @@
 """Sensitivity by layer: calibrate, choose channels at a few widths, prune each layer alone."""
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ..options import derive, takes_options
 from ..progress import progress_reporter
 from ..request import side_text
 from ..runtime.corpus import Corpus
+from ..selection.options import SelectOptions
 from ..selection.select import select
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.models import ModelLike, as_checkpoint
@@ -29,15 +31,18 @@ from .options import SensitivityOptions
 def sensitivity(model: ModelLike, options: SensitivityOptions) -> Sensitivity:
     """Cut each layer alone at each of `widths` on each of `axes`, and measure text and recall.
 
-    `axes` None means keys, and values at the widths that the model's config can hold. Channels are
-    chosen on `calibration_tokens` of `text` after `skip`; the `windows` of `length` tokens that
-    are measured follow them, with `rows` recall sequences of each load. The cost is one such
-    evaluation for each layer, width and axis, and a few more. With `out` the run can be interrupted
-    and resumed, and its figure is drawn into the directory `figures`.
+    Channels are chosen on `calibration_tokens` of `text` after `skip`; the `windows` that are
+    measured follow them. The cost is one such evaluation for each layer, width and axis, and a few
+    more. With `out` the run can be interrupted and resumed, and its figure is drawn into the
+    directory `figures`.
     """
     figure_paths, draw = _figure_outputs(options.out, options.figures)
-    if options.out is not None:
-        _check_outputs(Path(options.out), *figure_paths.values())
+    if options.out is not None:  # before calibration starts
+        outputs = [Path(options.out), *figure_paths.values()]
+        for path in outputs:
+            check_writable(path)
+        if not partial_path(Path(options.out)).exists():  # no interrupted run to resume
+            check_absent(*outputs)
     checkpoint, skip = require_prunable(as_checkpoint(model)), parse_token_count(options.skip)
     corpus = Corpus(options.text, checkpoint)
     methods = [options.method, options.value_method]
@@ -73,23 +78,11 @@ def sensitivity(model: ModelLike, options: SensitivityOptions) -> Sensitivity:
         )
 
 
-def _check_outputs(out: Path, *figure_paths: Path) -> None:
-    """Raise StatetrimError, before calibration starts, if an output cannot be written, or if one
-    exists and no interrupted run is there to resume."""
-    for path in (out, *figure_paths):
-        check_writable(path)
-    if not partial_path(out).exists():
-        check_absent(out, *figure_paths)
-
-
 def _figure_outputs(
     out: str | Path | None, figures: str | Path | None
 ) -> tuple[dict[str, Path], Callable[[Sensitivity, Path], Any] | None]:
     """Final path of each figure by its path relative to the working directory, and the function
-    that draws the figures there; empty and None if no figures are requested.
-
-    Raises StatetrimError without `out` or without matplotlib.
-    """
+    that draws the figures there; empty and None if no figures are requested."""
     if figures is None:
         return {}, None
     if out is None:
@@ -110,20 +103,19 @@ def _plans(
     model: Checkpoint, options: SensitivityOptions, statistics: Statistics | None
 ) -> Iterator[Plan]:
     """A plan for each width and axis; without `axes`, values that cannot be pruned are skipped."""
-    axes = options.axes
-    for width in options.widths:
-        if axes is None or "key" in axes:
-            to = f"{side_text(width)}x100%"
-            yield select(model, options.method, to, statistics=statistics, progress=False)
-        if axes is None or "value" in axes:
-            try:
-                yield select(
-                    model,
-                    to=f"100%x{side_text(width)}",
-                    value_method=options.value_method,
-                    statistics=statistics,
-                    progress=False,
-                )
-            except StatetrimError:
-                if axes is not None:
-                    raise
+    for width, axis in product(options.widths, ("key", "value")):
+        if options.axes is not None and axis not in options.axes:
+            continue
+        side = side_text(width)
+        selection = derive(
+            SelectOptions,
+            options,
+            to=f"{side}x100%" if axis == "key" else f"100%x{side}",
+            statistics=statistics,
+            progress=False,
+        )
+        try:
+            yield select.run(model, selection)
+        except StatetrimError:
+            if axis == "key" or options.axes is not None:
+                raise

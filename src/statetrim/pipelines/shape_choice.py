@@ -6,24 +6,28 @@ calibration. The choice uses the text that follows the calibration text, and the
 the text after that.
 """
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from ..analysis.predict import predict
-from ..artifacts.decision import Decision, MeasuredShape, Prediction
+from ..artifacts.decision import Decision, MeasuredShape, Prediction, ShapeScore
 from ..artifacts.plan import Plan
+from ..artifacts.scores import Score, Scores
 from ..evaluation.runner import OriginalResults
+from ..judging.losses import headline_score, metric_loss, uninformative_flags
 from ..judging.recommendation import recommend
 from ..runtime.corpus import Corpus
+from ..storage.output import is_complete
 from ..storage.text import Sequences
 from ..tasks.recall import associations
+from ..tasks.unit import UNITS
 from ..version import __version__
 from .estimate import free_memory
 from .job import Job
-from .measuring import adopt_cut, delete_cut, measure_cut, measured_shape, plan_name
 from .observer import Observer
-from .stages import DECISION, StageRunner
+from .stages import DECISION, PLAN, PRUNED, REFITTED, StageRunner
 
 MEASURED = 3  # shapes
 _PAIRS = 32  # per recall sequence, if the vocabulary is large enough
@@ -40,7 +44,7 @@ def choose_shape(job: Job, directory: Path, observer: Observer) -> Job:
     runners = _candidate_runners(job, directory, observer)
     plans = {}
     for name, runner in runners.items():
-        plans[name] = runner.ensure_plan(plan_name(runner.job.target))
+        plans[name] = runner.ensure_plan(f"plan-{name}.json")
     names, predicted = list(runners), dict[str, float]()
     if predicts_shapes(job):
         prediction = _predict(job, plans, directory, observer)
@@ -49,21 +53,21 @@ def choose_shape(job: Job, directory: Path, observer: Observer) -> Job:
     points: list[MeasuredShape] = []
     for name in names:
         runners[name].step = "compare"
-        scores = measure_cut(runners[name])
-        points = points or [measured_shape(job, scores, 0)]
-        points.append(measured_shape(runners[name].job, scores, 1))
+        scores = _measure_cut(runners[name])
+        points = points or [_measured_shape(job, scores, 0)]
+        points.append(_measured_shape(runners[name].job, scores, 1))
         recommendation = recommend(points)
         chosen = str(recommendation.chosen and recommendation.chosen.point)
         for point in points[1:]:  # so that the disk holds at most two cuts
             if str(point) != chosen:
-                delete_cut(runners[str(point)])
+                _delete_cut(runners[str(point)])
     refused = {str(candidate.shape): candidate.refused for candidate in job.candidates}
     lineage = {"statetrim": __version__, "source": job.model.digest, "to": str(job.options.request)}
     Decision(
         job.model.name, points, chosen, recommendation.reason, predicted, refused, lineage
     ).save(directory / DECISION)
     observer.on_message(f"shape {recommendation.reason}")
-    adopt_cut(runners[chosen])
+    _adopt_cut(runners[chosen])
     return replace(job, target=runners[chosen].job.target, candidates={})
 
 
@@ -72,15 +76,13 @@ def _candidate_runners(job: Job, directory: Path, observer: Observer) -> dict[st
     results of the original, and refit unless the options forbid it."""
     original = OriginalResults(job.model, job.options.placement)
     options = replace(job.options, refit=job.options.refit is not False)
-    methods = job.calibrated_methods
     runners = {}
     for target in job.candidates.values():
-        shape_job = replace(job, options=options, target=target, candidates={})
         runners[str(target)] = StageRunner(
-            shape_job,
+            replace(job, options=options, target=target, candidates={}),
             directory,
             observer,
-            methods,
+            methods=job.calibrated_methods,
             shape=str(target),
             evaluated=job.slices.choice,
             original=original,
@@ -131,13 +133,81 @@ def _predict(
 
 
 def _sources(corpus: Corpus, tokens: int, length: int, *, seed: int) -> dict[str, Sequences]:
-    """`tokens` of a text, and as many of recall sequences drawn with `seed`."""
-    text = corpus.read(tokens=tokens, length=length)
-    return {"text": text, "recall": _recall_sequences(len(corpus.tokenizer), tokens, seed)}
-
-
-def _recall_sequences(vocabulary: int, tokens: int, seed: int) -> Sequences:
-    """About `tokens` of associative recall; the evaluation draws with other seeds."""
+    """`tokens` of a text, and about as many of associative recall drawn with `seed`; the evaluation
+    draws with other seeds."""
+    vocabulary = len(corpus.tokenizer)
     pairs = min(_PAIRS, vocabulary // 4)
     ids, _ = associations(vocabulary, pairs, max(1, tokens // (4 * pairs)), seed=seed)
-    return Sequences(ids, {"recall": pairs, "seed": seed, "count": len(ids)})
+    recall = Sequences(ids, {"recall": pairs, "seed": seed, "count": len(ids)})
+    return {"text": corpus.read(tokens=tokens, length=length), "recall": recall}
+
+
+def _measure_cut(runner: StageRunner) -> Scores:
+    """Scores of the original and of the cut of `runner.job`, in this order. The cut, and its
+    refitted copy, stay in `runner.directory`."""
+    name = runner.shape
+    path = runner.directory / f"scores-{name}.json"
+    if not is_complete(path):
+        cut = runner.ensure_pruned(f"cut-{name}", runner.ensure_plan(f"plan-{name}.json"))
+        if runner.job.runs_refit:
+            cut = runner.ensure_refitted(cut, f"fitted-{name}")
+        runner.ensure_scores([cut], path)
+    return Scores.load(path)
+
+
+def _delete_cut(runner: StageRunner) -> None:
+    for path in _result_names(runner):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _adopt_cut(runner: StageRunner) -> None:
+    """Rename what `_measure_cut` made to the names under which the stages of a run look for it, so
+    that nothing is made twice. A killed run continues with what is left."""
+    plan = runner.directory / PLAN
+    if not plan.exists():
+        shutil.copyfile(runner.directory / f"plan-{runner.shape}.json", plan)
+    for path, name in _result_names(runner).items():
+        if path.exists():
+            path.rename(runner.directory / name)
+
+
+def _result_names(runner: StageRunner) -> dict[Path, str]:
+    """The files of a measured cut, with their names in a run of one shape."""
+    name, directory = runner.shape, runner.directory
+    return {
+        directory / f"cut-{name}": PRUNED,
+        directory / f"fitted-{name}-statistics.safetensors": f"{REFITTED}-statistics.safetensors",
+        directory / f"fitted-{name}": REFITTED,
+    }
+
+
+def _measured_shape(job: Job, scores: Scores, model_index: int) -> MeasuredShape:
+    """The scores of one model: 0 is the original, 1 the cut of `job`."""
+    geometry = job.model.geometry if model_index == 0 else job.after
+    measured = {}
+    for score in scores.scores:
+        if score.model == scores.models[model_index]:
+            measured[f"{score.task} {score.metric}"] = _shape_score(scores, score)
+    return MeasuredShape(
+        keep=geometry.head_k_dim,
+        keep_values=geometry.head_v_dim,
+        method="none" if model_index == 0 else " and ".join(job.methods),
+        state_bytes=4 * geometry.state_numel,
+        scores=measured,
+    )
+
+
+def _shape_score(scores: Scores, score: Score) -> ShapeScore:
+    """A score with an interval: the original's score changed by each end of the loss interval."""
+    low = high = None
+    if score.model != scores.baseline:
+        original = headline_score(scores, scores.baseline, score.task, score.metric).value
+        loss = metric_loss(scores, score.model, score.task, score.metric).loss
+        change, unit = -loss if score.higher_is_better else loss, UNITS[score.unit]
+        low, high = unit.value_after(original, change.low), unit.value_after(original, change.high)
+    value = headline_score(scores, score.model, score.task, score.metric).value
+    is_uninformative, _ = uninformative_flags(scores, score.task, score.metric)
+    return ShapeScore(value, low, high, score.unit, score.higher_is_better, is_uninformative)

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,12 @@ from ..evaluation.runner import OriginalResults
 from ..judging.measured_card import with_measurements
 from ..maths.units import MIB
 from ..options import derive
+from ..progress import OnProgress
 from ..recovery.options import RecoverRunOptions
 from ..recovery.recover import recover
 from ..runtime.corpus import Corpus
+from ..runtime.placement import Placement
+from ..selection.options import SelectOptions
 from ..selection.select import select_for_target
 from ..serving.deployment import ship_verdict
 from ..storage.checkpoint import Checkpoint, open_checkpoint
@@ -44,32 +47,23 @@ PLAN, PRUNED, REFITTED = "plan.json", "pruned", "refitted"
 DECISION = "decision.json"  # if several shapes were compared
 
 
+Make = Callable[[OnProgress], None]
+"""Makes the artifact of a stage, and reports its progress."""
+
+
+@dataclass
 class StageRunner:
-    """Runs the stages of `job` in `directory`; `ensure_*` skip what an earlier run finished.
+    """Runs the stages of `job` in `directory`; `ensure_*` skip what an earlier run finished."""
 
-    `methods` are the methods to calibrate for (None: those of the job), if several jobs share the
-    statistics. For a job that is one of several, `step` is the step of the estimate to which its
-    stages belong, except calibration, `shape` is added to the names of its stages, `evaluated`
-    is the text to evaluate on (None: the job's slice for evaluation), and `original` are the
-    original's results, which all of them compare with.
-    """
-
-    def __init__(
-        self,
-        job: Job,
-        directory: Path,
-        observer: Observer,
-        methods: Sequence[str] | None = None,
-        step: str | None = None,
-        shape: str = "",
-        evaluated: Corpus | None = None,
-        original: OriginalResults | None = None,
-    ) -> None:
-        self.job, self.options = job, job.options
-        self.directory, self.observer = directory, observer
-        self.methods = job.calibrated_methods if methods is None else methods
-        self.step, self.shape, self.original = step, shape, original
-        self.evaluated = evaluated or job.slices.evaluation
+    job: Job
+    directory: Path
+    observer: Observer
+    # Of a job that is one of several:
+    methods: Sequence[str] | None = None  # to calibrate for; None: those of the job
+    step: str | None = None  # of the estimate, to which all stages except calibration belong
+    shape: str = ""  # added to the names of the stages
+    evaluated: Corpus | None = None  # None: the job's slice for evaluation
+    original: OriginalResults | None = None  # which all of them compare with
 
     def run_all(self, record: dict[str, Any]) -> Path:
         """Run all stages and return the directory of the resulting checkpoint.
@@ -98,167 +92,146 @@ class StageRunner:
         verdict = ship_verdict(scores, scores.models[1], final)
         write_text(card, with_measurements(card.read_text(encoding="utf-8"), scores, verdict))
         findings = {"checks": checks, "warnings": list(verdict.warnings)}
-        measured = {"measured_from": self.evaluated.start}
+        measured = {"measured_from": self.job.slices.evaluation.start}
         write_json(artifacts_dir / RECORD, as_fields(record | findings | measured))
         return final.path
 
     def ensure_refitted(self, pruned: Checkpoint, name: str = REFITTED) -> Checkpoint:
-        """The cut with output projections refitted by least squares; written to `name`.
-
-        The sums of the refit are first collected in NAME-statistics.safetensors, or are those of
-        the original if heads are removed.
-        """
+        """The cut with output projections refitted by least squares; written to `name`. The sums of
+        the refit are first collected in NAME-statistics.safetensors."""
         job, out = self.job, self.directory / name
         path = self.directory / f"{name}-statistics.safetensors"
         if job.removes_heads:  # kept heads are unchanged, so the original's statistics hold
             path = self.directory / STATISTICS
 
-        def collect() -> None:
-            self._calibrate(path, "calibrating for the refit", pruned, original=job.model)
+        def collect(progress: OnProgress) -> None:
+            self._calibrate(pruned, path, progress, original=job.model)
 
-        def make() -> None:
-            with self.observer.progress("refitting") as progress:
-                refit(pruned, Statistics.load(path), out=out, progress=progress)
+        def make(progress: OnProgress) -> None:
+            refit(pruned, Statistics.load(path), out=out, progress=progress)
 
         if not job.removes_heads and not is_complete(out):
-            self._run_stage("refit", "calibrate for the refit", path, collect)
-        self._run_stage("refit", "refit", out, make)
-        return open_checkpoint(out, job.model.family)
+            stage, bar = "calibrate for the refit", "calibrating for the refit"
+            self._run_stage("refit", stage, path, bar, collect)
+        return self._ensure_checkpoint("refit", "refit", out, "refitting", make)
 
     def ensure_recovered(self, pruned: Checkpoint) -> Checkpoint:
         """The cut after LoRA training with distillation from the original; written to
         `recovered`."""
-        job, options, out = self.job, self.options, self.directory / "recovered"
+        job, options, out = self.job, self.job.options, self.directory / "recovered"
 
-        def make() -> None:
-            with self.observer.progress("recovering") as progress:
-                recovery = RecoverRunOptions(
-                    teacher=job.model,
-                    text=job.slices.recovery,
-                    tokens=job.recovery_tokens,
-                    length=options.length,
-                    batch_size=RECOVERY_BATCH_SIZE,
-                    layerwise=options.layerwise or options.device_map is not None,
-                    device=options.device,
-                    dtype=options.dtype,
-                    seed=options.seed,
-                    out=out,
-                    on_coverage=self.observer.announce,
-                    progress=progress,
-                )
-                recover.run(pruned, recovery)
+        def make(progress: OnProgress) -> None:
+            recovery = RecoverRunOptions(
+                teacher=job.model,
+                text=job.slices.recovery,
+                tokens=job.recovery_tokens,
+                length=options.length,
+                batch_size=RECOVERY_BATCH_SIZE,
+                layerwise=options.layerwise or options.device_map is not None,
+                device=options.device,
+                dtype=options.dtype,
+                seed=options.seed,
+                out=out,
+                on_coverage=self.observer.announce,
+                progress=progress,
+            )
+            recover.run(pruned, recovery)
 
-        self._run_stage("recover", "recover", out, make)
-        return open_checkpoint(out, job.model.family)
+        return self._ensure_checkpoint("recover", "recover", out, "recovering", make)
 
     def ensure_timings(self, cut: Checkpoint) -> None:
         """Compare the speed of the cut and the original; written to timings.json."""
-        path, model = self.directory / "timings.json", self.job.model
+        path, model, placement = self.directory / "timings.json", self.job.model, self._placement
 
-        def make() -> None:
-            with self.observer.progress("timing") as progress:
-                devices = self.options.placement
-                timing = derive(
-                    BenchmarkOptions,
-                    devices,
-                    baseline=model,
-                    rounds=3,
-                    out=path,
-                    progress=progress,
-                )
-                benchmark.run([cut], timing)
+        def make(progress: OnProgress) -> None:
+            timing = derive(
+                BenchmarkOptions, placement, baseline=model, rounds=3, out=path, progress=progress
+            )
+            benchmark.run([cut], timing)
 
-        self._run_stage("benchmark", "benchmark", path, make)
+        self._run_stage("benchmark", "benchmark", path, "timing", make)
 
     def ensure_statistics(self) -> Statistics | None:
         """The statistics of the original that the methods need; None if they need none."""
         path = self.directory / STATISTICS
-        if not self.methods:
+        methods = self.job.calibrated_methods if self.methods is None else self.methods
+        if not methods:
             return None
 
-        def make() -> None:
-            self._calibrate(path, "calibrating", self.job.model, methods=self.methods)
+        def make(progress: OnProgress) -> None:
+            self._calibrate(self.job.model, path, progress, methods=methods)
 
-        self._run_stage("calibrate", "calibrate", path, make)
+        self._run_stage("calibrate", "calibrate", path, "calibrating", make)
         return Statistics.load(path)
 
     def _calibrate(
         self,
-        out: Path,
-        label: str,
         model: Checkpoint,
+        out: Path,
+        progress: OnProgress,
         *,
         methods: Sequence[str] | None = None,
         original: Checkpoint | None = None,
     ) -> None:
         """Run `model` on the job's text and write the statistics for `methods` to `out`, or with
         `original` the sums for the refit of `model`, a cut."""
-        with self.observer.progress(label) as progress:
-            calibration = derive(
-                CalibrateOptions,
-                self.options,
-                text=self.job.slices.calibration,
-                original=original,
-                tokens=self.job.tokens,
-                methods=methods,
-                layerwise=bool(self.options.layerwise),
-                out=out,
-                progress=progress,
-            )
-            calibrate.run(model, calibration)
+        calibration = derive(
+            CalibrateOptions,
+            self.job.options,
+            text=self.job.slices.calibration,
+            original=original,
+            tokens=self.job.tokens,
+            methods=methods,
+            layerwise=bool(self.job.options.layerwise),
+            out=out,
+            progress=progress,
+        )
+        calibrate.run(model, calibration)
 
     def ensure_plan(self, name: str = PLAN, method: str | None = None) -> Plan:
         """What to keep, by the job's methods, or by `method` on all axes, which needs no
         calibration; written to `name`."""
-        job, path = self.job, self.directory / name
+        job, options, path = self.job, self.job.options, self.directory / name
         statistics = None if method else self.ensure_statistics()
 
-        def make() -> None:
-            with self.observer.progress("selecting") as progress:
-                select_for_target(
-                    job.model,
-                    job.target,
-                    method or self.options.method,
-                    {},
-                    value_method=method or self.options.value_method,
-                    value_options={},
-                    head_method=method or HEAD_METHOD,
-                    seed=self.options.seed,
-                    statistics=statistics,
-                    progress=progress,
-                ).save(path)
+        selection = SelectOptions(
+            method=method or options.method,
+            value_method=method or options.value_method,
+            head_method=method or HEAD_METHOD,
+            seed=options.seed,
+            statistics=statistics,
+        )
 
-        step = (
-            "evaluate" if method else "select"
-        )  # `method` makes the control, a part of evaluation
-        self._run_stage(step, f"select by {method or ' and '.join(job.methods)}", path, make)
+        def make(progress: OnProgress) -> None:
+            select_for_target(job.model, job.target, selection, progress).save(path)
+
+        step = "evaluate" if method else "select"  # the control is a part of evaluation
+        stage = f"select by {method or ' and '.join(job.methods)}"
+        self._run_stage(step, stage, path, "selecting", make)
         return Plan.load(path)
 
     def ensure_pruned(self, name: str, plan: Plan) -> Checkpoint:
         """The cut that `plan` describes; written to `name`."""
-        out = self.directory / name
+        out, by_layer = self.directory / name, bool(self.job.after.widths)
 
-        def make() -> None:
-            with self.observer.progress("pruning") as progress:
-                by_layer = bool(self.job.after.widths)
-                prune(self.job.model, plan, out, uneven=by_layer, progress=progress)
+        def make(progress: OnProgress) -> None:
+            prune(self.job.model, plan, out, uneven=by_layer, progress=progress)
 
+        step = "evaluate" if name == CONTROL_METHOD else "prune"
         stage = "prune" if self.shape else f"prune ({name})"
-        self._run_stage("evaluate" if name == CONTROL_METHOD else "prune", stage, out, make)
-        return open_checkpoint(out, self.job.model.family)
+        return self._ensure_checkpoint(step, stage, out, "pruning", make)
 
     def ensure_checks(self, plan: Plan, cut: Checkpoint) -> dict[str, Any]:
         """Compare the cut with the masked original; returns the differences, which are written to
         checks.json. Raises StatetrimError if they are larger than rounding."""
-        path, model = self.directory / "checks.json", self.job.model
-        placement = self.options.placement
+        path, model, placement = self.directory / "checks.json", self.job.model, self._placement
         if placement.device_map is None and needs_streaming(model, 4, free_memory(placement)):
             placement = replace(placement, layerwise=True)  # needs both models in float32 at once
 
-        def make() -> None:
+        def make(progress: OnProgress) -> None:
             write_json(path, asdict(compare_cut(model, plan, cut, placement=placement)))
 
-        self._run_stage("check", "check", path, make)
+        self._run_stage("check", "check", path, "checking", make)
         return read_json(path, MIB)
 
     def ensure_control(self) -> list[Checkpoint]:
@@ -270,36 +243,48 @@ class StageRunner:
 
     def ensure_scores(self, models: list[Checkpoint], path: Path) -> None:
         """Evaluate the original and `models` on the job's tasks; written to `path`."""
-        job, options = self.job, self.options
+        job, options = self.job, self.job.options
+        text = self.evaluated or job.slices.evaluation
 
-        def make() -> None:
-            with self.observer.progress("evaluating") as progress:
-                evaluation = derive(
-                    EvaluateOptions,
-                    options,
-                    baseline=job.model,
-                    text=self.evaluated if "text" in options.tasks else None,
-                    layerwise=bool(options.layerwise),
-                    state_dtype=options.state_dtype or "float32",
-                    original=self.original,
-                    out=path,
-                    progress=progress,
-                )
-                evaluate.run(models, evaluation)
+        def make(progress: OnProgress) -> None:
+            evaluation = derive(
+                EvaluateOptions,
+                options,
+                baseline=job.model,
+                text=text if "text" in options.tasks else None,
+                layerwise=bool(options.layerwise),
+                state_dtype=options.state_dtype or "float32",
+                original=self.original,
+                out=path,
+                progress=progress,
+            )
+            evaluate.run(models, evaluation)
 
-        self._run_stage("evaluate", "evaluate", path, make)
+        self._run_stage("evaluate", "evaluate", path, "evaluating", make)
 
-    def _run_stage(self, step: str, name: str, artifact: Path, make: Callable[[], None]) -> None:
-        """Call `make` unless `artifact` is complete, and notify the observer."""
+    @property
+    def _placement(self) -> Placement:
+        return self.job.options.placement
+
+    def _ensure_checkpoint(
+        self, step: str, name: str, out: Path, bar: str, make: Make
+    ) -> Checkpoint:
+        self._run_stage(step, name, out, bar, make)
+        return open_checkpoint(out, self.job.model.family)
+
+    def _run_stage(self, step: str, name: str, artifact: Path, bar: str, make: Make) -> None:
+        """Notify the observer, and call `make`, with its progress shown as `bar`, unless `artifact`
+        is complete."""
         shared = step == "calibrate"
         self.observer.on_step(step if shared else self.step or step)
         if self.shape and not shared:
             name = f"{name} ({self.shape})"
         if is_complete(artifact):
             self.observer.on_cached(name)
-        else:
-            self.observer.on_start(name)
-            make()
+            return
+        self.observer.on_start(name)
+        with self.observer.progress(bar) as progress:
+            make(progress)
 
 
 def _link_or_copy(source: Path, target: Path) -> None:

@@ -9,8 +9,6 @@ from .job import EVAL_LENGTH, RECOVERY_BATCH_SIZE, Job
 from .options import TrimOptions
 from .shape_choice import MEASURED, prediction_tokens, predicts_shapes
 
-REPORT_STEP = Step("report", "one page", 5.0)
-
 
 @takes_options(TrimOptions)
 def estimate(model: ModelLike, options: TrimOptions) -> list[Step]:
@@ -27,103 +25,93 @@ def estimate(model: ModelLike, options: TrimOptions) -> list[Step]:
 
 def steps(job: Job, machine: Machine) -> list[Step]:
     """The steps of `trim` in order, with their estimated costs on `machine`."""
-    model, options, after = job.model, job.options, job.after
-    nbytes = weight_bytes(model)
-    weights, process = _weights_in_memory(job), cost.PROCESS_BYTES
-    result = [_calibrate_step(job, machine)] if job.calibrated_methods else []
-    result.append(_select_step(job))
-    if job.candidates:
-        result += _comparison_steps(job, machine)
-    else:
-        shape, seconds = after.describe_against(model.geometry), cost.copying_seconds(nbytes)
-        result.append(Step("prune", f"state {shape}", seconds, 64 * 2**20, nbytes))
-    does = "sliced equals masked, prefill equals decode"
-    seconds = 4 * cost.reading_seconds(model, 2 * 64, 1, 64, machine)
-    result.append(Step("check", does, seconds, process + 4 * weights))
-    if job.runs_refit and not job.candidates:
-        result.append(_refit_step(job, machine))
-    if job.recovery_tokens:
-        # The student's forward and backward pass and the teacher's forward pass.
-        seconds = 4 * cost.reading_seconds(
-            model, job.recovery_tokens, RECOVERY_BATCH_SIZE, options.length, machine
-        )
-        does = f"{job.recovery_tokens:,} tokens, distilled from the original"
-        result.append(Step("recover", does, seconds, process + 3 * weights, 2 * nbytes))
-    models = 2 + bool(job.recovery_tokens) + job.runs_control
-    result.append(_evaluate_step(job, machine, models))
-    if job.runs_benchmark:
-        seconds = 60 * cost.reading_seconds(model, 64 * 16, 16, 64, machine)
-        result.append(Step("benchmark", "both, in turns", seconds, process + 2 * weights))
-    result.append(REPORT_STEP)
-    return result
+    return _Estimate(job, machine).steps()
 
 
-def _weights_in_memory(job: Job) -> int:
-    """Bytes that the weights of one model take in memory; 0 if they are streamed."""
-    return 0 if job.streams_weights else weight_bytes(job.model)
+class _Estimate:
+    """What the steps of `job` take on `machine`."""
 
+    def __init__(self, job: Job, machine: Machine) -> None:
+        self.job, self.options, self.machine = job, job.options, machine
+        self.nbytes = weight_bytes(job.model)
+        self.weights = 0 if job.streams_weights else self.nbytes  # of one model in memory
+        self.process = cost.PROCESS_BYTES
 
-def _calibrate_step(job: Job, machine: Machine) -> Step:
-    model, options, before = job.model, job.options, job.model.geometry
-    sum_bytes = 2 * 8 * len(before.layers) * before.num_k_heads * before.head_k_dim**2
-    if job.removes_heads:
-        sum_bytes = 8 * len(before.layers) * 2 * (before.num_v_heads * before.head_v_dim) ** 2
-    seconds = cost.reading_seconds(model, job.tokens, options.batch_size, options.length, machine)
-    does = f"{job.tokens:,} tokens of {options.text}"
-    if options.recall:
-        does += f", {100 * options.recall:.0f}% recall sequences"
-    if options.random:
-        does += f", {100 * options.random:.0f}% random tokens"
-    memory = cost.PROCESS_BYTES + _weights_in_memory(job) + sum_bytes
-    return Step("calibrate", does, seconds, memory, sum_bytes)
+    def read(self, tokens: int, batch_size: int = 0, length: int = 0) -> float:
+        """Seconds of a forward pass, in the job's batches unless others are given."""
+        batching = batch_size or self.options.batch_size, length or self.options.length
+        return cost.reading_seconds(self.job.model, tokens, *batching, self.machine)
 
+    def steps(self) -> list[Step]:
+        job, after = self.job, self.job.after
+        result = [self.calibrate()] if job.calibrated_methods else []
+        heads = len(after.layers) * after.num_k_heads
+        result.append(Step("select", f"{' and '.join(job.methods)}, {heads} heads", heads * 0.01))
+        if job.candidates:
+            result += self.compare()
+        else:
+            shape = after.describe_against(job.model.geometry)
+            seconds = cost.copying_seconds(self.nbytes)
+            result.append(Step("prune", f"state {shape}", seconds, 64 * 2**20, self.nbytes))
+        does, seconds = "sliced equals masked, prefill equals decode", 4 * self.read(2 * 64, 1, 64)
+        result.append(Step("check", does, seconds, self.process + 4 * self.weights))
+        if job.runs_refit and not job.candidates:
+            result.append(self.refit())
+        if job.recovery_tokens:
+            # The student's forward and backward pass and the teacher's forward pass.
+            seconds = 4 * self.read(job.recovery_tokens, RECOVERY_BATCH_SIZE)
+            does = f"{job.recovery_tokens:,} tokens, distilled from the original"
+            memory = self.process + 3 * self.weights
+            result.append(Step("recover", does, seconds, memory, 2 * self.nbytes))
+        result.append(self.evaluate(2 + bool(job.recovery_tokens) + job.runs_control))
+        if job.runs_benchmark:
+            seconds, memory = 60 * self.read(64 * 16, 16, 64), self.process + 2 * self.weights
+            result.append(Step("benchmark", "both, in turns", seconds, memory))
+        return [*result, Step("report", "one page", 5.0)]
 
-def _select_step(job: Job) -> Step:
-    heads = len(job.after.layers) * job.after.num_k_heads
-    return Step("select", f"{' and '.join(job.methods)}, {heads} heads", heads * 0.01)
+    def calibrate(self) -> Step:
+        job, options, before = self.job, self.options, self.job.model.geometry
+        sum_bytes = 2 * 8 * len(before.layers) * before.num_k_heads * before.head_k_dim**2
+        if job.removes_heads:
+            sum_bytes = 8 * len(before.layers) * 2 * (before.num_v_heads * before.head_v_dim) ** 2
+        does = f"{job.tokens:,} tokens of {options.text}"
+        if options.recall:
+            does += f", {100 * options.recall:.0f}% recall sequences"
+        if options.random:
+            does += f", {100 * options.random:.0f}% random tokens"
+        memory = self.process + self.weights + sum_bytes
+        return Step("calibrate", does, self.read(job.tokens), memory, sum_bytes)
 
+    def refit(self) -> Step:
+        if self.job.removes_heads:  # uses the statistics of calibration
+            does = "output projections, from the same statistics"
+            seconds = cost.copying_seconds(self.nbytes)
+            return Step("refit", does, seconds, self.process, self.nbytes)
+        after = self.job.after
+        width = after.num_v_heads * (self.job.model.geometry.head_v_dim + after.head_v_dim)
+        moments = 8 * len(after.layers) * after.num_v_heads * after.head_v_dim * width
+        does, seconds = "output projections, in closed form", 2 * self.read(self.job.tokens)
+        memory = self.process + 2 * self.weights + moments
+        return Step("refit", does, seconds, memory, self.nbytes + moments)
 
-def _refit_step(job: Job, machine: Machine) -> Step:
-    model, options, after = job.model, job.options, job.after
-    if job.removes_heads:  # uses the statistics of calibration
-        does, nbytes = "output projections, from the same statistics", weight_bytes(model)
-        return Step("refit", does, cost.copying_seconds(nbytes), cost.PROCESS_BYTES, nbytes)
-    seconds = 2 * cost.reading_seconds(
-        model, job.tokens, options.batch_size, options.length, machine
-    )
-    width = after.num_v_heads * (model.geometry.head_v_dim + after.head_v_dim)
-    moments = 8 * len(after.layers) * after.num_v_heads * after.head_v_dim * width
-    disk = weight_bytes(model) + moments
-    memory = cost.PROCESS_BYTES + 2 * _weights_in_memory(job) + moments
-    return Step("refit", "output projections, in closed form", seconds, memory, disk)
+    def evaluate(self, models: int) -> Step:
+        """Evaluation of `models`; the original runs again with each cut, to compare logits."""
+        tasks, limit = self.options.tasks, self.options.limit
+        tokens = limit * EVAL_LENGTH * len(tasks)
+        seconds = (2 * models - 1) * self.read(tokens, 8, EVAL_LENGTH)
+        does = f"{', '.join(tasks)} on {models} models, {limit} samples a task"
+        return Step("evaluate", does, seconds, self.process + 2 * self.weights, self.nbytes)
 
-
-def _evaluate_step(job: Job, machine: Machine, models: int) -> Step:
-    """Evaluation of `models`; the original runs again with each cut, to compare logits."""
-    model, options = job.model, job.options
-    tokens = options.limit * EVAL_LENGTH * len(options.tasks)
-    seconds = (2 * models - 1) * cost.reading_seconds(model, tokens, 8, EVAL_LENGTH, machine)
-    does = f"{', '.join(options.tasks)} on {models} models, {options.limit} samples a task"
-    memory = cost.PROCESS_BYTES + 2 * _weights_in_memory(job)
-    return Step("evaluate", does, seconds, memory, weight_bytes(model))
-
-
-def _comparison_steps(job: Job, machine: Machine) -> list[Step]:
-    """The prediction, which runs every mixer once per shape, and pruning, refitting and measuring
-    the best; the cut to the chosen one is the result."""
-    model, options, count = job.model, job.options, len(job.candidates)
-    nbytes, weights = weight_bytes(model), _weights_in_memory(job)
-    batching = options.batch_size, options.length, machine
-    result = []
-    if predicts_shapes(job):
-        pass_seconds = cost.reading_seconds(
-            model, prediction_tokens(job) + options.limit * EVAL_LENGTH, *batching
-        )
-        memory = cost.PROCESS_BYTES + weights
-        result.append(Step("predict", f"{count} shapes", (2 + count) * pass_seconds, memory))
-        count = MEASURED
-    refit_seconds = 2 * cost.reading_seconds(model, job.tokens, *batching)
-    eval_seconds = _evaluate_step(job, machine, 2).seconds
-    seconds = count * (2 * cost.copying_seconds(nbytes) + refit_seconds + eval_seconds)
-    does = f"{count} shapes: cut, refit, evaluate"
-    return [*result, Step("compare", does, seconds, cost.PROCESS_BYTES + 2 * weights, 4 * nbytes)]
+    def compare(self) -> list[Step]:
+        """The prediction, which runs every mixer once per shape, and pruning, refitting and
+        measuring the best; the cut to the chosen one is the result."""
+        job, count, result = self.job, len(self.job.candidates), []
+        if predicts_shapes(job):
+            tokens = prediction_tokens(job) + self.options.limit * EVAL_LENGTH
+            seconds, memory = (2 + count) * self.read(tokens), self.process + self.weights
+            result.append(Step("predict", f"{count} shapes", seconds, memory))
+            count = MEASURED
+        seconds = 2 * cost.copying_seconds(self.nbytes) + 2 * self.read(job.tokens)
+        seconds = count * (seconds + self.evaluate(2).seconds)
+        does, memory = f"{count} shapes: cut, refit, evaluate", self.process + 2 * self.weights
+        return [*result, Step("compare", does, seconds, memory, 4 * self.nbytes)]

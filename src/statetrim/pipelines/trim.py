@@ -25,7 +25,7 @@ from ..storage.output import (
     open_output,
 )
 from ..storage.space import check_writable
-from .job import CONTROL_METHOD, EVAL_LENGTH, Job, is_comparable, recipe_record
+from .job import CONTROL_METHOD, EVAL_LENGTH, Job, recipe_record
 from .observer import Observer, ProgressObserver
 from .options import TrimRunOptions
 from .shape_choice import choose_shape
@@ -55,9 +55,10 @@ def trim(model: ModelLike, options: TrimRunOptions) -> Checkpoint:
 
 def is_finished(job: Job, out: str | Path) -> bool:
     """Whether `out` is this job's result; False if nothing is there. Raises StatetrimError if it is
-    anything else, or if the model is not downloaded and `out` exists."""
+    anything else, or if the model is not downloaded and `out` exists: the job's record, which has
+    the digest of all weights, cannot be compared then."""
     out = Path(out)
-    if not is_comparable(job.model, out):
+    if not job.model.downloaded or not out.exists():
         check_absent(out)
         return False
     _check_same_measurement(job, out)
@@ -95,10 +96,7 @@ def _check_text(job: Job) -> None:
 
 def _report(model: Checkpoint, out: Path, observer: Observer) -> None:
     """Write the report, which contains final paths, after `out` is published, unless it is
-    complete.
-
-    If a run is killed before that, the rerun writes it.
-    """
+    complete. If a run is killed before that, the rerun writes it."""
     artifacts_dir = out / ARTIFACTS
     if is_complete(artifacts_dir / "report"):
         return
@@ -112,11 +110,9 @@ def _report(model: Checkpoint, out: Path, observer: Observer) -> None:
 
 
 def _check_same_measurement(job: Job, out: Path) -> None:
-    """Raise StatetrimError if `out` differs from this job's result only in `MEASUREMENT_OPTIONS`.
-
-    The message contains the commands that measure it again. A rerun of `trim` would not give the
-    same cut, because `limit` moves the text that recovery and the choice of a shape read.
-    """
+    """Raise StatetrimError if `out` differs from this job's result only in `MEASUREMENT_OPTIONS`. A
+    rerun of `trim` would not give the same cut, because `limit` moves the text that recovery and
+    the choice of a shape read."""
     path = out / ARTIFACTS / RECORD
     if not path.is_file():
         return
@@ -125,34 +121,24 @@ def _check_same_measurement(job: Job, out: Path) -> None:
     if differing and {*differing} <= {*MEASUREMENT_OPTIONS}:
         raise StatetrimError(
             f"{out} is complete, and was measured with another {' and '.join(differing)}; to "
-            f"measure it again, run: {shlex.join(_evaluate_command(job, out))} and then: "
-            f"{shlex.join(_report_command(job, out))}"
+            f"measure it again, run: {' and then: '.join(_measure_commands(job, out))}"
         )
 
 
-def _evaluate_command(job: Job, out: Path) -> list[str]:
-    """The command that evaluates the result again with the job's measurement options."""
-    options = job.options
-    arguments: dict[str, Any] = {"--baseline": job.model.path, "--tasks": ",".join(options.tasks)}
+def _measure_commands(job: Job, out: Path) -> list[str]:
+    """The commands that evaluate the result again with the job's measurement options, and write a
+    report; the scores and the page are written next to `out`."""
+    options, original = job.options, str(job.model.path)
+    scores, page = (out.with_name(out.name + suffix) for suffix in ("-scores.json", "-report"))
+    arguments: dict[str, Any] = {"--baseline": original, "--tasks": ",".join(options.tasks)}
     if "text" in options.tasks:
         ends = [text.end for text in read_seen_texts(open_checkpoint(out, job.model.family))]
         arguments |= {"--text": options.text, "--skip": max(ends, default=0)}
     arguments |= {"--data": options.data, "--state-dtype": options.state_dtype}
-    arguments |= {"--limit": options.limit, "-o": _new_scores_path(out)}
-    command = ["statetrim", "evaluate", str(out)]
+    arguments |= {"--limit": options.limit, "-o": scores}
+    evaluate = ["statetrim", "evaluate", str(out)]
     for name, value in arguments.items():
         if value is not None:
-            command += [name, str(value)]
-    return command
-
-
-def _report_command(job: Job, out: Path) -> list[str]:
-    """The command that writes OUT-report, next to `out`, from the scores of `_evaluate_command`."""
-    page = out.with_name(f"{out.name}-report")
-    inputs = [str(job.model.path), str(out), str(_new_scores_path(out))]
-    return ["statetrim", "report", *inputs, "-o", str(page)]
-
-
-def _new_scores_path(out: Path) -> Path:
-    """OUT-scores.json, next to `out`."""
-    return out.with_name(f"{out.name}-scores.json")
+            evaluate += [name, str(value)]
+    report = ["statetrim", "report", original, str(out), str(scores), "-o", str(page)]
+    return [shlex.join(evaluate), shlex.join(report)]

@@ -42,11 +42,9 @@ def is_rank_zero() -> bool:
 
 @contextmanager
 def progress_reporter(progress: ShowProgress, label: str) -> Iterator[OnProgress]:
-    """Yields the callback that a long run reports to: `progress` itself if it is one.
-
-    True shows a bar in a terminal or a notebook, in rank 0 only, and nothing if standard error is a
-    file; `label` is its text for reports that have none.
-    """
+    """Yields the callback that a long run reports to: `progress` itself if it is one. True shows a
+    bar in a terminal or a notebook, in rank 0 only; `label` is its text for reports that have
+    none."""
     if callable(progress):
         yield progress
     elif progress and is_rank_zero():

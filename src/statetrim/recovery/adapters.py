@@ -5,7 +5,7 @@ An `Update` maps trained parameters to names in the checkpoint, where they are w
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -32,12 +32,8 @@ class Coverage:
     trained_parameters: int = 0
     all_parameters: int = 0
 
-    def as_json(self) -> dict[str, Any]:
-        """A dictionary for JSON records."""
-        return asdict(self) | {"softmax": list(self.softmax), "mlp": list(self.mlp)}
 
-
-LayerContext = Callable[[nn.Module], AbstractContextManager[None]]
+LayerContext = Callable[[nn.Module], AbstractContextManager[Any]]
 Replacement = Callable[[Tensor], Tensor]
 """From the stored value of a tensor to its new value, float32."""
 
@@ -83,15 +79,22 @@ class Adapters:
     coverage: Coverage = field(default_factory=Coverage)
 
 
-def attach_adapters(
-    live: LiveModel, options: RecoverOptions, layer_context: LayerContext | None = None
-) -> Adapters:
-    """Freeze `live`, and make trainable in float32 what the options say.
+@dataclass(eq=False)
+class TrainingResult:
+    """Trained tensors by their name in the live model, the losses by step, and held-out recall."""
 
-    Each decoder layer is adapted within `layer_context(layer)`. Raises StatetrimError if one of the
-    layers has no linear attention, if the family does not list a linear module that LoRA should
-    adapt, or if a trained parameter is not in the checkpoint.
-    """
+    adapters: Adapters
+    trained: dict[str, Tensor]
+    curve: list[dict[str, Any]]
+    held_out: list[dict[str, Any]]
+
+
+def attach_adapters(
+    live: LiveModel, options: RecoverOptions, layer_context: LayerContext = nullcontext
+) -> Adapters:
+    """Freeze `live`, and make trainable in float32 what the options say; each decoder layer is
+    adapted within `layer_context(layer)`. Raises StatetrimError if that is not possible, or if a
+    trained parameter is not in the checkpoint."""
     live.module.requires_grad_(False)
     model = live.checkpoint
     names = {id(module): name for name, module in live.module.named_modules()}
@@ -99,7 +102,7 @@ def attach_adapters(
     coverage = adapters.coverage
     mixers = select_mixers(live, options.layers)
     for number, layer in enumerate(live.decoder_layers):
-        with nullcontext() if layer_context is None else layer_context(layer):
+        with layer_context(layer):
             mixer = live.mixers.get(number)
             by_group = _linear_by_group(layer, mixer)
             for group, module_names in by_group.items():
@@ -111,10 +114,9 @@ def attach_adapters(
                 setattr(coverage, group, (adapted, total + len(module_names)))
             if mixer is not None and number in mixers:
                 adapt_mixer(mixer, names[id(mixer)], model, adapters, options)
+    trained = [parameter for parameter in live.module.parameters() if parameter.requires_grad]
+    coverage.trained_parameters = sum(parameter.numel() for parameter in trained)
     coverage.all_parameters = model.parameters
-    coverage.trained_parameters = sum(
-        p.numel() for p in live.module.parameters() if p.requires_grad
-    )
     return adapters
 
 
@@ -145,8 +147,7 @@ def adapt_mixer(
     mixer: nn.Module, name: str, model: Checkpoint, adapters: Adapters, options: RecoverOptions
 ) -> None:
     """Make one mixer, `name` in the live model, trainable: all its weights, or LoRA on its linear
-    modules and its convolutions in full; adds to `adapters`. Raises StatetrimError if the mixer has
-    no linear module for LoRA, or one that the family does not list."""
+    modules and its convolutions in full; adds to `adapters`."""
     linear, convolutions = list[str](), dict[str, nn.Conv1d]()
     for module_name, module in mixer.named_modules():
         if isinstance(module, nn.Linear):
@@ -265,9 +266,8 @@ def find_stored_names(name: str, value: Tensor, model: Checkpoint) -> tuple[str,
 
 def _equals_stored(names: Sequence[str], live_value: Tensor, model: Checkpoint) -> bool:
     """Whether the stored tensors, concatenated, have the values of the live parameter."""
-    for name in names:
-        if model.tensors[name][1].dtype not in DTYPES:
-            return False
+    if any(model.tensors[name][1].dtype not in DTYPES for name in names):
+        return False
     stored = torch.cat([model.tensor(name) for name in names])
     live_value = live_value.detach().cpu()
     return stored.numel() == live_value.numel() and torch.equal(

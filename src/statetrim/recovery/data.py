@@ -40,8 +40,7 @@ class TrainingRows:
     recall: RecallRows | None = None
 
     def batches(self, size: int) -> list[Batch]:
-        """All rows in order, `size` at a time: pairs of token ids, int64 [size, length], and which
-        rows are recall sequences, bool [size]. The last batch may be smaller."""
+        """All rows in order, `size` at a time; the last batch may be smaller."""
         is_recall = torch.zeros(len(self.ids), dtype=torch.bool)
         if self.recall is not None:
             is_recall = self.recall.is_recall
@@ -56,11 +55,8 @@ def load_training_rows(
     options: RecoverOptions,
 ) -> TrainingRows:
     """Tokenize `text`, and mix it with recall sequences as `options.recall` says; tokens that do
-    not fill a batch are left out.
-
-    Ready `Sequences` are taken as they are, and cannot be mixed with recall. Raises StatetrimError
-    if there is not one full batch, or if the tokenizers of student and teacher differ.
-    """
+    not fill a batch are left out. Ready `Sequences` are taken as they are. Raises StatetrimError if
+    there is not one full batch, or if the tokenizers of student and teacher differ."""
     batch_size, length, recall_share = options.batch_size, options.length, options.recall
     if isinstance(text, Sequences):
         if recall_share:

@@ -144,11 +144,10 @@ class Distillation(nn.Module):
             student_hidden[has_weight],
             targets[has_weight],
             self.head,
+            weights[has_weight],
             None if teacher_hidden is None else teacher_hidden[has_weight],
             self.__dict__["teacher_head"],
             self.temperature,
-            None,
-            weights[has_weight],
         )
         rows = (weights > 0).any(1).sum(0)  # [sources]
         return {"loss": loss, "sums": torch.cat([rows[None], loss_parts * len(input_ids)]).mT}
@@ -158,13 +157,13 @@ class Distillation(nn.Module):
         All together sum to 1; without `is_recall` every row is text."""
         rows, time = input_ids.shape
         weights = torch.zeros(rows, time, 2, device=input_ids.device)
+        weights[:, :-1, 0] = 1 / (rows * (time - 1))
         if is_recall is None:
-            weights[:, :-1, 0] = 1 / (rows * (time - 1))
             return weights
         assert self.answer_positions is not None
         is_answer = torch.zeros(time, dtype=torch.bool, device=is_recall.device)
         is_answer[self.answer_positions.to(is_recall.device)] = True
-        weights[~is_recall, :-1, 0] = 1 / (rows * (time - 1))
+        weights[is_recall, :, 0] = 0
         weights[:, :, 1] = is_recall[:, None] * is_answer / (rows * len(self.answer_positions))
         return weights
 
@@ -193,78 +192,45 @@ def chunked_loss(
     hidden: Tensor,
     targets: Tensor,
     head: LogitHead,
+    weights: Tensor,
     teacher_hidden: Tensor | None = None,
     teacher_head: LogitHead | None = None,
     temperature: float = 2.0,
     chunk_size: int | None = None,
-    weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Mean over positions of cross-entropy + temperature² KL(teacher || student), and its parts
-    [2]: cross-entropy, and KL at `temperature` without the factor (0 without a teacher).
+    """The sum of cross-entropy + temperature² KL(teacher || student) over positions, and its parts
+    [2, sources]: cross-entropy, and KL at `temperature` without the factor (0 without a teacher).
 
-    `hidden` and `teacher_hidden` [positions, hidden], `targets` [positions]. With `weights`
-    [positions, sources]: the weighted sum instead of the mean, and its parts [2, sources]. Only
-    `hidden` gets a gradient. `chunk_size` is in positions (default: by device and vocabulary).
+    `hidden` and `teacher_hidden` [positions, hidden], `targets` [positions], `weights` [positions,
+    sources]. Only `hidden` gets a gradient. `chunk_size` is in positions (default: by device and
+    vocabulary).
     """
-    apply: Any = _ChunkedLoss.apply
-    is_mean = weights is None
-    if weights is None:
-        weights = torch.full((len(targets), 1), 1 / len(targets), device=hidden.device)
-    loss, loss_parts = apply(
-        hidden, targets, head, teacher_hidden, teacher_head, temperature, chunk_size, weights
-    )
-    return loss, loss_parts.squeeze(-1) if is_mean else loss_parts
-
-
-class _ChunkedLoss(torch.autograd.Function):
-    """`chunked_loss`, differentiable by `hidden`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        targets: Tensor,
-        head: LogitHead,
-        teacher_hidden: Tensor | None,
-        teacher_head: LogitHead | None,
-        temperature: float,
-        chunk_size: int | None,
-        weights: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        count = len(targets)
+    needs_gradient = hidden.requires_grad and torch.is_grad_enabled()
+    with torch.no_grad():
         weight, bias = head.weight, head.bias
-        if teacher_hidden is not None:
-            assert teacher_head is not None
+        if teacher_head is not None:
             teacher_weight, teacher_bias = teacher_head.weight, teacher_head.bias
         chunk_size = chunk_size or _chunk_size(weight)
-        needs_gradient = ctx.needs_input_grad[0]
-        hidden_gradient = torch.empty_like(hidden) if needs_gradient else None
-        position_losses = torch.zeros(2, count, dtype=torch.float64, device=hidden.device)
-        position_weights = weights.sum(-1, keepdim=True)
-        for start in range(0, count, chunk_size):
-            span = slice(start, min(start + chunk_size, count))
-            logits = head.logits(hidden[span], weight, bias)
-            teacher_logits = None
+        gradient = torch.empty_like(hidden) if needs_gradient else None
+        losses = torch.zeros(2, len(targets), dtype=torch.float64, device=hidden.device)
+        for start in range(0, len(targets), chunk_size):
+            span = slice(start, start + chunk_size)
+            logits, teacher_logits = head.logits(hidden[span], weight, bias), None
             if teacher_hidden is not None and teacher_head is not None:
                 part = teacher_hidden[span]
                 teacher_logits = teacher_head.logits(part, teacher_weight, teacher_bias)
-            losses = position_losses[:, span]
             logit_gradient = _chunk_loss(
-                logits, targets[span], teacher_logits, temperature, losses, needs_gradient
+                logits, targets[span], teacher_logits, temperature, losses[:, span], needs_gradient
             )
-            if hidden_gradient is not None:
-                gradient = head.backward(logit_gradient, logits, weight)
-                hidden_gradient[span] = gradient.mul_(position_weights[span])
-        loss_parts = (position_losses @ weights.double()).float()
-        if hidden_gradient is not None:
-            ctx.save_for_backward(hidden_gradient)
-        ctx.mark_non_differentiable(loss_parts)
-        return loss_parts[0].sum() + temperature**2 * loss_parts[1].sum(), loss_parts
-
-    @staticmethod
-    def backward(ctx: Any, loss: Tensor, parts: Tensor) -> Any:
-        (gradient,) = ctx.saved_tensors
-        return gradient * loss.to(gradient.dtype), *[None] * 7
+            if gradient is not None:
+                chunk_gradient = head.backward(logit_gradient, logits, weight)
+                gradient[span] = chunk_gradient.mul_(weights[span].sum(-1, keepdim=True))
+        loss_parts = (losses @ weights.double()).float()
+        loss = loss_parts[0].sum() + temperature**2 * loss_parts[1].sum()
+    if gradient is not None:  # adds zero, whose derivative by `hidden` is the gradient from above
+        product = (hidden * gradient).sum(dtype=torch.float32)
+        loss = loss + (product - product.detach())
+    return loss, loss_parts
 
 
 def _chunk_size(weight: Tensor) -> int:
@@ -280,13 +246,10 @@ def _chunk_loss(
     position_losses: Tensor,
     needs_gradient: bool,
 ) -> Tensor:
-    """Write cross-entropy and, with a teacher, KL without its factor temperature² to
-    `position_losses` [2, positions]; returns the gradient of each position's loss with respect to
-    its `logits`, [positions, vocabulary] (meaningless unless `needs_gradient`).
-
-    Works in place where possible, since these are the largest tensors of a step; `teacher_logits`
-    are overwritten.
-    """
+    """Write cross-entropy and, with a teacher, KL without its factor to `position_losses` [2,
+    positions]; returns the gradient of each position's loss by its `logits` (meaningless unless
+    `needs_gradient`). Works in place where possible, since these are the largest tensors of a step;
+    `teacher_logits` are overwritten."""
     rows = torch.arange(len(targets), device=targets.device)
     log_q = logits.log_softmax(-1)
     position_losses[0] = -log_q[rows, targets]

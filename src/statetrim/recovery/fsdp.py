@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from ..errors import StatetrimError
 from ..runtime.distributed import launched_world_size
 from ..runtime.live import LiveModel
-from ..runtime.stored_weights import StoredWeights
 
 
 def check_launch(sharded: bool) -> None:
@@ -57,7 +56,8 @@ class Sharder:
         """A context in which a decoder layer is in memory in full; it is sharded at its end."""
         from torch.distributed.fsdp import fully_shard
 
-        _stored_weights(live).load_permanently(layer)
+        assert live.weights is not None, "it is in memory already"
+        live.weights.load_permanently(layer)
         yield
         fully_shard(layer, mesh=self.mesh)
 
@@ -66,7 +66,8 @@ class Sharder:
         if a parameter of the model is then not sharded."""
         from torch.distributed.fsdp import fully_shard
 
-        module, weights = live.module, _stored_weights(live)
+        module, weights = live.module, live.weights
+        assert weights is not None
         embeddings, head = module.get_input_embeddings(), live.lm_head
         weights.load_permanently(embeddings)
         module.tie_weights()  # first, or a tied head would be read as a separate matrix
@@ -81,12 +82,6 @@ class Sharder:
         if tied:  # else the head would still refer to the full matrix
             head.weight = embeddings.weight
         check_sharded(module)
-
-
-def _stored_weights(live: LiveModel) -> StoredWeights:
-    """The weights on disk of a model that was loaded layerwise; an assertion fails for others."""
-    assert live.weights is not None, "it is in memory already"
-    return live.weights
 
 
 def check_sharded(module: nn.Module) -> None:

@@ -6,7 +6,7 @@ student. An interrupted layer is trained again from its beginning.
 """
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +21,10 @@ from ..runtime.loading import load_live
 from ..runtime.sequential import LayerPass, LayerWalk
 from ..storage.checkpoint import Checkpoint
 from ..storage.safetensors_file import save_tensors
-from .adapters import Adapters, Update, adapt_mixer, select_mixers
+from .adapters import Adapters, TrainingResult, Update, adapt_mixer, select_mixers
 from .data import Batch, RecallRows, TrainingRows
 from .options import RecoverOptions
 from .schedule import has_stalled, is_check_due, warm_up_steps
-
-Curve = list[dict[str, Any]]
-
-
-@dataclass
-class RepairResult:
-    """The trained tensors by name, the loss per step and layer, and the held-out recall error."""
-
-    adapters: Adapters
-    trained: dict[str, Tensor]
-    curve: Curve
-    held_out: Curve
 
 
 class LayerwiseRecovery:
@@ -57,7 +45,7 @@ class LayerwiseRecovery:
             raise StatetrimError("teacher and student have linear attention in different layers")
         self.mixers = select_mixers(self.student, options.layers)
 
-    def run(self, data: TrainingRows, progress: OnProgress) -> RepairResult:
+    def run(self, data: TrainingRows, progress: OnProgress) -> TrainingResult:
         """Train the mixers of the chosen layers, resuming at the layer in which an earlier run
         stopped; the result includes its layers. The held-out rows pass the teacher as one more
         batch, the last."""
@@ -90,7 +78,8 @@ class LayerwiseRecovery:
         with hook_mixers({number: self.teacher.mixers[number]}, calls.append):
             if recall is not None:
                 for _ in layer_pass.run([len(batches)]):
-                    training.set_held_out(calls.pop())
+                    training.held_out_call = calls.pop()
+                    training.measure_held_out(0)
             for step in layer_pass.run(range(len(batches))):
                 ids, is_recall = batches[step]
                 tokens += ids.numel()
@@ -113,9 +102,9 @@ class LayerwiseRecovery:
         answer_positions = None if recall is None else recall.answer_positions
         return _MixerTraining(number, name, mixer, adapters, self.options, steps, answer_positions)
 
-    def _load_result(self) -> RepairResult:
+    def _load_result(self) -> TrainingResult:
         """The result from the files of all layers, which earlier runs may have written."""
-        result = RepairResult(Adapters(), {}, [], [])
+        result = TrainingResult(Adapters(), {}, [], [])
         coverage = result.adapters.coverage
         for number in sorted(self.mixers):
             path = self.directory / f"layer-{number}.safetensors"
@@ -127,9 +116,8 @@ class LayerwiseRecovery:
             for stored, parameters, scale in json.loads(metadata["updates"]):
                 result.adapters.updates.append(Update(tuple(stored), tuple(parameters), scale))
             layer_coverage = json.loads(metadata["coverage"])
-            coverage.layers += layer_coverage["layers"]
-            coverage.projections += layer_coverage["projections"]
-            coverage.convolutions += layer_coverage["convolutions"]
+            for name in ("layers", "projections", "convolutions"):
+                setattr(coverage, name, getattr(coverage, name) + layer_coverage[name])
         coverage.trained_parameters = sum(value.numel() for value in result.trained.values())
         coverage.all_parameters = self.checkpoint.parameters
         return result
@@ -163,16 +151,11 @@ class _MixerTraining:
             num_training_steps=steps,
             min_lr=options.final_learning_rate,
         )
-        self.curve: Curve = []
-        self.held_out_curve: Curve = []
+        self.curve: list[dict[str, Any]] = []
+        self.held_out_curve: list[dict[str, Any]] = []
         self.held_out_call: MixerCall | None = None
 
-    def set_held_out(self, call: MixerCall) -> None:
-        """Measure the error on this call of the teacher's mixer, now and during training."""
-        self.held_out_call = call
-        self._measure_held_out(0)
-
-    def _measure_held_out(self, tokens: int) -> None:
+    def measure_held_out(self, tokens: int) -> None:
         """Append the error on the held-out call; set `stopped` if it no longer falls."""
         assert self.held_out_call is not None
         all_recall = torch.ones(len(self.held_out_call.output), dtype=torch.bool)
@@ -219,7 +202,7 @@ class _MixerTraining:
         progress = {"layer": self.layer, "step": len(self.curve) + 1, "tokens": tokens}
         self.curve.append(progress | {"loss": float(loss.detach()), "learning_rate": learning_rate})
         if self.held_out_call is not None and is_check_due(len(self.curve), self.steps):
-            self._measure_held_out(tokens)
+            self.measure_held_out(tokens)
         return float(loss.detach())
 
     def save(self, target: Path) -> None:
@@ -232,7 +215,7 @@ class _MixerTraining:
             "curve": json.dumps(self.curve),
             "held_out": json.dumps(self.held_out_curve),
             "updates": json.dumps(updates),
-            "coverage": json.dumps(self.adapters.coverage.as_json()),
+            "coverage": json.dumps(asdict(self.adapters.coverage)),
         }
         save_tensors(target, tensors, metadata)
         self.mixer.to("meta")

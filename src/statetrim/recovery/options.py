@@ -33,23 +33,10 @@ def parse_layer_numbers(text: str) -> list[int]:
 class RecoverOptions(OneDevice):
     """How recovery trains; the defaults are the paper's.
 
-    Training uses about `tokens` tokens of the text, after the first `skip`, in sequences of
-    `length` tokens: `batch_size` sequences per step over all processes, `micro_batch` per forward
-    pass in each. LoRA adapters with `rank` and `alpha` are put on every projection of the
-    linear-attention layers (`also`: "softmax", "mlp"); their convolutions are trained in full. The
-    learning rate rises for the fraction `warm_up` of all steps and decays to `last_learning_rate`,
-    by default a tenth.
-
-    `control` trains the teacher itself with the same data and steps, which shows what training
-    alone gains. `layerwise` trains one mixer at a time against the teacher's, with weights streamed
-    from disk; `shard` shards both models over the processes of a torchrun launch. `recall` is the
-    fraction of the tokens that are generated recall sequences, of which only the answers count.
-    Recall on held-out sequences is measured during training, which stops after `patience` checks
-    without a gain (0: never). `layers` names the linear-attention layers to train (none: all);
-    `whole` trains all weights of their mixers instead of LoRA adapters.
-
-    `device` and `dtype` are those of `load`. The training state is saved every `save_every` steps,
-    and reported to the trackers in `report_to` (names of transformers' Trainer).
+    LoRA adapters are put on every projection of the linear-attention layers; their convolutions are
+    trained in full. Of recall sequences only the answers count; recall on held-out ones is measured
+    during training. `control` shows what training alone gains. `layerwise` trains each mixer
+    against the teacher's, with weights streamed from disk.
     """
 
     tokens: int | str = option(
@@ -60,13 +47,15 @@ class RecoverOptions(OneDevice):
     )
     length: int = option(default=2048, help="Tokens per sequence.", check=checks.at_least_one)
     skip: int | str = option(default=0, default_text="0", help=SKIP_HELP, check=checks.token_count)
-    batch_size: int = option(default=16, help="Sequences per step, over all processes.")
+    batch_size: int = option(
+        default=16, help="Sequences per step, over all processes.", check=checks.at_least_one
+    )
     micro_batch: int | None = option(
         default=None,
         help="Sequences per forward pass in one process; fewer need less memory.",
         check=checks.at_least_one,
     )
-    rank: int = option(default=16, help="Rank of the LoRA adapters.")
+    rank: int = option(default=16, help="Rank of the LoRA adapters.", check=checks.at_least_one)
     alpha: int = option(default=32, help="Scale of the LoRA adapters times their rank.")
     learning_rate: float = option(default=1e-4, help="Peak learning rate; it decays to a tenth.")
     last_learning_rate: float | None = option(
@@ -119,8 +108,20 @@ class RecoverOptions(OneDevice):
     )
 
     def check(self) -> None:
-        """Raise StatetrimError for options that layerwise recovery does not use."""
+        """Raise StatetrimError for values out of range, and for options that layerwise recovery
+        does not use."""
         super().check()
+        if not 0 < self.final_learning_rate <= self.learning_rate < 1:
+            raise StatetrimError(
+                f"the learning rate must fall from below 1 to above 0, not from "
+                f"{self.learning_rate} to {self.final_learning_rate}"
+            )
+        if not (self.alpha > 0 and self.temperature > 0 and 0 <= self.warm_up < 1):
+            raise StatetrimError("alpha and temperature must be positive, the warm-up in [0, 1)")
+        if self.patience < 0 or (self.patience and not self.recall):
+            raise StatetrimError(
+                "patience is a number of checks of held-out recall; give --recall with it, or 0"
+            )
         for name in changed_options(self):
             if self.layerwise and name in NOT_LAYERWISE:
                 flag = f"--{name.replace('_', '-')}"
@@ -134,11 +135,8 @@ class RecoverOptions(OneDevice):
 
     @property
     def result_options(self) -> dict[str, Any]:
-        """The options of training that change the result, as the record holds them.
-
-        Those of the data (`tokens`, `length`, `skip`) and `control` are elsewhere in the record; a
-        resumed run may change only the remaining ones.
-        """
+        """The options of training that change the result, as the record holds them; a resumed run
+        may change others, except those of the data and `control`, which are elsewhere there."""
         return {
             "rank": self.rank,
             "alpha": self.alpha,

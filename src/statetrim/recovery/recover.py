@@ -5,9 +5,9 @@ for byte. It is written in `OUT.partial`, where the training state is saved too.
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from dataclasses import asdict, dataclass, replace
 from functools import partial as bound
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from ..storage.output import (
 from ..storage.safetensors_file import patch_shard
 from ..storage.space import check_space, check_writable
 from ..version import __version__
-from .adapters import EXTRA_GROUPS, Adapters, attach_adapters
+from .adapters import EXTRA_GROUPS, Adapters, TrainingResult, attach_adapters
 from .data import TrainingRows, load_training_rows
 from .fsdp import Sharder, check_launch
 from .options import RecoverOptions, RecoverRunOptions
@@ -86,11 +86,7 @@ def recover(student: ModelLike, options: RecoverRunOptions) -> Checkpoint:
     if already_done(out, RECORD, record):
         return open_checkpoint(out, student.family)
     with progress_reporter(options.progress, "recovering") as report:
-        run = _RecoveryRun(student, teacher, data, options, record, out, report)
-        if options.layerwise:
-            run.recover_layerwise()
-        else:
-            run.recover_in_memory()
+        _RecoveryRun(student, teacher, data, options, record, out, report).run()
     return open_checkpoint(out, student.family)
 
 
@@ -111,60 +107,63 @@ class _RecoveryRun:
         """`OUT.partial`; all processes write there, and rank 0 holds its lock."""
         return partial_path(self.out)
 
-    def recover_in_memory(self) -> None:
-        """Train with the whole model in memory, in all launched processes, and publish `out`."""
-        from . import trainer as training
+    def run(self) -> None:
+        """Train, in all launched processes, and publish `out`."""
+        args = None
+        if not self.options.layerwise:
+            from .trainer import training_arguments
 
-        options, steps = self.options, len(self.data.ids) // self.options.batch_size
-        args = training.training_arguments(self.partial / TRAINING, options, steps)
-        _set_batch_sizes(args, options.batch_size, options.micro_batch)
-        is_main = args.process_index == 0
+            steps = len(self.data.ids) // self.options.batch_size
+            args = training_arguments(self.partial / TRAINING, self.options, steps)
+            _set_batch_sizes(args, self.options.batch_size, self.options.micro_batch)
+        is_main = args is None or args.process_index == 0
         with ExitStack() as stack:
-            partial_output = stack.enter_context(self._open_output()) if is_main else None
+            partial_output = None
+            if is_main:
+                partial_output = stack.enter_context(open_output(self.out, RECORD, self.record))
+                if not partial_output.done:
+                    nbytes = sum(shard.path.stat().st_size for shard in self.student.shards)
+                    check_space(partial_output.path, nbytes)
             _barrier()
             if already_done(self.out, RECORD, self.record):  # published by another run meanwhile
                 return
-            is_written = self._is_written()
+            stored = read_json(self.partial / ARTIFACTS / RECORD, MAX_RECORD_BYTES)
             _barrier()  # rank 0 must not rename the directory while another process reads it
-            if not is_written:
-                model, adapters = self._build_distillation(args.device)
-                trainer = training.build_trainer(model, args, self.data, options, self.progress)
+            if "curve" not in stored:  # else an earlier run has written the checkpoint
+                result = self._train_layerwise() if args is None else self._train(args)
                 if is_main:
-                    self.options.on_coverage(adapters.coverage)
-                saved_states = training.list_checkpoints(self.partial / TRAINING)
-                last_state = str(saved_states[-1]) if saved_states else None
-                trainer.train(resume_from_checkpoint=last_state)
-                trained = trainer.gather_trained()
-                if is_main:
-                    self._write_checkpoint(adapters, trained, trainer.curve, trainer.held_out_curve)
+                    self._write_checkpoint(result)
             if partial_output is not None:
                 self._publish(partial_output)
             _barrier()
 
-    def recover_layerwise(self) -> None:
-        """Train one mixer after the other, in one process, and publish `out`."""
+    def _train(self, args: Any) -> TrainingResult:
+        from .trainer import RecoveryTrainer, list_checkpoints
+
+        model, adapters = self._build_distillation(args.device)
+        try:
+            trainer = RecoveryTrainer(model, args, self.data, self.options, self.progress)
+        except (ImportError, RuntimeError, ValueError) as error:
+            if not args.report_to:
+                raise
+            reason = str(error).partition("\n")[0][:200]
+            raise StatetrimError(f"the run cannot be reported as asked: {reason}") from None
+        if args.process_index == 0:
+            self.options.on_coverage(adapters.coverage)
+        saved_states = list_checkpoints(self.partial / TRAINING)
+        trainer.train(resume_from_checkpoint=str(saved_states[-1]) if saved_states else None)
+        trained = trainer.gather_trained()
+        return TrainingResult(adapters, trained, trainer.curve, trainer.held_out_curve)
+
+    def _train_layerwise(self) -> TrainingResult:
         from .mixer_repair import LayerwiseRecovery
 
         assert self.teacher is not None
         directory = self.partial / TRAINING
-        with self._open_output() as partial_output:
-            if partial_output.done:
-                return
-            if not self._is_written():
-                training = LayerwiseRecovery(self.student, self.teacher, directory, self.options)
-                done = training.run(self.data, self.progress)
-                self.options.on_coverage(done.adapters.coverage)
-                self._write_checkpoint(done.adapters, done.trained, done.curve, done.held_out)
-            self._publish(partial_output)
-
-    @contextmanager
-    def _open_output(self) -> Iterator[Output]:
-        """Open and lock `OUT.partial`. Raises OSError if the disk lacks space for the result."""
-        with open_output(self.out, RECORD, self.record) as partial_output:
-            if not partial_output.done:
-                student_bytes = sum(shard.path.stat().st_size for shard in self.student.shards)
-                check_space(partial_output.path, student_bytes)
-            yield partial_output
+        training = LayerwiseRecovery(self.student, self.teacher, directory, self.options)
+        result = training.run(self.data, self.progress)
+        self.options.on_coverage(result.adapters.coverage)
+        return result
 
     def _build_distillation(self, device: torch.device) -> tuple[Any, Adapters]:
         """Load student and teacher: the model that returns the loss, and what it trains."""
@@ -176,7 +175,7 @@ class _RecoveryRun:
         student.check_ids(self.data.ids)
         sharder = Sharder(student.device) if options.shard else None
         torch.manual_seed(options.seed)  # for LoRA's initial values
-        layer_context = None if sharder is None else bound(sharder.shard_layer, student)
+        layer_context = nullcontext if sharder is None else bound(sharder.shard_layer, student)
         adapters = attach_adapters(student, options, layer_context)
         if options.gradient_checkpointing:
             student.module.gradient_checkpointing_enable(
@@ -211,22 +210,12 @@ class _RecoveryRun:
         )
         return model, adapters
 
-    def _is_written(self) -> bool:
-        """Whether an earlier run has written the checkpoint, so that only publishing is left."""
-        return "curve" in read_json(self.partial / ARTIFACTS / RECORD, MAX_RECORD_BYTES)
-
-    def _write_checkpoint(
-        self,
-        adapters: Adapters,
-        trained: Mapping[str, Tensor],
-        curve: list[dict[str, Any]],
-        held_out: list[dict[str, Any]],
-    ) -> None:
+    def _write_checkpoint(self, result: TrainingResult) -> None:
         """Write the student's files to `OUT.partial` with the trained tensors replaced; shards that
         a killed run wrote are kept. The record comes last: with it the checkpoint is complete."""
         replacements: dict[str, Callable[[Tensor], Tensor]] = {}
-        for update in adapters.updates:
-            replacements |= update.replacements(self.student, trained)
+        for update in result.adapters.updates:
+            replacements |= update.replacements(self.student, result.trained)
         for source in self.student.shards:
             target = self.partial / source.path.name
             if not target.exists() or is_newer(source.path, target):
@@ -236,9 +225,9 @@ class _RecoveryRun:
             "recipe": as_record(self.options),
             "text": str(self.data.lineage.get("text")),
             "trained_tensors": sorted(replacements),
-            "coverage": adapters.coverage.as_json(),
-            "curve": curve,
-            **({"held_out": held_out} if held_out else {}),
+            "coverage": asdict(result.adapters.coverage),
+            "curve": result.curve,
+            **({"held_out": result.held_out} if result.held_out else {}),
         }
         write_files_of_step(self.student, self.partial, RECORD, finished_record, recovered_card)
 
@@ -262,28 +251,15 @@ class _RecoveryRun:
 def _check_options(
     options: RecoverOptions, student: Checkpoint, teacher: Checkpoint | None
 ) -> None:
-    """Raise StatetrimError for options that contradict the models, each other, or the launch."""
+    """Raise StatetrimError for options that contradict the models or the launch."""
     require_prunable(student)
     if teacher is not None:
         require_prunable(teacher)
-    if min(options.rank, options.batch_size, options.length) < 1 or not options.alpha > 0:
-        raise StatetrimError("rank, alpha, batch size and length must be positive")
     largest = max(max(info.shape, default=1) for _, info in student.tensors.values())
     if options.rank > largest:
         raise StatetrimError(
             f"LoRA of rank {options.rank} is larger than any matrix of the model; take at most "
             f"{largest}, usually 8 to 64"
-        )
-    if not 0 < options.final_learning_rate <= options.learning_rate < 1:
-        raise StatetrimError(
-            f"the learning rate must fall from below 1 to above 0, not from "
-            f"{options.learning_rate} to {options.final_learning_rate}"
-        )
-    if not options.temperature > 0 or not 0 <= options.warm_up < 1:
-        raise StatetrimError("the temperature must be positive, and the warm-up in [0, 1)")
-    if options.patience < 0 or (options.patience and not options.recall):
-        raise StatetrimError(
-            "patience is a number of checks of held-out recall; give --recall with it, or 0"
         )
     single_process = not dist.is_torchelastic_launched()
     if options.layerwise and (
@@ -311,7 +287,6 @@ def _check_options(
 
 
 def _set_batch_sizes(args: Any, batch_size: int, micro_batch: int | None) -> None:
-    """Set the sequences per forward pass and the gradient accumulation."""
     args._n_gpu = min(1, args.n_gpu)  # one GPU per process: no DataParallel
     micro = micro_batch or batch_size // args.world_size
     if micro < 1 or batch_size % (micro * args.world_size):

@@ -92,7 +92,6 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
             args=args,
             train_dataset=rows,
             data_collator=default_data_collator,
-            callbacks=[_ProgressCallback(progress, tokens_per_step, options.shard)],
         )
         self.remove_callback(PrinterCallback)
         self.model_accepts_loss_kwargs = False
@@ -103,8 +102,13 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
         # Since the last log, for text and recall: rows, cross-entropy, KL.
         self.loss_sums = torch.zeros(2, 3, dtype=torch.float64, device=args.device)
         self.recall = data.recall
-        if self.recall is not None:
-            self.add_callback(_HeldOutCallback(self, options.patience))
+        self.add_callback(_Callback(self, options, progress))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that were trained on so far."""
+        tokens: int = self.state.global_step * self.tokens_per_step
+        return tokens
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -130,7 +134,7 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
             ):
                 if rows and self.recall is not None:
                     logs |= {f"{name}_ce": cross_entropy / rows, f"{name}_kl": divergence / rows}
-            logs["tokens"] = self.state.global_step * self.tokens_per_step
+            logs["tokens"] = self.tokens
             self.loss_sums.zero_()
         super().log(logs, start_time)
 
@@ -160,14 +164,11 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
         come to the same decision to stop."""
         assert self.recall is not None
         model = self.accelerator.unwrap_model(self.model)
-        batches = torch.split(self.recall.held_out, self.args.per_device_train_batch_size)
-        correct = []
-        for batch in batches:
-            accuracy = model.recall_accuracy(batch.long().to(self.args.device))
-            correct.append(accuracy * len(batch))
-        recall = sum(correct) / len(self.recall.held_out)
-        tokens = self.state.global_step * self.tokens_per_step
-        self.log({"recall": recall, "tokens": tokens})
+        correct = sum(
+            model.recall_accuracy(batch.long().to(self.args.device)) * len(batch)
+            for batch in torch.split(self.recall.held_out, self.args.per_device_train_batch_size)
+        )
+        self.log({"recall": correct / len(self.recall.held_out), "tokens": self.tokens})
 
     def gather_trained(self) -> dict[str, Tensor]:
         """Name in the student -> trained tensor, in full and on the CPU. Collective: every process
@@ -251,71 +252,51 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
             torch.set_rng_state(state)
 
 
-def build_trainer(
-    model: Distillation,
-    args: TrainingArguments,
-    data: TrainingRows,
-    options: RecoverOptions,
-    progress: OnProgress,
-) -> RecoveryTrainer:
-    """A trainer. Raises StatetrimError for trackers that are unknown or not installed."""
-    try:
-        return RecoveryTrainer(model, args, data, options, progress)
-    except (ImportError, RuntimeError, ValueError) as error:
-        if not args.report_to:
-            raise
-        reason = str(error).partition("\n")[0][:200]
-        raise StatetrimError(f"the run cannot be reported as asked: {reason}") from None
+class _Callback(TrainerCallback):  # type: ignore[misc]
+    """Reports progress; checks before the first step that all trained parameters have gradients.
+    With recall, measures it on held-out sequences, and stops when it no longer rises."""
 
-
-class _HeldOutCallback(TrainerCallback):  # type: ignore[misc]
-    """Measures held-out recall during training, and stops when it no longer rises."""
-
-    def __init__(self, trainer: RecoveryTrainer, patience: int) -> None:
-        self.trainer, self.patience = trainer, patience
+    def __init__(
+        self, trainer: RecoveryTrainer, options: RecoverOptions, progress: OnProgress
+    ) -> None:
+        self.trainer, self.options, self.progress = trainer, options, progress
+        self.gradients_checked = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not state.global_step:
+        if self.trainer.recall is not None and not state.global_step:
             self.trainer.log_held_out_recall()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if is_check_due(state.global_step, state.max_steps):
-            should_log = control.should_log
-            self.trainer.log_held_out_recall()
-            control.should_log = should_log  # logging resets it, and the step is not logged yet
-            if has_stalled([line["recall"] for line in self.trainer.held_out_curve], self.patience):
-                control.should_training_stop = True
-                control.should_save = False  # a resumed run must come to the same decision
-
-
-class _ProgressCallback(TrainerCallback):  # type: ignore[misc]
-    """Reports progress; checks before the first step that all trained parameters have gradients."""
-
-    def __init__(self, progress: OnProgress, tokens_per_step: int, sharded: bool) -> None:
-        self.progress, self.tokens_per_step, self.sharded = progress, tokens_per_step, sharded
-        self.gradients_checked = False
+        if self.trainer.recall is None or not is_check_due(state.global_step, state.max_steps):
+            return
+        should_log = control.should_log
+        self.trainer.log_held_out_recall()
+        control.should_log = should_log  # logging resets it, and the step is not logged yet
+        shares = [line["recall"] for line in self.trainer.held_out_curve]
+        if has_stalled(shares, self.options.patience):
+            control.should_training_stop = True
+            control.should_save = False  # a resumed run must come to the same decision
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not self.gradients_checked:
-            self.gradients_checked = True
-            if self.sharded:
-                check_sharded(kwargs["model"])
-            without_gradient = [
-                name
-                for name, parameter in kwargs["model"].named_parameters()
-                if parameter.requires_grad and parameter.grad is None
-            ]
-            if without_gradient:
-                raise StatetrimError(
-                    f"{len(without_gradient)} trained parameters take no part in the loss, the "
-                    f"first is {without_gradient[0]}; a fused kernel may read past them"
-                )
+        if self.gradients_checked:
+            return
+        self.gradients_checked = True
+        if self.options.shard:
+            check_sharded(kwargs["model"])
+        without_gradient = []
+        for name, parameter in kwargs["model"].named_parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                without_gradient.append(name)
+        if without_gradient:
+            raise StatetrimError(
+                f"{len(without_gradient)} trained parameters take no part in the loss, the first "
+                f"is {without_gradient[0]}; a fused kernel may read past them"
+            )
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kw: Any) -> None:
         if logs and "loss" in logs and state.is_world_process_zero:
-            tokens = state.global_step * self.tokens_per_step
-            done, steps, loss = state.global_step, state.max_steps, logs["loss"]
-            self.progress(Progress(done, steps, "steps", tokens=tokens, loss=loss))
+            done, steps, tokens = state.global_step, state.max_steps, self.trainer.tokens
+            self.progress(Progress(done, steps, "steps", tokens=tokens, loss=logs["loss"]))
 
 
 def list_checkpoints(directory: Path) -> list[Path]:

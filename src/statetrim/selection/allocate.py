@@ -33,14 +33,10 @@ class Allocation:
         return ",".join(f"{layer}={k}x{v}" for layer, (k, v) in sorted(self.shapes.items()))
 
 
-def allocate(sensitivity: Sensitivity, share: float, *, squares: bool = False) -> Allocation:
-    """The shapes of at most `share` of the bytes with the least predicted cost.
-
-    Each axis of a layer keeps all its channels or one of the measured widths; with `squares`, both
-    axes keep all or half. The cost is the increase of NLL in nats plus the share of recall lost.
-    Raises StatetrimError if no measured width is narrow enough, or if an axis was not measured.
-    """
-    costs = measured_costs(sensitivity, squares=squares)
+def allocate(sensitivity: Sensitivity, share: float) -> Allocation:
+    """The shapes of `measured_costs` of at most `share` of the bytes with the least predicted cost.
+    Raises StatetrimError if no measured width is narrow enough, or if an axis was not measured."""
+    costs = measured_costs(sensitivity)
     head_numel = sensitivity.widths["key"] * sensitivity.widths["value"]
     return cheapest_allocation(costs, share, head_numel)
 
@@ -79,9 +75,8 @@ def measured_costs(
 def cheapest_allocation(costs: Costs, share: float, head_numel: int) -> Allocation:
     """The shapes of at most `share` of the state's elements with the least sum of `costs`.
 
-    `head_numel` is the number of elements of an unpruned head. The knapsack is solved exactly:
-    layer by layer, it keeps the cheapest choice for every number of elements used so far. Raises
-    StatetrimError if nothing fits, or unless 0 < share <= 1.
+    `head_numel` is the number of elements of an unpruned head. Raises StatetrimError if nothing
+    fits, or unless 0 < share <= 1.
     """
     if not 0 < share <= 1:
         raise StatetrimError(f"a share of the state must be between 0 and 1, not {share}")
@@ -127,10 +122,10 @@ def _knapsack(
 ) -> tuple[Shapes, float] | None:
     """The shapes by layer with the least sum of costs whose sizes sum to at most `budget`, and that
     sum; of equal ones, the largest. None if nothing fits. Shapes without a size are left out."""
-    # Sum of sizes -> cost and shapes of the layers so far.
-    best: dict[int, tuple[float, tuple[tuple[int, int], ...]]] = {0: (0.0, ())}
+    Cheapest = dict[int, tuple[float, tuple[tuple[int, int], ...]]]
+    best: Cheapest = {0: (0.0, ())}  # sum of sizes -> cost and shapes of the layers so far
     for shapes in costs.values():
-        next_best: dict[int, tuple[float, tuple[tuple[int, int], ...]]] = {}
+        next_best: Cheapest = {}
         for used, (cost, chosen) in best.items():
             for shape, added_cost in shapes.items():
                 if shape not in sizes:

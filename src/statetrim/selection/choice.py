@@ -52,42 +52,33 @@ class MethodChoice:
         return dict(self.method.options) | self.options
 
     def select_layer(self, evidence: AnyEvidence, layer: int, keep: int) -> Tensor:
-        """What one layer keeps, int64: channels [heads, keep], or heads [groups, keep].
+        """What one layer keeps, int64: channels [heads, keep], or heads [groups, keep], ascending
+        in each.
 
         If `keep` is all of them the method is not called. Raises StatetrimError if weights or sums
         are not usable, or if the method fails or returns anything else.
         """
-        _check_finite(evidence, layer)
-        _check_sums(evidence, self.method, layer)
-        heads, channels = evidence.shape
+        _check_evidence(evidence, self.method, layer)
+        name, (heads, channels) = self.method.name, evidence.shape
         if keep == channels:  # in a plan by layer, this layer keeps all
             return torch.arange(channels).repeat(heads, 1)
-        return _select_layer(evidence, self.method, keep, self.options)
-
-
-def _select_layer(
-    evidence: AnyEvidence, method: Method, keep: int, options: dict[str, Any]
-) -> Tensor:
-    """Call the method and return what it selects. Raises StatetrimError if it raises ValueError or
-    TypeError, or unless it returns int64 [heads, keep], ascending in each head."""
-    try:
-        kept = method.select(evidence, keep, **options)
-    except (ValueError, TypeError) as error:  # an option of a wrong type, or singular statistics
-        raise StatetrimError(f"method {method.name!r} cannot continue: {error}") from error
-    heads, channels = evidence.shape
-    if (
-        not isinstance(kept, Tensor)
-        or kept.dtype != torch.int64
-        or tuple(kept.shape) != (heads, keep)
-        or int(kept.min()) < 0
-        or int(kept.max()) >= channels
-        or bool((kept.diff(dim=1) <= 0).any())
-    ):
-        raise StatetrimError(
-            f"method {method.name!r} must return int64 [{heads}, {keep}], ascending channels below "
-            f"{channels} in every head"
-        )
-    return kept
+        try:
+            kept = self.method.select(evidence, keep, **self.options)
+        except (ValueError, TypeError) as error:  # an option of a wrong type, singular statistics
+            raise StatetrimError(f"method {name!r} cannot continue: {error}") from error
+        if (
+            not isinstance(kept, Tensor)
+            or kept.dtype != torch.int64
+            or tuple(kept.shape) != (heads, keep)
+            or int(kept.min()) < 0
+            or int(kept.max()) >= channels
+            or bool((kept.diff(dim=1) <= 0).any())
+        ):
+            raise StatetrimError(
+                f"method {name!r} must return int64 [{heads}, {keep}], ascending channels below "
+                f"{channels} in every head"
+            )
+        return kept
 
 
 def plan_lineage(
@@ -130,35 +121,27 @@ def _check_statistics(method: Method, statistics: Statistics | None, model: Chec
         raise StatetrimError("the statistics do not cover the model's linear-attention layers")
 
 
-def _check_finite(evidence: AnyEvidence, layer: int) -> None:
-    """Raise StatetrimError if weights that the method may read contain nan or infinity."""
-    if isinstance(evidence, Evidence):
-        kind, weights = "query or key", (evidence.query_weight, evidence.key_weight)
-    elif isinstance(evidence, HeadEvidence):
-        kind, weights = "output", (evidence.output_weight, evidence.output_weight)
-    else:
-        kind, weights = "value or output", (evidence.value_weight, evidence.output_weight)
-    if not all(bool(weight.isfinite().all()) for weight in weights):
-        raise StatetrimError(f"layer {layer} has {kind} weights that are not finite")
-
-
-def _check_sums(evidence: AnyEvidence, method: Method, layer: int) -> None:
-    """Raise StatetrimError unless each needed sum exists, is finite and has the weights' shape.
-
-    Statistics may come from an untrusted file.
-    """
+def _check_evidence(evidence: AnyEvidence, method: Method, layer: int) -> None:
+    """Raise StatetrimError if weights contain nan or infinity, or unless each needed sum exists, is
+    finite and fits the weights. Statistics may come from an untrusted file."""
     heads, channels = evidence.shape
     shapes: dict[str, tuple[int, ...] | None] = {"output_square": None}
-    if isinstance(evidence, HeadEvidence):
-        *columns, hidden = evidence.output_weight.shape
-        n = prod(columns)
-        shapes |= {"readout_moment": (n, n), "target_moment": (hidden, n), "target_square": (1,)}
     if isinstance(evidence, Evidence):
+        kind, weights = "query or key", [evidence.query_weight, evidence.key_weight]
         shapes |= {
             "input_square": (evidence.query_weight.shape[-1],),
             "query_gradient": tuple(evidence.query_weight.shape),
             "key_gradient": tuple(evidence.key_weight.shape),
         }
+    elif isinstance(evidence, HeadEvidence):
+        kind, weights = "output", [evidence.output_weight]
+        *columns, hidden = evidence.output_weight.shape
+        n = prod(columns)
+        shapes |= {"readout_moment": (n, n), "target_moment": (hidden, n), "target_square": (1,)}
+    else:
+        kind, weights = "value or output", [evidence.value_weight, evidence.output_weight]
+    if not all(bool(weight.isfinite().all()) for weight in weights):
+        raise StatetrimError(f"layer {layer} has {kind} weights that are not finite")
     for name in method.needs:
         expected = shapes.get(name, (heads, channels, channels))
         value = getattr(evidence.statistics, name)

@@ -59,11 +59,7 @@ def choose_heads(
 
 def _group_heads(weight: Tensor, before: Geometry, after: Geometry) -> Tensor:
     """Output weight [hidden, value heads x channels] -> [groups, heads, channels, hidden], the
-    heads to choose among in each group.
-
-    If `after` has all key heads, a group is a key head with its value heads; else the one group
-    holds all key heads, each with the channels of all its value heads.
-    """
+    heads to choose among in each group."""
     groups, heads = 1, before.num_k_heads
     if after.num_k_heads == before.num_k_heads:
         groups, heads = before.num_k_heads, before.group
@@ -72,11 +68,7 @@ def _group_heads(weight: Tensor, before: Geometry, after: Geometry) -> Tensor:
 
 def _value_heads(selected: Tensor, before: Geometry, after: Geometry) -> Tensor:
     """Numbers of the kept value heads [kept key heads, kept value heads of each], from the heads
-    [groups, keep] that a method selected.
-
-    These are positions among the value heads of each key head if all key heads are kept, else key
-    heads, which keep all their value heads.
-    """
+    [groups, keep] that a method selected."""
     if after.num_k_heads == before.num_k_heads:
         return selected + before.group * torch.arange(len(selected)).unsqueeze(1)
     return before.group * selected.reshape(-1, 1) + torch.arange(before.group)

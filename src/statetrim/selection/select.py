@@ -1,7 +1,5 @@
 """Checkpoint -> Plan: a method selects the channels or heads to keep, layer by layer."""
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +8,7 @@ from ..artifacts.mixture import mix_statistics
 from ..artifacts.plan import Plan
 from ..artifacts.statistics import Statistics
 from ..errors import StatetrimError
-from ..methods.contract import Evidence, Select, ValueEvidence
+from ..methods.contract import Evidence, ValueEvidence
 from ..options import takes_options
 from ..progress import OnProgress, Progress, progress_reporter
 from ..request import parse_request
@@ -29,72 +27,45 @@ def select(model: ModelLike, options: SelectOptions) -> Plan:
     heads ("8heads"). Removing heads loses more than removing channels in every measurement, except
     where several value heads share a key head; it is for models whose channels cannot be removed.
 
-    `method` is a name, a Python file or a function, with its own `method_options`, and selects key
-    channels; `value_method`, with `value_options`, selects value channels, and `head_method` heads.
-    `statistics` come from `calibrate`, or from its file, for methods that need them. Several
-    sources are weighted by their fraction of the tokens, or by `shares`, such as {"recall": 0.5},
-    where text takes the rest. `progress` counts layers.
+    A method is a name, a Python file or a function. Several sources of `statistics` are weighted by
+    their fraction of the tokens, or by `shares`, such as {"recall": 0.5}, where text takes the
+    rest. `progress` counts layers.
     """
     if options.to is None:
         raise StatetrimError("say what to keep, such as --to 64x64 channels per head")
     model = require_prunable(as_checkpoint(model))
     target = resolve_target(model, parse_request(options.to))
     with progress_reporter(options.progress, "selecting") as on_progress:
-        return select_for_target(
-            model,
-            target,
-            options.method,
-            options.method_options or {},
-            value_method=options.value_method,
-            value_options=options.value_options or {},
-            head_method=options.head_method,
-            seed=options.seed,
-            statistics=_load_mixture(options.statistics, options.shares),
-            progress=on_progress,
-        )
-
-
-def _load_mixture(
-    statistics: Statistics | str | Path | None, shares: Mapping[str, float] | None
-) -> Statistics | None:
-    """The statistics, loaded if they are a path, with their sources weighted by `shares` and added;
-    None without statistics. Raises StatetrimError for `shares` without statistics."""
-    if statistics is not None:
-        return mix_statistics(load_if_path(Statistics.load, statistics), shares)
-    if shares:
-        raise StatetrimError("shares are of the sources of statistics; give statistics as well")
-    return None
+        return select_for_target(model, target, options, on_progress)
 
 
 def select_for_target(
-    model: Checkpoint,
-    target: Target,
-    method: str | Select,
-    options: Mapping[str, Any],
-    *,
-    value_method: str | Select,
-    value_options: Mapping[str, Any],
-    head_method: str | Select,
-    seed: int,
-    statistics: Statistics | None,
-    progress: OnProgress,
+    model: Checkpoint, target: Target, options: SelectOptions, progress: OnProgress
 ) -> Plan:
-    """Select what `target` keeps; writes nothing.
+    """Select what `target` keeps, whatever `options.to` says; `progress` counts layers.
 
-    `options` are those of `method`, which selects key channels. Sources of `statistics` that are
-    still separate are weighted by their default shares. Raises StatetrimError if a method that is
-    used does not fit its options or the statistics; `progress` counts layers.
+    Raises StatetrimError if a method that is used does not fit its options or the statistics, or
+    for shares without statistics.
     """
-    statistics = None if statistics is None else mix_statistics(statistics)
+    statistics, seed = None, options.seed
+    if options.statistics is not None:
+        stored = load_if_path(Statistics.load, options.statistics)
+        statistics = mix_statistics(stored, options.shares)
+    elif options.shares:
+        raise StatetrimError("shares are of the sources of statistics; give statistics as well")
     geometry, after = model.geometry, target.after
     if target.removes_heads:
-        head_choice = MethodChoice(model, "head", head_method, {}, statistics)
+        head_choice = MethodChoice(model, "head", options.head_method, {}, statistics)
         return choose_heads(model, target, head_choice, seed, statistics, progress)
     key_choice = value_choice = None
     if target.removes_keys:
-        key_choice = MethodChoice(model, "key", method, options, statistics)
+        key_choice = MethodChoice(
+            model, "key", options.method, options.method_options or {}, statistics
+        )
     if target.removes_values:
-        value_choice = MethodChoice(model, "value", value_method, value_options, statistics)
+        value_choice = MethodChoice(
+            model, "value", options.value_method, options.value_options or {}, statistics
+        )
     kept, kept_values = {}, {}
     notes: dict[str, Any] = {}
     for number, layer in enumerate(geometry.layers, start=1):

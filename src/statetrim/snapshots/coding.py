@@ -31,7 +31,6 @@ class Coded:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the code takes."""
         return len(self.payload)
 
     @property
@@ -54,16 +53,13 @@ def encode(states: Tensor, tolerance: float = 0.05, metric: Tensor | None = None
     """
     states = _check_states(states, tolerance, metric)
     heads, keys, values = states.shape
-    parts, errors = list[HeadCodes](), list[Tensor]()
     cycle = 1 if metric is None else len(metric)
-    at_once = cycle * max(1, _HEADS_AT_ONCE // cycle)
-    for chunk in torch.split(states, at_once):
+    coded = []
+    for chunk in torch.split(states, cycle * max(1, _HEADS_AT_ONCE // cycle)):
         weight = None if metric is None else _repeat(metric.to(states), len(chunk))
-        part, error = _encode_heads(chunk, tolerance, weight)
-        parts.append(part)
-        errors.append(error)
-    payload = layout.write(layout.join(parts))
-    return Coded((heads, keys, values), payload, torch.cat(errors))
+        coded.append(_encode_heads(chunk, tolerance, weight))
+    parts, errors = zip(*coded, strict=True)
+    return Coded((heads, keys, values), layout.write(layout.join(parts)), torch.cat(errors))
 
 
 def decode(coded: Coded, device: str | torch.device = "cpu") -> Tensor:

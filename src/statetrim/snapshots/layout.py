@@ -8,6 +8,7 @@ Codes of a few bits are packed without gaps: eight share `bits` bytes. They are 
 codes apart, so that every operation runs along contiguous memory.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,7 +72,7 @@ class HeadCodes:
         return states
 
 
-def join(parts: list[HeadCodes]) -> HeadCodes:
+def join(parts: Sequence[HeadCodes]) -> HeadCodes:
     """The codes of several groups of heads as one."""
     joined: dict[str, Any] = {}
     for name in ("modes", "exponents", "ranks", "widths", "steps"):

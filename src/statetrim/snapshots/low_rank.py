@@ -157,7 +157,6 @@ def _first(holds: Tensor) -> Tensor:
 
 
 def _largest(rows: Tensor) -> Tensor:
-    """The largest magnitude of each row."""
     largest: Tensor = torch.linalg.vector_norm(rows, torch.inf, dim=-1)
     return largest
 

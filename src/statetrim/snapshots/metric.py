@@ -7,6 +7,7 @@ reads out, and by half through that of the keys.
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from ..artifacts.statistics import SNAPSHOT_SUM_NAMES, Statistics
 from ..errors import StatetrimError
 from ..storage.checkpoint import Checkpoint
+from ..storage.models import load_if_path
 
 Metrics = Mapping[int, Tensor]
 """Layer -> W [value heads, keys, keys], float32: an error E counts as |W E|."""
@@ -21,9 +23,12 @@ Metrics = Mapping[int, Tensor]
 _RIDGE = 0.01  # of the mean of the diagonal
 
 
-def state_metrics(statistics: Statistics, model: Checkpoint) -> Metrics:
-    """The metrics of every linear layer; refuses statistics of another model or without the sums of
-    `calibrate --for snapshot`."""
+def state_metrics(statistics: Statistics | str | Path | None, model: Checkpoint) -> Metrics | None:
+    """The metrics of every linear layer, None without statistics; refuses those of another model or
+    for other uses."""
+    if statistics is None:
+        return None
+    statistics = load_if_path(Statistics.load, statistics)
     if not model.has_digest(statistics.lineage.get("source")):
         raise StatetrimError(f"the statistics are of another model than {model.path}")
     if not set(SNAPSHOT_SUM_NAMES) <= statistics.sum_names:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import option_checks as checks
-from ..common_options import SKIP_HELP, TEXT_HELP, ProgressOptions
+from ..common_options import BATCH_SIZE_HELP, SKIP_HELP, TEXT_HELP, ProgressOptions
 from ..errors import StatetrimError
 from ..options import option, options, output_option
 from ..runtime.placement import OneDevice
@@ -43,7 +43,7 @@ class SnapshotOptions(OneDevice, ProgressOptions):
         default=256, help="Tokens before and after the copy.", check=checks.at_least_one
     )
     batch_size: int = option(
-        default=8, help="Sequences per forward pass.", check=checks.at_least_one, in_record=False
+        default=8, help=BATCH_SIZE_HELP, check=checks.at_least_one, in_record=False
     )
     skip: int | str = option(default=0, default_text="0", help=SKIP_HELP, check=checks.token_count)
     out: str | Path | None = output_option(default=None, help="JSON file to write.")

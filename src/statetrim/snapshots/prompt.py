@@ -13,7 +13,7 @@ from ..errors import StatetrimError
 from ..portable.kernels import DeferredState
 from ..runtime.live import LiveModel, Runtime
 from ..storage.checkpoint import Checkpoint
-from ..storage.models import ModelLike, as_checkpoint, load_if_path
+from ..storage.models import ModelLike, as_checkpoint
 from ..storage.output import run_and_save
 from .coding import Coded, decode, encode
 from .metric import Metrics, metric_digest, state_metrics
@@ -44,14 +44,11 @@ def save_prompt(
 ) -> SavedPrompt:
     """Write the cache that a loaded `model` filled with a prompt to the file `out`.
 
-    States are coded so that no head's error exceeds `tolerance`, in the metric of `statistics` (of
-    `calibrate` with the method "snapshot") if given. A KV cache is stored as it is.
+    No head's error exceeds `tolerance`, in the metric of `statistics` (of `calibrate` with the
+    method "snapshot") if given. A KV cache is stored as it is.
     """
     checkpoint = as_checkpoint(model)
-    metrics = None
-    if statistics is not None:
-        metrics = state_metrics(load_if_path(Statistics.load, statistics), checkpoint)
-    stored = code_cache(cache, checkpoint, tolerance, metrics)
+    stored = code_cache(cache, checkpoint, tolerance, state_metrics(statistics, checkpoint))
     record = {"format": "statetrim save_prompt", "checksum": checksum(stored.tensors)}
     run_and_save(out, record, lambda _: stored, StateFile.load)
     state_bytes = sum(coded.nbytes for coded in stored.coded.values())
@@ -100,7 +97,6 @@ class Slot:
         return value.flush() if isinstance(value, DeferredState) else value
 
     def put(self, value: Any) -> None:
-        """Replace the value."""
         if self.index is not None:
             items = list(self.holder[self.key])
             items[self.index] = value

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..artifacts.snapshots import CodeResult, Snapshots
-from ..artifacts.statistics import Statistics
 from ..maths.paired import Pairs, difference_interval
 from ..maths.units import parse_token_count
 from ..options import as_record, takes_options
@@ -20,7 +19,7 @@ from ..runtime.corpus import Corpus
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live
 from ..storage.checkpoint import Checkpoint
-from ..storage.models import ModelLike, as_checkpoint, load_if_path
+from ..storage.models import ModelLike, as_checkpoint
 from ..storage.output import run_and_save
 from ..version import __version__
 from .coding import rounded
@@ -58,9 +57,7 @@ class Copies:
 def snapshot(model: ModelLike, options: SnapshotOptions) -> Snapshots:
     """Read prompts, store their states in every code, read on, and compare with no copy at all."""
     checkpoint = as_checkpoint(model)
-    metrics = None
-    if options.statistics is not None:
-        metrics = state_metrics(load_if_path(Statistics.load, options.statistics), checkpoint)
+    metrics = state_metrics(options.statistics, checkpoint)
     record = as_record(options) | {
         "format": "statetrim snapshot",
         "device": None if options.device is None else str(options.device),
@@ -145,10 +142,8 @@ class _Trial:
 
     def float32(self) -> CodeResult:
         """The copy that changes nothing."""
-        state_bytes = 0
-        for layer in self.live.checkpoint.geometry.layers:
-            geometry = self.live.checkpoint.geometry.for_layer(layer)
-            state_bytes += 4 * geometry.num_v_heads * geometry.head_k_dim * geometry.head_v_dim
+        geometry = self.live.checkpoint.geometry
+        state_bytes = 4 * geometry.num_v_heads * sum(k * v for k, v in geometry.shapes.values())
         return CodeResult("float32", 1.0, state_bytes, (0.0, 0.0, 0.0), 0.0, 0.0)
 
     def shares_by_length(self, tolerance: float) -> dict[int, float]:

@@ -132,8 +132,7 @@ def prepare_rows(
     task: Task, source: Path | None, spans: recall.Spans, limit: int | None
 ) -> list[Row]:
     """The first `limit` rows (None: all) of `source` (None: of the hub) for lm-eval: as prompts in
-    recall tasks, where rows without an answer are dropped, and as documents in wikitext. Refuses
-    lines that are not JSON objects, and in recall tasks rows with other fields."""
+    recall tasks, where rows without an answer are dropped, and as documents in wikitext."""
     if task.name == "wikitext" and source is not None:
         return [{"page": page} for page in islice(wikitext_pages(source), limit)]
     rows = islice(_read_rows(task, source), limit)
@@ -186,8 +185,7 @@ def write_definition(task: Task, rows: list[Row], directory: Path, stock: Path) 
 
 
 def score(row: Row, results: list[str]) -> dict[str, int]:
-    """The metric of one row of a recall task: `contains` is 1 if the first result has an answer,
-    else 0. lm-eval calls this (`recall.yaml`)."""
+    """The metric of one row of a recall task; lm-eval calls this (`recall.yaml`)."""
     return {"contains": int(recall.contains(results[0], row["answers"]))}
 
 

@@ -33,8 +33,7 @@ def recall_sequences(
     The later keys, after which a value must be recalled, are the `answer_positions`.
 
     Every `use` draws other sequences. With `length`, a row has this many tokens: as many recall
-    patterns as fit, one after the other, then random tokens. Refuses fewer than 4 plain tokens, and
-    sizes too small for one row.
+    patterns as fit, one after the other, then random tokens.
     """
     plain = plain_tokens(tokenizer)
     if len(plain) < 4:
@@ -74,8 +73,7 @@ def derive_seed(name: str) -> int:
 
 
 def random_sequences(tokenizer: Any, tokens: int, length: int, seed: int = 0) -> Sequences:
-    """Rows of `length` plain tokens drawn uniformly, at most `tokens` in all; `answer_positions` is
-    None, as for text. Refuses fewer tokens than one row."""
+    """Rows of `length` plain tokens drawn uniformly, at most `tokens` in all."""
     plain = plain_tokens(tokenizer)
     generator = torch.Generator().manual_seed(derive_seed(f"random {seed}"))
     shape = (_row_count("random", tokens, length), length)

@@ -32,13 +32,10 @@ class Question:
 
 
 def contains(prediction: str, answers: Sequence[Sequence[str]]) -> bool:
-    """Whether the prediction has all parts of one of the answers, ignoring case."""
-    return any(_has_all_parts(prediction.lower(), parts) for parts in answers)
-
-
-def _has_all_parts(text: str, parts: Sequence[str]) -> bool:
-    """Whether all parts are in the lower-case `text`; False for an empty part, or none."""
-    return bool(parts) and all(part and part.lower() in text for part in parts)
+    """Whether the prediction has all parts of one of the answers, ignoring case; an answer without
+    parts, or with an empty one, does not count."""
+    text = prediction.lower()
+    return any(parts and all(p and p.lower() in text for p in parts) for parts in answers)
 
 
 def build_prompt(question: Question, spans: Spans) -> str:
@@ -185,7 +182,6 @@ def _answer_parts(answers: Sequence[Any]) -> list[list[str]]:
 
 
 def _evenly_spread(numbers: list[int], count: int) -> list[int]:
-    """`count` of the numbers, evenly spaced."""
     return [numbers[i * len(numbers) // count] for i in range(count)]
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from .. import option_checks as checks
 from ..common_options import SKIP_HELP, TEXT_HELP, ProgressOptions, parse_named_values
 from ..errors import StatetrimError
+from ..maths.formatting import choices_text
 from ..options import option, options, output_option
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ class VerifyOptions(ProgressOptions):
     """The options of `verify`."""
 
     baseline: "ModelLike" = option(help="The model before the cut.", in_record=False)
-    engine: str = option(help=f"{checks.choices_text(DRIVERS)}.", check=checks.one_of(*DRIVERS))
+    engine: str = option(help=f"{choices_text(DRIVERS)}.", check=checks.one_of(*DRIVERS))
     engine_python: str | Path = option(
         help="Python executable of the engine's environment.", parse=Path, in_record=False
     )
