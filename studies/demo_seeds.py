@@ -1,9 +1,9 @@
 """Run the demo's story with several seeds of text, calibration and evaluation, and tabulate it.
 
-    python studies/demo_seeds.py OUT.json --seeds 0 1 2 3 4 5 6 7 8 9
+    python studies/demo_seeds.py results/demo.json results/demo.md --seeds 0 1 2 3 4 5 6 7 8 9
 
-Sizes and steps of the story were chosen on seeds above 100. OUT.json has an entry per seed; seeds
-that it has already are not run again.
+Sizes and steps of the story were chosen on seeds above 100. The first file has an entry per seed;
+seeds that it has already are not run again. The table goes into the page.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import re
 import tempfile
 import time
+from collections import Counter
 from functools import partial
 from pathlib import Path
+from statistics import mean
 from typing import Any
 from unittest import mock
 
@@ -26,6 +29,7 @@ from statetrim.tasks import recall
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("out", type=Path)
+    parser.add_argument("page", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", required=True)
     arguments = parser.parse_args()
     logging.getLogger("transformers").setLevel(logging.ERROR)
@@ -54,6 +58,11 @@ def main() -> None:
         arguments.out.write_text(json.dumps(entries, indent=1))
         outcomes = [model.verdict.outcome for model in result.models if model.verdict]
         print(f"seed {seed}: {', '.join(map(str, outcomes))}; {seconds:.0f} s", flush=True)
+    filled = f"<!-- seeds -->\n\n{table(entries)}\n\n<!-- end -->"
+    page = arguments.page.read_text()
+    arguments.page.write_text(
+        re.sub(r"<!-- seeds -->.*?<!-- end -->", lambda _: filled, page, flags=re.S)
+    )
 
 
 def summary(model: ModelResult) -> dict[str, Any]:
@@ -68,6 +77,28 @@ def summary(model: ModelResult) -> dict[str, Any]:
         "lost": losses,
         "verdict": model.verdict and str(model.verdict.outcome),
     }
+
+
+def table(entries: dict[str, Any]) -> str:
+    """A row per model: smallest, mean and largest figure over the seeds, and its verdicts."""
+    lines = ["| model | perplexity, % lost | recall, % | answers of 26 | verdict |"]
+    lines.append("| --- | ---: | ---: | ---: | --- |")
+    for name in next(iter(entries.values()))["models"]:
+        models = [entry["models"][name] for entry in entries.values()]
+        lost = [model["lost"].get("text", [0.0])[0] for model in models]
+        recall = [100 * model["recall"] for model in models]
+        right = [entry["answers"][name] for entry in entries.values() if name in entry["answers"]]
+        verdicts = Counter(model["verdict"] for model in models if model["verdict"])
+        judged = ", ".join(f"{verdict}: {count}" for verdict, count in verdicts.items())
+        lines.append(f"| {name} | {spread(lost)} | {spread(recall)} | {spread(right)} | {judged} |")
+    return "\n".join(lines)
+
+
+def spread(figures: list[float]) -> str:
+    """Smallest, mean and largest."""
+    if not figures:
+        return ""
+    return f"{min(figures):.1f}, {mean(figures):.1f}, {max(figures):.1f}"
 
 
 if __name__ == "__main__":
