@@ -19,7 +19,7 @@ from ..evaluation.runner import OriginalResults
 from ..judging.losses import headline_score, metric_loss, uninformative_flags
 from ..judging.recommendation import recommend
 from ..runtime.corpus import Corpus
-from ..storage.output import is_complete
+from ..storage.output import is_complete, remove_empty_partial
 from ..storage.text import Sequences
 from ..tasks.recall import associations
 from ..tasks.unit import UNITS
@@ -147,6 +147,7 @@ def _measure_cut(runner: StageRunner) -> Scores:
     refitted copy, stay in `runner.directory`."""
     name = runner.shape
     path = runner.directory / f"scores-{name}.json"
+    remove_empty_partial(path)
     if not is_complete(path):
         cut = runner.ensure_pruned(f"cut-{name}", runner.ensure_plan(f"plan-{name}.json"))
         if runner.job.runs_refit:

@@ -12,7 +12,7 @@ from ...judging.losses import Loss, task_losses
 from ...judging.verdict import Verdict
 from ...serving.deployment import ship_verdict
 from ...storage.checkpoint import open_checkpoint
-from ...storage.output import check_absent, is_complete, open_output
+from ...storage.output import check_absent, is_complete, open_output, remove_empty_partial
 from ...version import __version__
 from .answers import Prompt, answers, recall_prompt
 from .material import write_model, write_text
@@ -157,6 +157,7 @@ def _run_unless_done(words: list[str], run_command: Callable[[list[str]], None])
     """Run a command whose output does not exist yet."""
     if "-o" in words:
         output = Path(words[words.index("-o") + 1])
+        remove_empty_partial(output)
         if is_complete(output):
             return
     run_command(words)
