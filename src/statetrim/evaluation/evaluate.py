@@ -32,7 +32,8 @@ from ..tasks import WITHOUT_HARNESS, Task, find_tasks
 from ..version import __version__
 from . import harness
 from .options import EvaluateOptions
-from .runner import ModelRunner, OriginalResults, check_tasks
+from .original import OriginalResults
+from .runner import ModelRunner, check_tasks
 from .samples import Samples, SampleSource, prepare_samples, warn_of_seen_text
 
 

@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,13 +15,13 @@ from ..progress import OnProgress, Progress
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live
 from ..runtime.logits import FinalHiddenStates, LogitsAt, compare_logits
-from ..runtime.placement import Placement
 from ..runtime.states import StateStorage, StoredStateReader, stored_states
 from ..storage.checkpoint import Checkpoint
 from ..tasks import TASKS, WITHOUT_HARNESS, Task, recall
 from ..tasks.unit import NATS, PERPLEXITY, SHARE
 from . import harness
 from .options import EvaluateOptions
+from .original import OriginalResults
 from .samples import MQAR_ROWS, Samples
 
 LONG_MQAR = {"pairs": 16, "length": 512}  # few pairs, long before their queries
@@ -45,38 +45,6 @@ def check_tasks(tasks: Sequence[Task], options: EvaluateOptions) -> None:
                 f"{task.name} needs the whole model in memory; layerwise runs "
                 f"{', '.join(WITHOUT_HARNESS)}"
             )
-
-
-@dataclass(eq=False)
-class OriginalResults:
-    """The original's scores by task, and its final hidden states of each task's sequences, kept to
-    compare cuts with. Several evaluations of the same tasks and samples may share them."""
-
-    checkpoint: Checkpoint
-    placement: Placement
-    scores: dict[str, list[Score]] = field(default_factory=dict)
-    by_task: dict[str, FinalHiddenStates] = field(default_factory=dict)
-
-    def read(
-        self,
-        task: str,
-        batches: list[Tensor],
-        live: LiveModel | None = None,
-        report: Callable[[int], None] = lambda batch: None,
-    ) -> FinalHiddenStates:
-        """The states of a task, computed on the first call: by `live`, or by a model that is loaded
-        for it and unloaded again."""
-        if task not in self.by_task:
-            loaded = live or load_live(self.checkpoint, self.placement)
-            self.by_task[task] = FinalHiddenStates(loaded, batches, report)
-            if live is None:
-                self.unload()
-        return self.by_task[task]
-
-    def unload(self) -> None:
-        """Free the decoder layers; the head stays, to compute logits."""
-        for states in self.by_task.values():
-            states.unload_layers()
 
 
 @dataclass(eq=False)

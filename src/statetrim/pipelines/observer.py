@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
 from ..progress import OnProgress, Progress, ShowProgress, ignore_progress, progress_reporter
-from ..recovery.adapters import Coverage
+from ..recovery.options import Coverage
 
 
 class Observer:

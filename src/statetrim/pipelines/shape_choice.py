@@ -15,7 +15,7 @@ from ..analysis.predict import predict
 from ..artifacts.decision import Decision, MeasuredShape, Prediction, ShapeScore
 from ..artifacts.plan import Plan
 from ..artifacts.scores import Score, Scores
-from ..evaluation.runner import OriginalResults
+from ..evaluation.original import OriginalResults
 from ..judging.losses import headline_score, metric_loss, uninformative_flags
 from ..judging.recommendation import recommend
 from ..runtime.corpus import Corpus

@@ -17,7 +17,7 @@ from ..calibration.options import CalibrateOptions
 from ..defaults import HEAD_METHOD
 from ..evaluation.evaluate import evaluate
 from ..evaluation.options import EvaluateOptions
-from ..evaluation.runner import OriginalResults
+from ..evaluation.original import OriginalResults
 from ..judging.measured_card import with_measurements
 from ..maths.units import MIB
 from ..options import derive

@@ -17,21 +17,7 @@ from ..errors import StatetrimError
 from ..runtime.live import LiveModel
 from ..storage.checkpoint import Checkpoint
 from ..storage.safetensors_file import DTYPES
-from .options import RecoverOptions
-
-
-@dataclass
-class Coverage:
-    """How much of the live model is trained."""
-
-    layers: int = 0
-    projections: int = 0
-    convolutions: int = 0
-    softmax: tuple[int, int] = (0, 0)  # linear modules: adapted, all
-    mlp: tuple[int, int] = (0, 0)
-    trained_parameters: int = 0
-    all_parameters: int = 0
-
+from .options import Coverage, RecoverOptions
 
 LayerContext = Callable[[nn.Module], AbstractContextManager[Any]]
 Replacement = Callable[[Tensor], Tensor]

@@ -1,6 +1,7 @@
-"""The options of `recover`."""
+"""The options of `recover`, and what they make it train."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,22 @@ if TYPE_CHECKING:
     from ..runtime.corpus import Corpus
     from ..storage.models import ModelLike
     from ..storage.text import Sequences
-    from .adapters import Coverage
 
 NOT_LAYERWISE = ("temperature", "micro_batch", "save_every", "report_to")
 """Options that layerwise recovery does not use."""
+
+
+@dataclass
+class Coverage:
+    """How much of the live model is trained."""
+
+    layers: int = 0
+    projections: int = 0
+    convolutions: int = 0
+    softmax: tuple[int, int] = (0, 0)  # linear modules: adapted, all
+    mlp: tuple[int, int] = (0, 0)
+    trained_parameters: int = 0
+    all_parameters: int = 0
 
 
 def parse_layer_numbers(text: str) -> list[int]:
@@ -157,7 +170,7 @@ class RecoverOptions(OneDevice):
         }
 
 
-def _ignore_coverage(coverage: "Coverage") -> None:
+def _ignore_coverage(coverage: Coverage) -> None:
     pass
 
 
@@ -174,6 +187,6 @@ class RecoverRunOptions(RecoverOptions, ProgressOptions):
         help="The original checkpoint; without it, training uses cross-entropy only.",
         in_record=False,
     )
-    on_coverage: "Callable[[Coverage], None]" = option(
+    on_coverage: Callable[[Coverage], None] = option(
         default=_ignore_coverage, help="Called with what is trained.", flags=(), in_record=False
     )

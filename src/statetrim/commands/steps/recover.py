@@ -13,7 +13,7 @@ from ..arguments import FamilyFile, Json
 from ..command import command
 
 if TYPE_CHECKING:
-    from ...recovery.adapters import Coverage
+    from ...recovery.options import Coverage
     from ...storage.checkpoint import Checkpoint
 
 

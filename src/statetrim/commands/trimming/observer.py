@@ -8,7 +8,7 @@ from ...pipelines.observer import Observer
 from ...pipelines.schedule import Schedule
 from ...progress import OnProgress, Progress
 from ...progress.bar import RunProgress, time_left_text
-from ...recovery.adapters import Coverage
+from ...recovery.options import Coverage
 from .. import terminal
 from ..progress import show_progress
 from ..steps.recover import show_coverage
