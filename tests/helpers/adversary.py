@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from helpers import faults
-from helpers.commands import COMMANDS, OUT, clean, prepare
+from helpers.commands import COMMANDS, OUT, TIMED, clean, prepare
 from helpers.forker import import_all
 from helpers.kills import UndisturbedRun, kill_and_rerun, run_undisturbed
 from statetrim.maths.formatting import evenly_spaced
@@ -24,8 +24,6 @@ KILLS_PER_COMMAND = {
 """Number of kills per command, fewer where a run takes long."""
 SECOND_COMMANDS = ("prune",)
 """Commands that are also started with an output that another command is writing."""
-TIMED = ("benchmark", "snapshot")
-"""Commands whose output has timings, so that it differs from run to run."""
 TrialResult = tuple[str, str, str | None]
 """Kind of trial, its name, and the problem or None."""
 

@@ -58,6 +58,10 @@ KILLED = {name: COMMANDS[name] for name in tuple(COMMANDS)[:9]} | {
 }
 
 
+TIMED = ("benchmark", "snapshot")
+"""Commands whose output has timings, so that it differs from run to run."""
+
+
 def prepare(root: Path) -> Path:
     """Create in `root` everything that the commands read. The engine of `verify` is replaced by
     one in this process."""
