@@ -202,9 +202,8 @@ def open_output(
     `OUT.partial` is of another job, or if another process writes.
     """
     work = Output(Path(out), name, record, files, temporary_patterns, may_change)
-    if not os.path.lexists(
-        work.path
-    ):  # without leftovers, existing results are found before locking
+    # Without leftovers, existing results are found before locking.
+    if not os.path.lexists(work.path):
         if files is not None:
             check_absent(*files.values())
         elif already_done(work.out, name, record):
