@@ -193,7 +193,7 @@ quantised-matrix WORK:
 # Does trim choose a shape well? Every shape of the same bytes beside its choice (results/shapes.md).
 compare-shapes MODEL TEXT TEST WORK *OPTIONS:
     python studies/compare_shapes.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
-    python studies/plot_shapes.py results/shapes.jsonl results/shapes.md README.md
+    python studies/plot_shapes.py results/shapes.jsonl results/uneven.jsonl results/shapes.md README.md
 
 # Kill ten commands at every filesystem event they make, run each again, compare (SECURITY.md).
 kill-every-event *COMMANDS:
@@ -207,9 +207,15 @@ mutants COUNT="5000" SEED="0":
 prompt-mutants COUNT="5000" SEED="0":
     cd tests && python -m helpers.prompt_mutants {{COUNT}} {{SEED}}
 
-# Stored states by code: bytes against loss on MODEL; resumes if interrupted (docs/stored-states.md).
+# Stored states by code: bytes against loss on MODEL and on cuts of it; resumes if interrupted (results/snapshots.md).
 compare-snapshots MODEL TEXT TEST WORK *OPTIONS:
     python studies/compare_snapshots.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} --results results/snapshots.jsonl {{OPTIONS}}
+    python studies/compare_snapshots_cuts.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} --results results/snapshots.jsonl {{OPTIONS}}
+    python studies/table_snapshots.py results/snapshots.jsonl results/snapshots.md
+
+# The same on neovad's Mamba-2, with the clips in the source distribution SDIST of pyannote.audio (results/snapshots.md).
+compare-snapshots-audio MODEL SDIST:
+    python studies/compare_snapshots_audio.py {{MODEL}} {{SDIST}} --results results/snapshots.jsonl
     python studies/table_snapshots.py results/snapshots.jsonl results/snapshots.md
 
 # Prompts that MLX-LM and llama.cpp save, coded, restored and continued (docs/stored-states.md).
@@ -263,18 +269,15 @@ gpu-kit MODEL BUDGET WORK *OPTIONS:
 gpu-kit-tiny:
     pytest -m slow tests/studies/test_gpu_kit.py
 
-# Triton kernels of vLLM, SGLang and fla on a CPU, every value compared; MODEL is Qwen3.5, CUTS are cut from it (results/kernels.md).
-interpret-kernels ENGINES MODEL *CUTS:
+# Triton kernels of vLLM, SGLang and fla on a CPU, every value compared; MODEL is a Qwen3.5 of 64x64, and WORK is for its cuts (results/kernels.md).
+interpret-kernels ENGINES MODEL TEXT WORK:
     rm -f results/interpreted.jsonl results/interpreted-fla.jsonl results/interpreted-model.jsonl
-    {{ENGINES}}/kernels/bin/python tools/kernels/interpret.py vllm results/interpreted.jsonl
-    {{ENGINES}}/kernels/bin/python tools/kernels/interpret.py sglang results/interpreted.jsonl
-    {{ENGINES}}/kernels/bin/python tools/kernels/interpret.py olmo results/interpreted.jsonl
-    {{ENGINES}}/kernels/bin/python tools/kernels/interpret.py mamba2 results/interpreted.jsonl
-    {{ENGINES}}/kernels/bin/python tools/kernels/interpret.py vllm results/interpreted.jsonl 32x32 --faults keys slot gate
-    {{ENGINES}}/kernels/bin/python tools/kernels/interpret.py sglang results/interpreted.jsonl 32x32 --faults keys slot gate
-    {{ENGINES}}/kernels/bin/python tools/kernels/interpret_model.py vllm results/interpreted-model.jsonl {{MODEL}} --faults keys slot gate
-    {{ENGINES}}/kernels/bin/python tools/kernels/interpret_model.py vllm results/interpreted-model.jsonl {{CUTS}}
-    {{ENGINES}}/kernels/bin/python tools/kernels/interpret_model.py sglang results/interpreted-model.jsonl {{MODEL}} --faults keys slot gate
-    {{ENGINES}}/kernels/bin/python tools/kernels/interpret_model.py sglang results/interpreted-model.jsonl {{CUTS}}
-    python tools/kernels/interpret_fla.py results/interpreted-fla.jsonl
+    for steps in vllm sglang olmo mamba2 sglang_mamba2; do {{ENGINES}}/kernels/bin/python tools/kernels/interpret.py $steps results/interpreted.jsonl; done
+    for steps in vllm sglang; do {{ENGINES}}/kernels/bin/python tools/kernels/interpret.py $steps results/interpreted.jsonl 32x32 --faults keys slot gate; done
+    mkdir -p {{WORK}}
+    statetrim calibrate {{MODEL}} --text {{TEXT}} --tokens 32k --for product,readout_greedy -o {{WORK}}/statistics
+    for shape in 48x48 32x64 32x32; do statetrim select {{MODEL}} --to $shape --statistics {{WORK}}/statistics -o {{WORK}}/plan.json && statetrim prune {{MODEL}} {{WORK}}/plan.json -o {{WORK}}/{{file_name(MODEL)}}-$shape && rm {{WORK}}/plan.json; done
+    for steps in vllm sglang; do {{ENGINES}}/kernels/bin/python tools/kernels/interpret_model.py $steps results/interpreted-model.jsonl {{MODEL}} --faults keys slot gate; done
+    for steps in vllm sglang; do {{ENGINES}}/kernels/bin/python tools/kernels/interpret_model.py $steps results/interpreted-model.jsonl {{WORK}}/{{file_name(MODEL)}}-*; done
+    PYTHONPATH=src {{ENGINES}}/kernels/bin/python tools/kernels/interpret_fla.py results/interpreted-fla.jsonl
     python tools/kernels/record.py

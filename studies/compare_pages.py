@@ -1,10 +1,11 @@
-"""Cuts whose layers take whole pages of vLLM's cache: one layer whole, the others narrow.
+"""Widths by layer that take as much of vLLM's cache as a uniform half and a uniform quarter.
 
-    python studies/compare_pages.py MODEL --text train.jsonl --test wiki.valid.raw --work FOLDER \
-        --widths 0=64x64,others=32x32 0=64x64,others=16x16
+    python studies/compare_pages.py MODEL --text train.jsonl --test wiki.valid.raw --work FOLDER
 
-Each cut is refitted and measured as in compare_uneven.py. A line per cut is added to the results;
-lines that exist are not measured again.
+The widths are those that `trim --by-layer` would choose: every layer is cut alone to half and a
+quarter of each axis, and layers take whole pages of the narrowest. Kernels are taken to serve every
+shape. Each cut is refitted and measured as in compare_uneven.py, whose uniform cuts are the
+comparison. A line per cut is added to the results; lines that exist are not measured again.
 """
 
 from __future__ import annotations
@@ -17,36 +18,57 @@ import torch
 import statetrim as st
 from arguments import study_parser
 from compare_uneven import CALIBRATION, ByLayerEvaluator, collect_statistics
+from statetrim.selection.allocate import allocate_in_pages
+from statetrim.serving.capacity.parts import Paging
+
+SHARES = (1 / 2, 1 / 4)
+WIDTHS = (1 / 2, 1 / 4)
 
 
 def main() -> None:
     parser = study_parser(
-        __doc__, "model", "text", "test", "work", results="results/uneven-pages.jsonl",
-        seeds=[0, 1], windows=64, pairs=[16, 32, 63], widths=["0=64x64,others=32x32"],
+        __doc__, "model", "text", "test", "work", results="results/pages.jsonl",
+        seeds=[0, 1], windows=64, pairs=[16, 32, 63],
     )  # fmt: skip
     options = parser.parse_args()
     torch.set_num_threads(1)
     model = st.open(options.model)
     name = model.path.resolve().name
+    kv_cache = model.family.kv_cache_size(model.config, model.geometry)
+    paging = Paging.of(model.geometry, kv_cache.layers if kv_cache else 0)
     evaluator = ByLayerEvaluator(model, options.test, options.windows, options.pairs)
     for seed in options.seeds:
         skip = seed * 2**17  # another part of the text
         work = options.work / f"{name}-{seed}"
         work.mkdir(parents=True, exist_ok=True)
-        for widths in options.widths:
-            row = {"model": name, "seed": seed, "widths": widths}
+        path = work / "sensitivity-pages.json"
+        sensitivity = (
+            st.Sensitivity.load(path)
+            if path.exists()
+            else st.sensitivity(
+                model, options.text, widths=WIDTHS, windows=32, rows=16, skip=skip, out=path
+            )
+        )
+        for share in SHARES:
+            row = {"model": name, "seed": seed, "kind": "pages", "share": share}
             lines = options.results.read_text().splitlines() if options.results.exists() else []
             if any(row.items() <= json.loads(line).items() for line in lines):
                 continue
+            allocation = allocate_in_pages(sensitivity, share, paging, lambda _: True)
             statistics = collect_statistics(model, options, skip, work)
             for leftover in ("cut", "refit"):  # of a killed run
                 shutil.rmtree(work / leftover, ignore_errors=True)
-            plan = st.select(model, to=widths, statistics=statistics, progress=False)
+            plan = st.select(model, to=str(allocation), statistics=statistics, progress=False)
             small = st.prune(model, plan, work / "cut", uneven=True, progress=False)
             pairs = st.calibrate(small, options.text, original=model, skip=skip, **CALIBRATION)
             fitted = st.refit(small, pairs, out=work / "refit", progress=False)
-            share = small.geometry.state_numel / model.geometry.state_numel
-            row |= {"taken": share, **evaluator.figures(st.load(fitted))}
+            row |= {
+                "widths": str(allocation),
+                "predicted": allocation.losses(sensitivity),
+                "taken": allocation.share,
+                "original": evaluator.figures(evaluator.original),
+                **evaluator.figures(st.load(fitted)),
+            }
             print(row, flush=True)
             with options.results.open("a") as results:
                 results.write(json.dumps(row) + "\n")

@@ -4,15 +4,16 @@
         --work FOLDER --results results/snapshots.jsonl --seed 0
 
 The metric is calibrated on `--text`. A model reads a prefix of 256 tokens of the test text, its
-states are coded and decoded, and it reads on: the change of NLL over the next 127 tokens, and of
-recall (MQAR: the pairs are the prefix, the questions the rest). Over turns, states are coded after
-every turn. Intervals are 95 %, paired by sequence. A seed takes other calibration text, other test
-text and other recall sequences. Lines that exist are not measured again; `--minutes` ends a run
-early, and the next one resumes it.
+states are coded and decoded, and it reads on: the change of NLL over the next 127 tokens, the KL
+divergence from the model without a copy, and the change of recall (MQAR: the pairs are the prefix,
+the questions the rest). Over turns, states are coded after every turn. Intervals are 95 %, paired
+by sequence. A seed takes other calibration text, other test text and other recall sequences. Lines
+that exist are not measured again; `--minutes` ends a run early, and the next one resumes it.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import json
 import time
@@ -46,7 +47,7 @@ METRICS = {
     "query and key": ("query", "key"),
     "read-out and key": ("readout", "key"),
 }
-DEFAULT = "read-out and key"
+DEFAULT = "query and key"
 VALUES = f"{DEFAULT}, and values"  # also weighted by the output projection
 PAIRS, TURNS, TURN_TOKENS = 32, 32, 32
 
@@ -157,17 +158,29 @@ class Study:
         heads = weight.T.reshape(self.live.checkpoint.geometry.num_v_heads, -1, len(weight))
         return metric_of((heads @ heads.mT,))
 
-    def text_nll(self, code: Code | None, metrics: Metrics | None) -> tuple[Tensor, list[Copies]]:
-        """NLL [sequences] of the text after the prefix, and what the copies took."""
-        losses, copies = list[Tensor](), list[Copies]()
+    def read_text(self, code: Code | None, metrics: Metrics | None) -> tuple[Tensor, list[Copies]]:
+        """Log-probabilities [sequences, REST - 1, vocabulary] of the text after the prefix, and
+        what the copies took."""
+        read, copies = list[Tensor](), list[Copies]()
         for rest, kept in self.known("text", partial(self.read_prefixes, self.ids, PREFIX)):
             cache = copy.deepcopy(kept)
             if code is not None:
                 copies.append(self.recode(cache, code, metrics))
             logits, _ = self.live.forward_with_cache(rest[:, :-1], cache, keep=REST - 1)
-            nll = functional.cross_entropy(logits.mT.float(), rest[:, 1:], reduction="none")
-            losses.append(nll.mean(1).double())
-        return torch.cat(losses), copies
+            read.append(logits.float().log_softmax(-1))
+        return torch.cat(read), copies
+
+    def text_changes(self, exact: Tensor, read: Tensor) -> Row:
+        """NLL compared with that of `exact`, the KL divergence from it, and that of the first 16
+        tokens."""
+        words = self.ids[:, PREFIX + 1 :, None]
+        nll = [-x.gather(-1, words).squeeze(-1).double().mean(1) for x in (exact, read)]
+        kl = functional.kl_div(read, exact, reduction="none", log_target=True).sum(-1).double()
+        return {
+            "nll": change(*nll),
+            "kl": change(torch.zeros(len(kl)), kl.mean(1)),
+            "kl, first 16": change(torch.zeros(len(kl)), kl[:, :16].mean(1)),
+        }
 
     def recall(self, code: Code | None, metrics: Metrics | None, pairs: int) -> Tensor:
         """Percent of values recalled [sequences], with the states coded after the pairs."""
@@ -194,27 +207,29 @@ class Study:
         shares = recalled_share(ids, positions, logits[:, positions - 2 * TURNS])
         return 100 * shares.double()
 
+    def exact(self) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and recall without a copy."""
+        read = self.known("exact text", lambda: self.read_text(None, None)[0])
+        return read, self.known("exact recall", partial(self.recall, None, None, PAIRS))
+
     def frontier(self, code: Code, metric: str) -> Row:
         """Bytes and losses of one code."""
         metrics = self.grams.metrics(DEFAULT if metric == VALUES else metric)
         self.weights_values = metric == VALUES
-        without = self.known("nll", lambda: self.text_nll(None, None)[0])
-        nll, copies = self.text_nll(code, metrics)
+        exact, exact_recall = self.exact()
+        read, copies = self.read_text(code, metrics)
         float32 = sum(x.float32_bytes for x in copies)
-        row: Row = {
+        return {
             "share": sum(x.state_bytes for x in copies) / float32,
             "convolution": sum(x.convolution_bytes for x in copies) / float32,
-            "rank": _mean_rank(copies),
+            "rank": mean_rank(copies),
             "worst": max(
                 (x.worst_error for x in copies if x.worst_error is not None), default=None
             ),
-            "exact nll": float(without.mean()),
-            "nll": _change(without, nll),
+            **self.text_changes(exact, read),
+            "exact recall": float(exact_recall.mean()),
+            f"recall {PAIRS}": change(exact_recall, self.recall(code, metrics, PAIRS)),
         }
-        exact = self.known("recall", partial(self.recall, None, None, PAIRS))
-        row["exact recall"] = float(exact.mean())
-        row[f"recall {PAIRS}"] = _change(exact, self.recall(code, metrics, PAIRS))
-        return row
 
     def turns(self, code: Code, metric: str) -> Row:
         """NLL in the first and last eight of 32 turns, and recall with a copy after each pair."""
@@ -223,9 +238,9 @@ class Study:
         nll = self.turn_nll(code, metrics)
         recall = self.known("turn recall", partial(self.turn_recall, None, None))
         return {
-            "first turns": _change(exact[:, :8].mean(1), nll[:, :8].mean(1)),
-            "last turns": _change(exact[:, -8:].mean(1), nll[:, -8:].mean(1)),
-            "recall 32": _change(recall, self.turn_recall(code, metrics)),
+            "first turns": change(exact[:, :8].mean(1), nll[:, :8].mean(1)),
+            "last turns": change(exact[:, -8:].mean(1), nll[:, -8:].mean(1)),
+            "recall 32": change(recall, self.turn_recall(code, metrics)),
         }
 
     def turn_nll(self, code: Code | None, metrics: Metrics | None) -> Tensor:
@@ -247,7 +262,7 @@ class Study:
         for length in (64, 128, 256, 512, 1024):
             _, cache = self.live.forward_with_cache(self.long[:4, read:length], cache)
             copies, read = recode(copy.deepcopy(cache), self.live.checkpoint, code, metrics), length
-            row[str(length)] = [copies.share, _mean_rank([copies])]
+            row[str(length)] = [copies.share, mean_rank([copies])]
         return row
 
     def known(self, name: str, run: Callable[[], Any]) -> Any:
@@ -261,41 +276,42 @@ def batches(ids: Tensor) -> list[Tensor]:
     return [ids[first : first + BATCH] for first in range(0, len(ids), BATCH)]
 
 
-def _mean_rank(copies: list[Copies]) -> float | None:
+def mean_rank(copies: list[Copies]) -> float | None:
     ranks = [rank.mean() for x in copies for rank in x.ranks.values()]
     return float(torch.stack(ranks).mean()) if ranks else None
 
 
-def _change(before: Tensor, after: Tensor) -> list[float]:
+def change(before: Tensor, after: Tensor) -> list[float]:
     """The mean change, and both ends of its interval."""
-    change = difference_interval([Pairs(before, after)])
-    return [round(x, 5) for x in (change.estimate, change.low, change.high)]
+    interval = difference_interval([Pairs(before, after)])
+    return [float(f"{x:.4g}") for x in (interval.estimate, interval.low, interval.high)]
 
 
 def cases() -> Iterator[tuple[str, Code, str]]:
     """Part, code and metric of every line, the most telling ones first."""
-    for code, metric in ((0.05, DEFAULT), ("int4", "none"), ("int5", "none"), (0.1, DEFAULT)):
-        yield "frontier", code, metric
-    for code, metric in ((0.05, DEFAULT), ("int8", "none"), ("int4", "none")):
+    for tolerance in (0.05, 0.1):
+        for metric in ("none", *METRICS, VALUES):
+            yield "frontier", tolerance, metric
+    for tolerance in (0.02, 0.2):
+        for metric in ("none", "query and key"):
+            yield "frontier", tolerance, metric
+    for name in ("int4", "int5", "int8", "bfloat16"):
+        yield "frontier", name, "none"
+    for code, metric in ((0.05, DEFAULT), (0.05, "none"), ("int8", "none"), ("int4", "none")):
         yield "turns", code, metric
-    for code, metric in ((0.05, "none"), ("int8", "none"), (0.02, DEFAULT), (0.1, "none")):
-        yield "frontier", code, metric
-    for metric in METRICS:
-        yield "frontier", 0.05, metric
-    yield "frontier", 0.05, VALUES
+    yield "turns", 0.02, DEFAULT
     yield "lengths", 0.05, DEFAULT
-    yield "frontier", "bfloat16", "none"
-    yield "frontier", 0.2, DEFAULT
+
+
+def study_options(docstring: str | None) -> argparse.Namespace:
+    defaults: dict[str, Any] = {"name": None, "seed": 0, "sequences": 16, "tokens": 8192}
+    paths = ("model", "text", "test", "work", "results")
+    return study_parser(docstring, *paths, **defaults, minutes=240.0).parse_args()
 
 
 def main() -> None:
-    defaults: dict[str, Any] = {"name": None, "seed": 0, "sequences": 16, "tokens": 8192}
-    parser = study_parser(
-        __doc__, "model", "text", "test", "work", "results", **defaults, minutes=240.0, lines=99
-    )
-    options = parser.parse_args()
-    study = Study(options)
-    for part, code, metric in list(cases())[: options.lines]:
+    study = Study(study_options(__doc__))
+    for part, code, metric in cases():
         study.measure(part, code, metric, partial(getattr(study, part), code, metric))
 
 

@@ -1,17 +1,19 @@
 """Stored states by code on a Mamba-2 speech model of others, which reads mel frames.
 
-    python studies/compare_snapshots_audio.py MODEL CLIPS --results results/snapshots-audio.jsonl
+    python studies/compare_snapshots_audio.py MODEL SDIST --results results/snapshots.jsonl
 
-MODEL is neovad's backbone with `frontend_and_head.safetensors`, CLIPS a folder of mono WAV files of
-16 kHz. The metric is calibrated on those named trn*; the others are cut into windows of 512 frames,
-half of them before the copy. Changes are the KL of the three classes and the share of frames with
-another class, with 95 % intervals over windows.
+MODEL is neovad's backbone with `frontend_and_head.safetensors`, SDIST pyannote.audio's source
+distribution, whose clips are read. With seed 0 the metric is calibrated on every other clip, with
+seed 1 on the rest; the other clips are cut into windows of 512 frames, half of them before the
+copy. Changes are the KL of the three classes and the percent of frames with another class, with
+95 % intervals over windows.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,8 @@ from transformers import DynamicCache
 
 import statetrim as st
 from arguments import path_parser
-from compare_snapshots import DEFAULT, Grams
-from speech_model import classes, embed, mel_frames
-from statetrim.maths.paired import Pairs, difference_interval
+from compare_snapshots import METRICS, Grams, Row, change, mean_rank
+from speech_model import MELS, classes, embed, mel_frames, read_clips
 from statetrim.runtime.kernel_hooks import hook_kernels
 from statetrim.runtime.live import find_decoder
 from statetrim.runtime.loading import load_live
@@ -32,9 +33,10 @@ from statetrim.snapshots.snapshot import Code, recode
 
 HALF = 256
 CODES: tuple[tuple[Code, str], ...] = (
-    ("int8", "none"), ("int5", "none"), ("int4", "none"), (0.02, DEFAULT), (0.05, DEFAULT),
-    (0.1, DEFAULT), (0.05, "none"),
-)  # fmt: skip
+    *((code, "none") for code in ("bfloat16", "int8", "int5", "int4", 0.02, 0.05, 0.1)),
+    *((code, "query") for code in (0.02, 0.05, 0.1)),
+    *((0.05, metric) for metric in METRICS if metric != "query"),
+)
 
 
 class Model:
@@ -60,27 +62,15 @@ class Model:
         return classes(outputs.last_hidden_state, w), cache
 
 
-def interval(values: Tensor) -> list[float]:
-    change = difference_interval([Pairs(torch.zeros_like(values), values)])
-    return [round(x, 6) for x in (change.estimate, change.low, change.high)]
-
-
 @torch.inference_mode()
-def main() -> None:
-    parser = path_parser(__doc__, "model", "clips")
-    parser.add_argument("--results", type=Path, required=True)
-    options = parser.parse_args()
-    model = Model(options.model)
+def compare(model: Model, clips: list[Tensor], seed: int) -> Iterator[Row]:
+    """A line for each code, with the metric of the other clips."""
     grams, windows = Grams(model.live), list[Tensor]()
     with hook_kernels(model.live, grams.add):
-        for path in sorted(options.clips.glob("trn*.wav")):
-            model.run(mel_frames(path, model.weights)[:1024].unsqueeze(0))
-    for pattern in ("dev*.wav", "tst*.wav"):
-        for path in sorted(options.clips.glob(pattern)):
-            frames = mel_frames(path, model.weights)
-            windows += list(
-                frames[: len(frames) // (2 * HALF) * 2 * HALF].reshape(-1, 2 * HALF, 64)
-            )
+        for frames in clips[1 - seed :: 2]:
+            model.run(frames[: 4 * HALF].unsqueeze(0))
+    for frames in clips[seed::2]:
+        windows += frames[: len(frames) // (2 * HALF) * 2 * HALF].reshape(-1, 2 * HALF, MELS)
     batch = torch.stack(windows)
     _, kept = model.run(batch[:, :HALF])
     expected, _ = model.run(batch[:, HALF:], copy.deepcopy(kept))
@@ -89,16 +79,32 @@ def main() -> None:
         copies = recode(cache, model.live.checkpoint, code, grams.metrics(metric))
         changed, _ = model.run(batch[:, HALF:], cache)
         kl = (expected.exp() * (expected - changed)).sum(-1).mean(1).double()
-        other = (expected.argmax(-1) != changed.argmax(-1)).double().mean(1)
-        row: dict[str, Any] = {
+        other = 100 * (expected.argmax(-1) != changed.argmax(-1)).double().mean(1)
+        yield {
+            "model": model.live.checkpoint.path.name,
+            "seed": seed,
+            "part": "audio",
             "code": code,
             "metric": metric,
             "windows": len(batch),
             "share": copies.share,
+            "convolution": copies.convolution_bytes / copies.float32_bytes,
+            "rank": mean_rank([copies]),
+            "kl": change(torch.zeros_like(kl), kl),
+            "other class": change(torch.zeros_like(other), other),
         }
-        row |= {"kl": interval(kl), "other class": interval(other)}
-        with options.results.open("a") as file:
-            print(json.dumps(row), file=file)
+
+
+def main() -> None:
+    parser = path_parser(__doc__, "model", "sdist")
+    parser.add_argument("--results", type=Path, required=True)
+    options = parser.parse_args()
+    model = Model(options.model)
+    clips = [mel_frames(clip, model.weights) for clip in read_clips(options.sdist).values()]
+    with options.results.open("a") as file:
+        for seed in (0, 1):
+            for row in compare(model, clips, seed):
+                print(json.dumps(row), file=file, flush=True)
 
 
 if __name__ == "__main__":

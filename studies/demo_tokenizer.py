@@ -14,6 +14,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+END = "<|endoftext|>"  # Qwen's: transformers adds it if it is missing
 UNUSED_MERGE = ("\x00", "\x01")  # llama.cpp wants a merge
 
 
@@ -26,12 +27,12 @@ def main() -> None:
 
     merge = (name(UNUSED_MERGE[0]), name(UNUSED_MERGE[1]))
     # The end of text comes last, so that the plain tokens and the vocabulary have equal quarters.
-    names = [*(name(chr(code)) for code in range(128)), "".join(merge), "<end>"]
+    names = [*(name(chr(code)) for code in range(128)), "".join(merge), END]
     vocabulary = {token: index for index, token in enumerate(names)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[merge]))
     tokenizer.pre_tokenizer = by_byte
     tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END)
     fast.save_pretrained(Path(sys.argv[1]))
 
 

@@ -1,6 +1,7 @@
 """Tables and figure from the results of compare_shapes.py.
 
-    python studies/plot_shapes.py results/shapes.jsonl results/shapes.md README.md
+    python studies/plot_shapes.py results/shapes.jsonl results/uneven.jsonl results/shapes.md \
+        README.md
 
 Fills the places `<!-- agreement -->` and `<!-- lost -->` (each up to its `<!-- end -->`) of the
 Markdown files and draws `shapes.png` next to the results.
@@ -58,17 +59,25 @@ def agreement_table(cases: Cases) -> str:
     return table(header, lines)
 
 
-def lost_table(cases: Cases) -> str:
+def lost_table(cases: Cases, by_layer: list[Row]) -> str:
+    """What half of the bytes costs with the shape that `trim` chose, and with widths by layer."""
     lines = []
     for (model, share), rows in cases.items():
         before = rows[0]["original"]["recall"][0]
         if share != 0.5 or before < 0.5:  # a model with little recall cannot lose much
             continue
         chosen = next(row for row in rows if row["chosen"])
-        loss = f"{100 * (exp(chosen['nll'][1]) - 1):.1f} %"
-        recall = f"{before:.2f} -> {chosen['recall'][0]:.2f}"
-        lines.append([model, chosen["shape"], loss, recall])
+        lines.append([model, chosen["shape"], *lost(chosen)])
+        for row in by_layer:
+            if (row["model"], row["share"], row["seed"], row["kind"]) == (model, share, 0, "free"):
+                lines.append([model, "by layer", *lost(row)])
     return table(["model, half of the bytes", "shape", "perplexity lost", "recall"], lines)
+
+
+def lost(row: Row) -> list[str]:
+    """The perplexity lost, and recall before and after."""
+    loss = f"{100 * (exp(row['nll'][1]) - 1):.1f} %"
+    return [loss, f"{row['original']['recall'][0]:.2f} -> {row['recall'][0]:.2f}"]
 
 
 def fill(pages: list[Path], contents: dict[str, str]) -> None:
@@ -110,14 +119,15 @@ def draw(cases: Cases, path: Path) -> None:
 
 
 def main() -> None:
-    parser = path_parser(__doc__, "results")
+    parser = path_parser(__doc__, "results", "by_layer")
     parser.add_argument("pages", type=Path, nargs="+")
     options = parser.parse_args()
     rows = [json.loads(line) for line in options.results.read_text().splitlines()]
     cases = {key: list(group) for key, group in groupby(rows, lambda r: (r["model"], r["share"]))}
+    by_layer = [json.loads(line) for line in options.by_layer.read_text().splitlines()]
     contents = {
         "agreement": agreement_table(cases),
-        "lost": lost_table(cases),
+        "lost": lost_table(cases, by_layer),
     }
     fill(options.pages, contents)
     draw(cases, options.results.with_suffix(".png"))

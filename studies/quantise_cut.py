@@ -2,8 +2,9 @@
 
     python studies/quantise_cut.py MODEL CUT --test TEXT --work DIR --results FILE
 
-Runs in an environment of its own, with torch, llmcompressor, torchao and auto-round. transformers
-loads every result. NLL is per token on windows of the test text; recall is MQAR.
+Runs in an environment of its own, with torch, llmcompressor, torchao, auto-round and
+nvidia-modelopt. transformers loads every result but ModelOpt's, which it does not know. NLL is per
+token on windows of the test text; recall is MQAR.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ def main() -> None:
             out = arguments.work / f"{name}-{tool.replace(' ', '-')}"
             if not (out / "config.json").exists():
                 quantise(source, out)
+            if tool.startswith("ModelOpt"):
+                continue
             row = {"model": name, "tool": tool, **measure(out, source, arguments)}
             rows.append(row)
             print(row, flush=True)
@@ -46,6 +49,7 @@ def main() -> None:
         "compressed-tensors",
         "torchao",
         "auto-round",
+        "nvidia-modelopt",
     )
     versions = {package: version(package) for package in packages}
     text = json.dumps({"versions": versions, "rows": rows}, indent=2)
@@ -117,6 +121,24 @@ def autoround(source: Path, out: Path) -> None:
     Path(written[0] if isinstance(written, list) else written).rename(out)
 
 
+def modelopt(config: str) -> Callable[[Path, Path], None]:
+    """A scheme of ModelOpt; random tokens calibrate its scales of activations."""
+
+    def quantise(source: Path, out: Path) -> None:
+        import modelopt.torch.quantization as quantization
+        from modelopt.torch.export import export_hf_checkpoint
+
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
+        ids = torch.randint(model.config.vocab_size, (4, 64))
+        quantization.quantize(
+            model, getattr(quantization, config), lambda model: model(input_ids=ids)
+        )
+        export_hf_checkpoint(model, export_dir=out)
+        AutoTokenizer.from_pretrained(source).save_pretrained(out)
+
+    return quantise
+
+
 def save(model: Any, source: Path, out: Path) -> None:
     """Write the model and its tokenizer."""
     model.save_pretrained(out)
@@ -135,6 +157,8 @@ TOOLS: dict[str, Callable[[Path, Path], None]] = {
     "llm-compressor NVFP4": llmcompressor(targets="Linear", scheme="NVFP4A16"),
     "torchao INT8": torchao,
     "AutoRound W4A16": autoround,
+    "ModelOpt FP8": modelopt("FP8_DEFAULT_CFG"),
+    "ModelOpt NVFP4": modelopt("NVFP4_DEFAULT_CFG"),
 }
 
 

@@ -1,6 +1,6 @@
-"""results/quantised.json -> the matrix of docs/quantised.md: formats by steps.
+"""results/quantised.json -> the tables of results/quantised.md: formats by steps.
 
-python studies/table_quantised.py results/quantised.json docs/quantised.md
+python studies/table_quantised.py results/quantised.json results/quantised.md
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from arguments import path_parser
 
 STEPS = ("inspect", "prune", "prune, sibling's plan", "refit", "evaluate", "verify")
-_WORDS = {"run": "yes", "refused": "refused", "not applicable": ""}
+_WORDS = {"run": "yes", "refused": "refused", "not applicable": "n/a"}
 
 
 def matrix(rows: dict[str, Any]) -> str:

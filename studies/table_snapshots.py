@@ -1,4 +1,4 @@
-"""results/snapshots.jsonl -> tables in Markdown: the two seeds of every model and code together.
+"""results/snapshots.jsonl -> the tables of results/snapshots.md; the seeds of a line are one row.
 
 python studies/table_snapshots.py results/snapshots.jsonl results/snapshots.md
 """
@@ -6,76 +6,126 @@ python studies/table_snapshots.py results/snapshots.jsonl results/snapshots.md
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from arguments import path_parser
+from compare_snapshots import DEFAULT
 
 Row = dict[str, Any]
+Cell = Callable[[list[Row]], str]
+LENGTHS = ("64", "128", "256", "512", "1024")
 
 
-def pooled(rows: list[Row], figure: str) -> str:
-    """The mean change over seeds, and half of the interval that both seeds together give."""
-    changes = [row[figure] for row in rows if figure in row]
-    if not changes:
-        return ""
-    mean = sum(change[0] for change in changes) / len(changes)
-    halves = [(change[2] - change[1]) / 2 for change in changes]
-    half = sum(x * x for x in halves) ** 0.5 / len(halves)
-    digits = 4 if figure == "nll" or "turns" in figure else 1
-    return f"{mean:+.{digits}f} ± {half:.{digits}f}"
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
 
 
-def mean_share(rows: list[Row], figure: str) -> str:
-    values = [row[figure] for row in rows if row.get(figure) is not None]
-    if not values:
-        return ""
-    mean = sum(values) / len(values)
-    return f"{mean:.1f}" if figure == "rank" else f"{100 * mean:.1f} %"
+def change(figure: str, digits: int) -> Cell:
+    """The mean change over seeds, and half of the interval that all seeds together give."""
+
+    def cell(rows: list[Row]) -> str:
+        halves = [(row[figure][2] - row[figure][1]) / 2 for row in rows]
+        half = sum(x * x for x in halves) ** 0.5 / len(halves)
+        return f"{mean([row[figure][0] for row in rows]):+.{digits}f} ± {half:.{digits}f}"
+
+    return cell
 
 
-def group(rows: list[Row], part: str) -> dict[tuple[str, str, str], list[Row]]:
-    """(model, code, metric) -> the rows of its seeds, in the order of the file."""
+def divergence(rows: list[Row]) -> str:
+    """KL in thousandths, to two digits."""
+    low, middle, high = (1000 * mean([row["kl"][n] for row in rows]) for n in (1, 0, 2))
+    return f"{middle:.2g} ({low:.2g} to {high:.2g})"
+
+
+def share(figure: str) -> Cell:
+    return lambda rows: f"{100 * mean([row[figure] for row in rows]):.1f} %"
+
+
+def share_at(length: str) -> Cell:
+    return lambda rows: f"{100 * mean([row[length][0] for row in rows]):.1f} %"
+
+
+def rank(rows: list[Row]) -> str:
+    return "" if rows[0]["rank"] is None else f"{mean([row['rank'] for row in rows]):.1f}"
+
+
+def code_name(row: Row) -> str:
+    """ "int8", "within 0.05", or "within 0.05, metric"."""
+    if isinstance(row["code"], str):
+        return row["code"]
+    return f"within {row['code']}" + (", metric" if row["metric"] != "none" else "")
+
+
+CODE: dict[str, Cell] = {
+    "model": lambda rows: rows[0]["model"],
+    "code": lambda rows: code_name(rows[0]),
+}
+BYTES: dict[str, Cell] = {"states": share("share")}
+KL: dict[str, Cell] = {"KL, 0.001 nats": divergence}
+LOSSES = KL | {"NLL, nats": change("nll", 4), "recall, points": change("recall 32", 1)}
+SPEECH = KL | {"frames of another class, %": change("other class", 2)}
+SEEDS: dict[str, Cell] = {"seeds": lambda rows: str(len(rows))}
+METRIC: dict[str, Cell] = {
+    "model": CODE["model"],
+    "metric": lambda rows: rows[0]["metric"],
+    "tolerance": lambda rows: str(rows[0]["code"]),
+    "states": BYTES["states"],
+}
+TURNS = {
+    "NLL, first 8 turns": change("first turns", 4),
+    "NLL, last 8": change("last turns", 4),
+    "recall, points": change("recall 32", 1),
+}
+
+
+def by_code(row: Row) -> bool:
+    """Without a metric, or in the default one, which has no keys for Mamba-2."""
+    return row["metric"] in ("none", "query" if row["part"] == "audio" else DEFAULT)
+
+
+def by_metric(row: Row) -> bool:
+    return row["code"] in (0.05, 0.1)
+
+
+TABLES: dict[str, tuple[str, Callable[[Row], bool], dict[str, Cell]]] = {
+    "codes": ("frontier", by_code, CODE | BYTES | {"rank": rank} | LOSSES | SEEDS),
+    "metrics": ("frontier", by_metric, METRIC | LOSSES),
+    "turns": ("turns", by_code, CODE | TURNS | SEEDS),
+    "lengths": ("lengths", by_code, CODE | {name: share_at(name) for name in LENGTHS}),
+    "speech": ("audio", by_code, CODE | BYTES | {"rank": rank} | SPEECH | SEEDS),
+    "speech metrics": ("audio", by_metric, METRIC | SPEECH),
+    "cuts": ("cut", by_code, CODE | {"states, of the original's": share("share")} | LOSSES | SEEDS),
+}  # fmt: skip
+
+
+def table(rows: list[Row], columns: dict[str, Cell]) -> str:
+    """One line for each model, code and metric, the largest copies first."""
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
-        if row["part"] == part:
-            key = (row["model"], str(row["code"]), row["metric"])
-            groups.setdefault(key, []).append(row)
-    return dict(sorted(groups.items(), key=lambda item: item[0][0]))
+        groups.setdefault((row["model"], str(row["code"]), row["metric"]), []).append(row)
 
+    def order(seeds: list[Row]) -> tuple[str, float]:
+        return seeds[0]["model"], -mean([row.get("share", 0.0) for row in seeds])
 
-def table(header: list[str], lines: list[list[str]]) -> str:
-    rows = [header, ["---"] * len(header), *lines]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    lines = [
+        [cell(seeds) for cell in columns.values()] for seeds in sorted(groups.values(), key=order)
+    ]
+    return "\n".join(
+        f"| {' | '.join(x)} |" for x in (list(columns), ["---"] * len(columns), *lines)
+    )
 
 
 def main() -> None:
-    options = path_parser(__doc__, "results", "out").parse_args()
+    options = path_parser(__doc__, "results", "document").parse_args()
     rows = [json.loads(line) for line in options.results.read_text().splitlines()]
-    frontier = []
-    for (model, code, metric), seeds in group(rows, "frontier").items():
-        shares = [mean_share(seeds, name) for name in ("share", "convolution", "rank")]
-        losses = [pooled(seeds, name) for name in ("nll", "recall 32")]
-        frontier.append([model, code, metric, str(len(seeds)), *shares, *losses])
-    turns = []
-    for (model, code, metric), seeds in group(rows, "turns").items():
-        losses = [pooled(seeds, name) for name in ("first turns", "last turns", "recall 32")]
-        turns.append([model, code, metric, str(len(seeds)), *losses])
-    lengths = []
-    for (model, code, metric), seeds in group(rows, "lengths").items():
-        tokens = [name for name in seeds[0] if name.isdecimal()]
-        shares = [f"{100 * sum(s[n][0] for s in seeds) / len(seeds):.1f} %" for n in tokens]
-        lengths.append(
-            [model, code, metric, ", ".join(map(": ".join, zip(tokens, shares, strict=True)))]
-        )
-    start = ["model", "code", "metric"]
-    frontier_columns = ["seeds", "share", "convolution", "rank", "NLL", "recall 32"]
-    sections = {
-        "Bytes and losses": table([*start, *frontier_columns], frontier),
-        "32 turns": table([*start, "seeds", "NLL, first 8", "NLL, last 8", "recall 32"], turns),
-        "By tokens read": table([*start, "share"], lengths),
-    }
-    text = "\n\n".join(f"## {title}\n\n{body}" for title, body in sections.items())
-    options.out.write_text(f"# Stored states by code\n\n{text}\n")
+    text = options.document.read_text()
+    for place, (part, chosen, columns) in TABLES.items():
+        body = table([row for row in rows if row["part"] == part and chosen(row)], columns)
+        start, _, rest = text.partition(f"<!-- {place} -->")
+        end = rest.partition("<!-- end -->")[2]
+        text = f"{start}<!-- {place} -->\n\n{body}\n\n<!-- end -->{end}"
+    options.document.write_text(text)
 
 
 if __name__ == "__main__":

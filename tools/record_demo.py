@@ -15,6 +15,7 @@ import re
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 os.environ["TQDM_DISABLE"] = "1"
 
@@ -31,6 +32,17 @@ THEMES = {"dark": SVG_EXPORT_THEME, "light": DEFAULT_TERMINAL_THEME}
 PAGE = re.sub(r"@font-face \{\{.*?\}\}\n", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 
 
+class Screen(Console):
+    """A console that divides long commands between characters, as terminals do."""
+
+    def print(self, *objects: Any, soft_wrap: bool | None = None, **settings: Any) -> None:
+        if soft_wrap:
+            (text,) = objects
+            starts = range(0, len(text), self.width)
+            objects = ("\n".join(text[start : start + self.width] for start in starts),)
+        super().print(*objects, **settings)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("out", type=Path)
@@ -44,7 +56,7 @@ def main() -> None:
         seconds = time.monotonic() - began
     for columns in (80, 120):
         for name, theme in THEMES.items():
-            screen = Console(record=True, width=columns, markup=False, force_terminal=True)
+            screen = Screen(record=True, width=columns, markup=False, force_terminal=True)
             terminal.out = lambda screen=screen: screen
             screen.print("$ statetrim demo", style="bold")
             show_beginning()

@@ -3,6 +3,7 @@
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 exp = tl.exp
 
@@ -18,12 +19,24 @@ def bound_early(out, n):
     tl.store(out, exp(tl.load(out)))
 
 
+@triton.jit
+def library(out, n):
+    tl.store(out, libdevice.log1p(tl.load(out)) + 1)
+
+
+@triton.jit
+def mask(out, n):
+    index = tl.arange(0, 4)
+    tl.store(out + index, 1.0, mask=(index < n) & (n == 4))
+
+
 def grid(arguments):
     arguments["out"] = arguments["out"].clone()
     return (1,)
 
 
-for kernel, blocks in ((counter, (1,)), (bound_early, (1,)), (counter, grid)):
+kernels = (counter, bound_early, library, mask)
+for kernel, blocks in (*((kernel, (1,)) for kernel in kernels), (counter, grid)):
     try:
         kernel[blocks](torch.zeros(4), 4)
     except Exception as error:

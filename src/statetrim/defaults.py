@@ -8,5 +8,3 @@ HEAD_METHOD = "head_refit"
 """Selection method for whole heads (results/two-axes.md)."""
 RECALL_SHARE = 0.25
 """Fraction of the calibration tokens that are recall sequences; the others are text."""
-SNAPSHOT = "snapshot"
-"""Among the methods to calibrate for: the metric of stored states."""

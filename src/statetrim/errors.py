@@ -37,7 +37,7 @@ def errors_of(
     except kinds as error:
         if is_out_of_memory(error):
             raise
-        reason = str(error).partition("\n")[0][:300]
+        reason = str(error).partition("\n")[0][:300] or type(error).__name__
         message = f"{action}: {reason}{hint}"
         raise StatetrimError(message) from error
 

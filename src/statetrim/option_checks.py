@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from .defaults import SNAPSHOT
 from .errors import StatetrimError
 from .maths.formatting import choices_text
 from .maths.units import parse_token_count
@@ -69,10 +68,9 @@ def method(name: str, value: Any) -> None:
 
 
 def methods(name: str, value: Iterable[str]) -> None:
-    """Names of selection methods, or the one that calibrates for stored states."""
+    """Names of selection methods."""
     for each in value:
-        if each != SNAPSHOT:
-            method(name, each)
+        method(name, each)
 
 
 def engine(name: str, value: str) -> None:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 import statetrim as st
 from helpers import tiny
@@ -77,6 +78,8 @@ def test_every_long_command_says_what_is_kept(
     with monkeypatch.context() as patch:
         for module in (statetrim.commands.progress, statetrim.commands.trimming.observer):
             patch.setattr(module, "show_progress", interrupting_progress)
+        # By the demo. Forks of a process that has had two threads hang, and later tests fork it.
+        patch.setattr(torch, "set_num_threads", lambda count: None)
         code, err, _ = run(command)
     assert code == 130, err
     last = err.splitlines()[-1]

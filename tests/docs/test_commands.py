@@ -27,7 +27,7 @@ NOT_RUN = {
     r"(VLLM_\w+=\w+ )?vllm serve": "needs vLLM",
     r"python -m (vllm|sglang)\.": "needs vLLM, or SGLang",
     r"mlx_lm\.\w+ ": "needs MLX",
-    r"python convert_hf_to_gguf.py|llama-server ": "needs llama.cpp",
+    r"python convert_hf_to_gguf.py|llama-(server|quantize) ": "needs llama.cpp",
     r"curl ": "asks a server",
     r"sbatch ": "needs SLURM",
     r"python -c \"import sys, ": "needs fla, or loads what `recover` just wrote",

@@ -14,7 +14,10 @@ from helpers.doc_world import NotReady, World
 from statetrim.maths.units import parse_token_count
 
 ELSEWHERE = {"quickstart.md": "test_readme.py runs it, from the built wheel"}
-NOT_RUN = {"import fla\n": "needs a GPU, for the kernels of fla"}
+NOT_RUN = {
+    "import fla\n": "needs a GPU, for the kernels of fla",
+    "from llmcompressor ": "needs llm-compressor; studies/quantise_cut.py",
+}
 SNIPPETS = [
     block
     for page in PAGES

@@ -69,16 +69,20 @@ def decode(model: torch.nn.Module, ids: Tensor) -> Tensor:
     return torch.cat(logits, dim=1)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        f"{model_type} {axes}"
-        for model_type in tiny.MODEL_TYPES
-        for axes in AXES
-        if axes == "keys" or model_type not in NO_VALUES
-    ]
-    + [f"{model_type} both" for model_type in tiny.NESTED_TYPES],
-)
+ALL_AXES = [
+    f"{model_type} {'keys' if model_type in NO_VALUES else 'both'}"
+    for model_type in (*tiny.MODEL_TYPES, *tiny.NESTED_TYPES)
+]
+"""Each model type with all axes cut that it allows."""
+ONE_AXIS = [
+    f"{model_type} {axis}"
+    for model_type in tiny.MODEL_TYPES
+    for axis in ("keys", "values")
+    if model_type not in NO_VALUES
+]
+
+
+@pytest.fixture(scope="module", params=ALL_AXES + ONE_AXIS)
 def case(
     request: pytest.FixtureRequest, checkpoint: Load, tmp_path_factory: pytest.TempPathFactory
 ) -> Case:
@@ -135,6 +139,7 @@ def test_folding_the_norm_alone_changes_nothing_but_rounding(
         assert torch.equal(after[name], torch.ones_like(after[name]))
 
 
+@pytest.mark.parametrize("case", ALL_AXES, indirect=True)
 def test_prefill_equals_decode_and_it_generates(case: Case) -> None:
     model_type, _, _, out = case
     pruned = load_stock(tiny.stock_class(model_type), out)

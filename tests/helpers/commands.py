@@ -1,15 +1,20 @@
 """Every command that writes files, on a tiny model; each run takes about a second."""
 
-import gc
 import importlib
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
+
+import torch
 
 import statetrim as st
 from helpers import tiny
 from helpers.engine import InProcess
+from helpers.faults import Command
+from helpers.forker import exclude_from_collection
 from helpers.quantized import FORMATS, quantize_checkpoint
+from statetrim.runtime.loading import load_live
 
 OUT = "out"
 _TEXT = ["--text", "text.jsonl"]
@@ -50,11 +55,27 @@ COMMANDS: dict[str, list[str]] = {
         *_TEXT, "--count", "2", "--length", "24", "--generate", "2", "-o", OUT,
     ],
 }  # fmt: skip
-KILLED = {name: COMMANDS[name] for name in tuple(COMMANDS)[:9]} | {
+
+
+def save_prompt() -> None:
+    """What a program with `st.save_prompt` does; it ends as a command does."""
+    live = load_live(st.open("model"))
+    with torch.inference_mode():
+        _, cache = live.forward_with_cache(live.random_ids(1, 8))
+    try:
+        st.save_prompt(cache, OUT, model="model")
+    except st.StatetrimError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
+
+KILLED: dict[str, Command] = {
+    **{name: COMMANDS[name] for name in tuple(COMMANDS)[:9]},
     "layerwise": [*COMMANDS["calibrate"], "--layerwise"],
     "uneven": ["prune", "model", "uneven.json", "--uneven", "-o", OUT],
     "quantised": ["prune", "quantized", "plan.json", "-o", OUT],
     "quantised-refit": ["refit", "quantized-small", "--statistics", "quantized-pairs", "-o", OUT],
+    "save_prompt": save_prompt,
 }
 
 
@@ -91,8 +112,7 @@ def prepare(root: Path) -> Path:
     )
     st.report([model, small, root / "scores.json"], root / "page")  # compiles its templates
     shutil.rmtree(root / "page")
-    gc.collect()
-    gc.freeze()  # in forks, garbage collection would touch, and so copy, shared memory
+    exclude_from_collection()
     return root
 
 

@@ -26,6 +26,8 @@ from helpers.forker import fork
 from statetrim.commands import main
 
 Fault = Literal["kill", "stop", "full"]
+Command = Sequence[str] | Callable[[], None]
+"""The arguments of a command, or a function of this process."""
 
 _CHANGES = {
     "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate",
@@ -180,7 +182,7 @@ class Child:
 
 
 def start(
-    arguments: Sequence[str],
+    command: Command,
     root: Path,
     *,
     fault_at: int | None = None,
@@ -188,7 +190,8 @@ def start(
     record: bool = False,
     without_privileges: bool = False,
 ) -> Child:
-    """Start a command in `root`; with `record`, it notes a hash of the files before each event."""
+    """Start a command, or a function, in `root`; with `record`, it notes a hash of the files before
+    each event."""
     out, err, states = (tempfile.TemporaryFile() for _ in range(3))  # noqa: SIM115
     inputs = {path.name for path in root.iterdir()}
 
@@ -200,20 +203,23 @@ def start(
         os.chdir(root)
         if without_privileges:
             drop_privileges()
-        sys.argv = ["statetrim", *arguments]
         recorder = record_state if record else None
         _active_watch.append(_Watch(str(root.resolve()), fault_at, fault, recorder))
         try:
-            main()
+            if callable(command):
+                command()
+            else:
+                sys.argv = ["statetrim", *command]
+                main()
         finally:
             _active_watch.clear()
 
     return Child(fork(work, out, err), (out, err, states))
 
 
-def run(arguments: Sequence[str], root: Path, **options: Any) -> CommandResult:
+def run(command: Command, root: Path, **options: Any) -> CommandResult:
     """Run a command in `root`, with the options of `start`, until it ends or is killed."""
-    return start(arguments, root, **options).wait()
+    return start(command, root, **options).wait()
 
 
 def file_hashes(root: Path, ignored: Collection[str] = ()) -> dict[str, str]:

@@ -5,6 +5,7 @@ measured and killed. `run_in_child` and `run_as_ranks` run functions in forks of
 Importing starts no threads, and the process of `Forker` runs nothing itself: forking it is safe.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -49,6 +50,13 @@ def modules() -> list[str]:
 def import_all() -> None:
     for name in modules():
         importlib.import_module(name)
+
+
+def exclude_from_collection() -> None:
+    """Exclude all that exists from garbage collection, which in a fork would touch, and so copy,
+    the memory it shares with its parent."""
+    gc.collect()
+    gc.freeze()
 
 
 def fork(work: Work, *outputs: IO[bytes]) -> int:
@@ -193,5 +201,6 @@ def _run_command(job: dict[str, Any]) -> None:
 if __name__ == "__main__":
     for module in sys.argv[1:]:
         importlib.import_module(module)
+    exclude_from_collection()
     for line in sys.stdin:
         print(json.dumps(_run_job(json.loads(line))), flush=True)

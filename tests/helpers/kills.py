@@ -17,7 +17,7 @@ from helpers import faults
 from helpers.commands import COMMANDS, KILLED, TIMED, clean, prepare
 from helpers.forker import import_all
 
-_ARGUMENTS = COMMANDS | KILLED
+_COMMANDS: dict[str, faults.Command] = {**COMMANDS, **KILLED}
 
 
 @dataclass
@@ -32,7 +32,7 @@ class UndisturbedRun:
 
 def run_undisturbed(name: str, root: Path) -> UndisturbedRun:
     clean(root)
-    result = faults.run(_ARGUMENTS[name], root, record=True)
+    result = faults.run(_COMMANDS[name], root, record=True)
     assert result.code == 0, result.err
     files_left = faults.file_hashes(root)
     clean(root)
@@ -45,10 +45,10 @@ def run_undisturbed(name: str, root: Path) -> UndisturbedRun:
 def kill_and_rerun(name: str, root: Path, event: int, files_left: dict[str, str]) -> str | None:
     """Kill the command at `event` and run it again; returns the problem, or None."""
     clean(root)
-    killed = faults.run(_ARGUMENTS[name], root, fault_at=event)
+    killed = faults.run(_COMMANDS[name], root, fault_at=event)
     if killed.code != -9:
         return f"was not killed: {killed.code} {killed.err[-300:]}"
-    rerun = faults.run(_ARGUMENTS[name], root)
+    rerun = faults.run(_COMMANDS[name], root)
     files = faults.file_hashes(root)
     clean(root)
     if name in TIMED:  # only which files there are can be compared

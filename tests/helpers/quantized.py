@@ -46,10 +46,11 @@ def modelopt_fp8(by_row: bool) -> Format:
         largest = weight.abs().amax(1) if by_row else weight.abs().amax()
         scale = largest / 448
         values = (weight / (scale[:, None] if by_row else scale)).to(torch.float8_e4m3fn)
-        return {"weight": values, "weight_scale": scale, "input_scale": torch.tensor(0.5)}
+        stored = {"weight": values, "weight_scale": scale}
+        return stored if by_row else stored | {"input_scale": torch.tensor(0.5)}
 
-    config = {"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL" if by_row else "FP8"}
-    return Format(quantize, config, True)
+    algorithm = "FP8_PER_CHANNEL_PER_TOKEN" if by_row else "FP8"
+    return Format(quantize, {"quant_method": "modelopt", "quant_algo": algorithm}, True)
 
 
 def compressed(layout: str, exact: bool, **arguments: Any) -> Format:

@@ -15,6 +15,7 @@ if __name__ == "__main__":
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 bound_early = tl.exp
 WIDTH = 16
@@ -33,13 +34,19 @@ def _bfloat16(a: Any, b: Any, dot: Any, product: Any, rounded: Any, n: tl.conste
 @triton.jit
 def _counted(out: Any, count: Any) -> None:
     for i in range(count):
-        tl.store(out + i.to(tl.int64), i)
+        tl.store(out + (i * 1 + 0).to(tl.int64), i)
 
 
 @triton.jit
 def _exponential(x: Any, out: Any, n: tl.constexpr) -> None:
     index = tl.arange(0, n)
     tl.store(out + index, bound_early(tl.load(x + index)))
+
+
+@triton.jit
+def _masked(x: Any, out: Any, number: Any, n: tl.constexpr) -> None:
+    index = tl.arange(0, n)
+    tl.store(out + index, libdevice.log1p(tl.load(x + index)), mask=(index < n) & (number == n))
 
 
 @triton.autotune([triton.Config({"step": 1}), triton.Config({"step": 2})], key=["n"])
@@ -58,11 +65,12 @@ def main() -> dict[str, float]:
     torch.manual_seed(0)
     a, b = torch.randn(2, WIDTH, WIDTH, dtype=torch.bfloat16)
     dot, (product, rounded) = torch.empty(WIDTH, WIDTH), torch.empty_like(torch.stack([a, b]))
-    x, exponential = torch.randn(WIDTH), torch.empty(WIDTH)
+    x, exponential, logarithm = torch.rand(WIDTH), torch.empty(WIDTH), torch.empty(WIDTH)
     counts, steps = torch.full((WIDTH,), -1), torch.zeros(WIDTH)
     _bfloat16[(1,)](a, b, dot, product, rounded, WIDTH)
     _counted[_grid](counts, WIDTH)
     _exponential[(1,)](x, exponential, WIDTH)
+    _masked[(1,)](x, logarithm, WIDTH, WIDTH)
     _autotuned[(1,)](steps, WIDTH)
     return {
         "bfloat16 dot": float((dot - a.double() @ b.double()).abs().max()),
@@ -70,6 +78,7 @@ def main() -> dict[str, float]:
         "bfloat16 rounding": float((rounded - (a.float() * 1.01).bfloat16()).abs().max()),
         "loop counter, grid function": float((counts - torch.arange(WIDTH)).abs().max()),
         "name bound early": float((exponential - x.exp()).abs().max()),
+        "mask of a comparison, libdevice": float((logarithm - x.log1p()).abs().max()),
         "first configuration": float((steps - 1).abs().max()),
     }
 

@@ -10,6 +10,7 @@ import pytest
 import scipy.linalg
 import torch
 
+from helpers.forker import run_in_child
 from helpers.matrices import FAMILIES, Matrix, kahan, kahan_blocks, with_spectrum
 from statetrim.maths import linalg
 from statetrim.maths.linalg import strong_rrqr
@@ -188,9 +189,10 @@ def test_rounding_does_not_decide_a_tie() -> None:
 
 
 def test_one_and_two_threads_choose_the_same_set() -> None:
-    rng = np.random.default_rng(10)
-    threads = torch.get_num_threads()
-    try:
+    """In a child: a process that has had two threads cannot be forked by a later test."""
+
+    def compare() -> None:
+        rng = np.random.default_rng(10)
         for n, keep in [(64, 32), (128, 64), (256, 96)]:
             matrix = torch.from_numpy(with_spectrum(rng, 2 * n, np.logspace(0, -4, n)))
             results = []
@@ -199,8 +201,8 @@ def test_one_and_two_threads_choose_the_same_set() -> None:
                 results.append(strong_rrqr(matrix.T @ matrix, keep, 1.01))
             assert torch.equal(results[0].kept, results[1].kept)
             assert results[0].swaps == results[1].swaps
-    finally:
-        torch.set_num_threads(threads)
+
+    assert run_in_child(compare) == 0
 
 
 # --- convergence is reported, invalid input is refused --------------------------------------------

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 import statetrim as st
 from statetrim.pipelines.demo.answers import KEYS, answers, recall_prompt
@@ -29,6 +30,13 @@ def test_the_model_has_the_layout_that_engines_know(model: Path) -> None:
     assert geometry.layers == (0, 1) and geometry.shape == "64 x 64"
     assert (geometry.num_k_heads, geometry.num_v_heads) == (2, 4)
     assert sum(path.stat().st_size for path in model.iterdir()) < 2**21
+
+
+def test_every_token_has_an_embedding(model: Path) -> None:
+    """transformers adds the tokens that it expects of a model type, llama.cpp refuses more."""
+    vocabulary = AutoTokenizer.from_pretrained(model).get_vocab()
+    size = st.open(model).config["text_config"]["vocab_size"]
+    assert sorted(vocabulary.values()) == list(range(size))
 
 
 @pytest.mark.filterwarnings("ignore")  # transformers warns about its slow paths

@@ -1,6 +1,7 @@
 """`trim` compares shapes, prunes to the best one and writes down why."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,55 @@ def test_listed_shapes_are_all_measured_and_the_winner_is_the_result(
     assert alone.digest == small.digest, "the same cut as without a comparison"
 
 
+@pytest.mark.parametrize("engine", [None, "mlx"])
+def test_widths_by_layer_are_one_of_the_shapes(
+    engine: str | None,
+    checkpoint: Load,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from statetrim.judging import recommendation
+    from statetrim.pipelines import by_layer
+
+    # Two layers in one group of vLLM's cache leave no choice.
+    in_bytes = lambda measured, share, *_: by_layer.allocate(measured, share)  # noqa: E731
+    monkeypatch.setattr(by_layer, "allocate_in_pages", in_bytes)
+    # Widths by layer win, whatever random models lose.
+    rank = property(lambda cut: not cut.point.widths)
+    monkeypatch.setattr(recommendation.JudgedCut, "rank", rank)
+    model, out, watch = st.open(checkpoint("qwen3_next")), tmp_path / "small", RecordingObserver()
+    options = OPTIONS | {"text": text, "to": 0.5, "for_": engine, "by_layer": True}
+    small = st.trim(model, out=out, watch=watch, **options)
+    assert "sensitivity" in watch.started and "prune (by-layer)" in watch.started
+    decision = st.Decision.load(out / "statetrim" / "decision.json")
+    *uniform, point = decision.points
+    assert decision.chosen == str(point) == "by-layer" and small.geometry.widths
+    assert point.widths == ",".join(f"{i}={k}x{v}" for i, (k, v) in small.geometry.shapes.items())
+    assert point.state_bytes == 4 * small.geometry.state_numel
+    assert 2 * point.state_bytes <= uniform[0].state_bytes
+    assert decision.expected in watch.messages and "points of recall" in decision.expected
+    assert f"{point.sequences:.1f} after the cut" in decision.expected
+    assert (out / "statetrim" / "sensitivity.json").exists()
+    page = (out / "statetrim" / "report" / "report.md").read_text()
+    assert "by-layer (chosen)" in page and "without a cut with a 16-bit state" in page
+    quiet = RecordingObserver()
+    st.trim(model, out=out, watch=quiet, **options)
+    assert not quiet.started, "a finished job has nothing left to do"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"to": "8x8"}, "for a share of the state"),
+        ({"to": 0.5, "for_": "llamacpp"}, "llama.cpp has no plugin"),
+    ],
+)
+def test_widths_by_layer_need_a_share_and_a_plugin(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(st.StatetrimError, match=reason):
+        TrimOptions(by_layer=True, **options)
+
+
 def test_an_interrupted_comparison_resumes(
     checkpoint: Load, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +168,18 @@ def test_an_interrupted_comparison_resumes(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(shape_choice, "recommend", interrupt)
+        st.trim(model, to=0.25, text=text, out=out, **OPTIONS)
+
+    copy = shutil.copyfile
+
+    def interrupt_copy_of_plan(source: Path, target: Path) -> None:
+        if source.name.startswith("plan-"):
+            target.touch()
+            interrupt()
+        copy(source, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "copyfile", interrupt_copy_of_plan)
         st.trim(model, to=0.25, text=text, out=out, **OPTIONS)
     watch = RecordingObserver()
     resumed = st.trim(model, to=0.25, text=text, out=out, watch=watch, **OPTIONS)

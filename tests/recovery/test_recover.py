@@ -12,6 +12,7 @@ from torch import Tensor
 
 import statetrim as st
 from helpers import tiny
+from helpers.fused import fuse_output_projections
 from helpers.recovery_runs import record
 from helpers.refusal import check_refusal, run
 from statetrim.families.delta_net import DeltaNet
@@ -132,18 +133,25 @@ def test_a_projection_that_the_family_does_not_list_is_refused(
 def test_an_adapter_that_a_kernel_reads_past_is_refused(
     pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Like a fused kernel that takes `o_proj.weight` instead of calling `o_proj`."""
-    from statetrim.portable.mixers import Mixer
-
-    def forward(self: Any, hidden_states: Tensor, **kwargs: Any) -> Tensor:
-        q, k, v, _ = self._project(hidden_states, None, None)
-        o, _ = self.run_recurrence(hidden_states, q, k, v, None, None)
-        return self.normalize_output(hidden_states, o).flatten(2) @ self.o_proj.weight.mT
-
-    monkeypatch.setattr(Mixer, "forward", forward)
+    fuse_output_projections(monkeypatch)
     model, small = pair("delta_net")
     with pytest.raises(st.StatetrimError, match="4 trained parameters take no part in the loss"):
         st.recover(small, teacher=model, text=repeated_batch(), out=tmp_path / "out", **QUICK)
+
+
+def test_a_projection_whose_weight_a_kernel_reads_is_trained_in_full(
+    pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As LightNet's `o_proj` and RWKV-6's `x_proj.2`."""
+    fuse_output_projections(monkeypatch)
+    monkeypatch.setattr(DeltaNet, "read_projections", ("o_proj",))
+    model, small = pair("delta_net")
+    adapters = attach_adapters(load_live(small), RecoverOptions())
+    trained = [name for update in adapters.updates for name in update.parameters]
+    assert {name.partition("attn.")[2] for name in trained if "o_proj" in name} == {"o_proj.weight"}
+    out = st.recover(small, teacher=model, text=repeated_batch(), out=tmp_path / "out", **QUICK)
+    name = "model.layers.0.attn.o_proj.weight"
+    assert not torch.equal(out.tensor(name), small.tensor(name))
 
 
 # --- ways to train -------------------------------------------------------------------------------

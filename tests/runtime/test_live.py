@@ -62,3 +62,17 @@ def test_a_mixers_call_can_be_repeated(checkpoint: Load) -> None:
     assert not torch.equal(calls[0].repeat(live.mixers[last]), seen[0])
     live.hidden_states(live.random_ids(1, 20))
     assert len(calls) == len(live.mixers), "hooks are gone"
+
+
+def test_a_forward_pass_that_fails_is_named_even_without_a_message(
+    checkpoint: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of LogLinearMamba2 in fla, away from a GPU."""
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise NotImplementedError
+
+    live = load_live(checkpoint("delta_net"))
+    monkeypatch.setattr(live.module, "forward", fails)
+    with pytest.raises(st.StatetrimError, match="does not run: NotImplementedError; its config"):
+        live.logits(live.random_ids(1, 4))

@@ -108,7 +108,7 @@ def test_no_other_choice_that_fits_in_as_much_cache_costs_less(
     seed: int, heads: int, group: int
 ) -> None:
     sensitivity, share = random_sensitivity(4, seed), 0.5
-    allocation = allocate_in_pages(sensitivity, share, Paging(heads, heads, group))
+    allocation = allocate_in_pages(sensitivity, share, Paging(heads, heads, group), lambda _: True)
     budget = share * 256 * group * -(-4 // group)
     assert pages_by_hand(tuple(allocation.shapes.values()), heads, group) <= budget
     cheapest = min(
@@ -117,6 +117,28 @@ def test_no_other_choice_that_fits_in_as_much_cache_costs_less(
         if pages_by_hand(choice, heads, group) <= budget
     )
     assert allocation.cost == pytest.approx(cheapest)
+
+
+def test_only_shapes_that_the_kernels_take_and_whole_layers_are_allocated() -> None:
+    def is_square(shape: tuple[int, int]) -> bool:
+        return shape[0] == shape[1] < 16
+
+    for seed in range(4):
+        sensitivity = random_sensitivity(4, seed)
+        allocation = allocate_in_pages(sensitivity, 0.5, Paging(4, 4, 1), is_square)
+        assert {*allocation.shapes.values()} <= {(16, 16), (8, 8), (4, 4)}
+        nll, recall = allocation.losses(sensitivity)
+        assert nll == pytest.approx(allocation.cost) and recall == 0
+
+
+def test_losses_are_told_apart() -> None:
+    nll, recall = allocate(measured(), 0.5).losses(measured())
+    assert nll > 0 == recall
+    everywhere = sensitivity_of(3, lambda *_: 0.0, lambda _: 0.75)
+    assert allocate(everywhere, 0.25).losses(everywhere) == (
+        0,
+        pytest.approx(3 * 0.25),
+    )  # one axis of each
 
 
 def allocate_cost(sensitivity: Sensitivity, layer: int, shape: tuple[int, int]) -> float:

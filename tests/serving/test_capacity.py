@@ -15,7 +15,7 @@ from helpers import tiny
 from statetrim.families import families
 from statetrim.families.contract import KVCacheSize
 from statetrim.serving.capacity import arithmetic
-from statetrim.serving.capacity.cache_model import cache_model, state_layers
+from statetrim.serving.capacity.cache_model import cache_model, default_state_dtype, state_layers
 from statetrim.serving.capacity.compare import capacity
 from statetrim.serving.options import ServingOptions
 from statetrim.storage.checkpoint import Checkpoint
@@ -243,6 +243,20 @@ def test_a_silent_config_means_what_the_stock_class_takes_it_for(model_type: str
     geometry = st.Geometry(tuple(range(config.num_hidden_layers // 2)), 1, 1, 1, 1)
     from_silent, from_stock = kv_cache_size(silent, geometry), kv_cache_size(stock, geometry)
     assert from_silent is not None and from_silent == from_stock
+
+
+@pytest.mark.parametrize("field", ["text_config", "llm_config"])
+def test_the_text_model_of_an_omni_model_is_read_under_both_names(field: str) -> None:
+    omni = tiny.CONFIGS["nemotron_h_omni"]
+    text = {
+        **omni["text_config"], "model_type": "nemotron_h", "mamba_ssm_cache_dtype": "float16",
+        "num_nextn_predict_layers": 3,
+    }  # fmt: skip
+    config = {"model_type": "nemotron_h_omni", field: text}
+    family = families()["nemotron_h_omni"]
+    model = Checkpoint(Path("recorded"), config, family, family.geometry(config))
+    assert default_state_dtype("vllm", model) == "float16"
+    assert cache_model(model, model.geometry).draft_layers == 3
 
 
 def test_what_is_not_known_is_not_guessed() -> None:

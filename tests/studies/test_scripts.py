@@ -16,7 +16,7 @@ for path in sys.argv[1:]:
 
 
 FOLDERS = ("benchmarks", "studies", "studies/paper", "studies/gpu", "tools", "tools/engines")
-IN_ENGINES = re.compile(r"^(?:import|from) (?:vllm|sglang|xllamacpp|mlx)", re.MULTILINE)
+IN_ENGINES = re.compile(r"^(?:import|from) (?:vllm|sglang|xllamacpp|cyllama|mlx)", re.MULTILINE)
 """Scripts that run in an engine's own environment import it first."""
 SCRIPTS = [
     path

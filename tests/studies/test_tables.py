@@ -10,11 +10,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FILL_COMMANDS = {  # page -> scripts that fill its tables, with their result files
     "methods.md": [("plot_methods", "methods.jsonl")],
+    "parts.md": [("table_parts", "parts.jsonl")],
     "precision.md": [("plot_precision", "precision.jsonl")],
     "quantised.md": [("table_quantised", "quantised.json")],
     "recall.md": [("tables", "recall")],
     "recovery.md": [("plot_recovery", "recovery.jsonl")],
-    "shapes.md": [("plot_shapes", "shapes.jsonl")],
+    "snapshots.md": [("table_snapshots", "snapshots.jsonl")],
+    "shapes.md": [("plot_shapes", "shapes.jsonl", "uneven.jsonl")],
     "two-axes.md": [("plot_axes", "two-axes.jsonl"), ("tables", "recall")],
     "uneven.md": [
         ("plot_uneven", "uneven.jsonl", "uneven-capacity.json"),

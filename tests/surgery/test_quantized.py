@@ -10,7 +10,7 @@ from torch import Tensor
 
 import statetrim as st
 from helpers import tiny
-from helpers.quantized import FORMATS, quantize_checkpoint, write_shards
+from helpers.quantized import FORMATS, Format, quantize_checkpoint, write_shards
 from helpers.sums import assert_statistics_close
 from statetrim.runtime.loading import load
 from statetrim.surgery.refit import layer_errors
@@ -123,10 +123,23 @@ def test_the_plan_of_the_original_cuts_its_sibling_and_no_other_model(
     _, model = quantized
     plan = plan_for(original)
     cut = st.prune(model, plan, tmp_path / "cut")
-    assert cut.geometry == st.prune(original, plan, tmp_path / "plain").geometry
+    plain = st.prune(original, plan, tmp_path / "plain")
+    assert cut.geometry == plain.geometry
+    assert f"| {plain.parameters:,} |" in (cut.path / "README.md").read_text()
     other = changed_copy(original, tmp_path)
     with pytest.raises(st.StatetrimError, match=r"another model: 0\.conv1d\.weight"):
         st.prune(model, plan_for(other), tmp_path / "other cut")
+
+
+def test_a_tool_may_store_the_sibling_in_bfloat16(original: Path, tmp_path: Path) -> None:
+    """As those do that load a model in one dtype; the original may have tensors in float32."""
+    rounded = tmp_path / "rounded"
+    rounded.mkdir()
+    write_shards({name: x.bfloat16() for name, x in tiny.tensors(original).items()}, rounded)
+    (rounded / "config.json").write_bytes((original / "config.json").read_bytes())
+    model = quantize_checkpoint(rounded, tmp_path / "model", FORMATS["modelopt fp8 by row"])
+    cut = st.prune(model, plan_for(original), tmp_path / "cut")
+    assert cut.geometry.width("key") == KEYS
 
 
 def test_statistics_are_those_of_the_dequantised_model(
@@ -152,9 +165,9 @@ def test_only_other_layers_are_quantised(original: Path, tmp_path: Path) -> None
         assert torch.equal(cut.tensor(name), plain.tensor(name))
 
 
-@pytest.mark.parametrize("leaf", ["qweight", "weight_g_idx", "absmax"])
+@pytest.mark.parametrize("leaf", ["qweight", "weight_g_idx", "absmax", "_weight_qdata"])
 def test_other_packed_weights_are_refused(leaf: str, original: Path, tmp_path: Path) -> None:
-    """GPTQ, AWQ, asymmetric groups, bitsandbytes."""
+    """GPTQ, AWQ, asymmetric groups, bitsandbytes, torchao."""
     model = quantize_checkpoint(original, tmp_path / "m", FORMATS["fp8 by row"])
     tensors = tiny.tensors(model)
     name = next(n for n in tensors if n.endswith("out_proj.weight"))
@@ -169,6 +182,19 @@ def test_inspect_says_how_weights_are_stored(original: Path, tmp_path: Path) -> 
     expected = "FP8, a scale for a row; a cut touches 6"
     assert st.inspect(model).quantized.endswith(expected)
     assert st.inspect(original).quantized == ""
+
+
+def test_what_is_not_read_is_named_by_its_quantiser(original: Path, tmp_path: Path) -> None:
+    def pack(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"qweight": torch.zeros(4, 4, dtype=torch.int32)}
+
+    form = Format(pack, {"quant_method": "gptq"}, exact=False)
+    model = quantize_checkpoint(original, tmp_path / "m", form)
+    assert st.inspect(model).quantized == "by gptq, in a way that is not read"
+    (tmp_path / "config.json").write_bytes((model / "config.json").read_bytes())
+    assert st.inspect(tmp_path / "config.json").quantized == "by gptq, only the config was read"
+    with pytest.raises(st.StatetrimError, match="quantised by gptq"):
+        st.load(model)
 
 
 def test_the_report_lists_what_was_quantised_again(original: Path, tmp_path: Path) -> None:

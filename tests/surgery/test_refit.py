@@ -14,6 +14,7 @@ from torch import Tensor
 
 import statetrim as st
 from helpers import tiny
+from helpers.fused import fuse_output_projections
 from helpers.masking import output_projection
 from helpers.refusal import check_refusal, fingerprint, run
 from helpers.sums import assert_statistics_close
@@ -270,3 +271,12 @@ def test_an_interrupted_refit_is_not_mixed_with_another(
     st.refit(small, statistics, out=tmp_path / "out")
     with pytest.raises(st.StatetrimError, match="not overwritten"):
         st.refit(small, statistics, out=tmp_path / "out", damping=1e-3)
+
+
+def test_a_layer_that_never_calls_its_output_projection_is_refused(
+    checkpoint: Any, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fuse_output_projections(monkeypatch)
+    model = st.open(checkpoint("delta_net"))
+    with pytest.raises(st.StatetrimError, match=r"layer 0 .* never calls its output projection"):
+        st.calibrate(cut(model, tmp_path / "small"), text, original=model, **SETTINGS)

@@ -1,6 +1,5 @@
 """Quantised cuts are verified: by what pruning gives, and in transformers as they are stored."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -53,18 +52,31 @@ def test_weights_are_compared_with_what_pruning_gives(
 def test_transformers_loads_the_cut_as_it_is_stored(
     original: Path, text: Path, tmp_path: Path
 ) -> None:
-    """With the plan of the 16-bit sibling, in a process of its own."""
+    """With the plan of the 16-bit sibling, in a process of this environment's Python."""
     model = quantize_checkpoint(original, tmp_path / "model", FORMATS["fp8 by row"])
     cut = cut_of(model, original, tmp_path / "cut")
     verification = st.verify(
-        cut, baseline=model, engine="transformers", engine_python=sys.executable, text=text,
-        count=4, length=24, generate=4,
-    )  # fmt: skip
+        cut, baseline=model, engine="transformers", text=text, count=4, length=24, generate=4
+    )
     assert verification.faults == {} and verification.notes == {}
     assert verification.version.startswith("transformers ")
     for agreement in verification.agreements:
         assert agreement.share() > 0.95
         assert agreement.largest_difference is None or agreement.largest_difference < 0.1
+
+
+def test_a_format_that_transformers_does_not_know_is_refused_by_its_name(
+    original: Path, text: Path, tmp_path: Path
+) -> None:
+    """It would load the codes as weights."""
+    model = quantize_checkpoint(original, tmp_path / "model", FORMATS["modelopt fp8"])
+    verification = st.verify(
+        cut_of(model, model, tmp_path / "cut"), baseline=model, engine="transformers",
+        text=text, count=2, length=24, generate=2,
+    )  # fmt: skip
+    assert set(verification.refusals.values()) == {
+        "Error: transformers cannot load quant_method 'modelopt'"
+    }
 
 
 def test_an_adapter_next_to_the_weights_is_refused_before_the_engine_starts(

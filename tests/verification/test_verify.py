@@ -49,7 +49,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def verify(pair: tuple[Path, Path], text: Path, **changed: Any) -> st.Verification:
-    options = {"engine_python": sys.executable, **SETTINGS, **changed}
+    options = {**SETTINGS, **changed}
     return st.verify(pair[1], baseline=pair[0], text=text, **options)
 
 

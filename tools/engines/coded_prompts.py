@@ -3,8 +3,8 @@
     python tools/engines/coded_prompts.py ENGINES MODEL --text wiki.test.txt --work FOLDER
 
 ENGINES holds the environments `mlx` and `llamacpp`, MODEL is a `qwen3_5_text` checkpoint. For each
-prompt and tolerance: bytes of the engine's own file, of its states in float32 and coded, and how
-many tokens of the greedy continuation equal those after the engine's own file.
+prompt and tolerance: bytes of the engine's own file, of its states in float32 and coded, and the
+number of tokens before the greedy continuation differs from that after the engine's own file.
 """
 
 from __future__ import annotations
@@ -78,14 +78,15 @@ def compare(
         stored = StateFile.load(coded)
         restore(stored, restored)
         tokens = ask("load", restored)
-        same = sum(a == b for a, b in zip(tokens, expected, strict=True))
+        equal = [a == b for a, b in zip(tokens, expected, strict=True)]
+        same = (*equal, False).index(False)
         float32 = sum(4 * x.shape[0] * x.shape[1] * x.shape[2] for x in stored.coded.values())
         states = sum(x.nbytes for x in stored.coded.values())
         print(
             f"{name}, tolerance {tolerance}: file {own.stat().st_size:,} -> "
             f"{coded.stat().st_size:,} bytes, states {float32:,} -> {states:,} "
             f"({100 * states / float32:.1f} %), worst error {stored.header.worst_error:.4f}, "
-            f"{same} of {len(expected)} tokens equal",
+            f"the first {same} of {len(expected)} tokens equal",
             flush=True,
         )
 

@@ -25,6 +25,7 @@ import triton_on_cpu
 
 triton_on_cpu.install()
 
+import mamba2_layer  # noqa: E402
 import torch  # noqa: E402
 from faults import FAULTS, exchanged_gates, permuted_keys  # noqa: E402
 from served_layer import WIDTH, Layer, Pool, Tokens, gated_norm, recurrence  # noqa: E402
@@ -39,11 +40,15 @@ QWEN_SHAPES = [
     "48x48", "32x32",
 ]  # fmt: skip
 """Those of tools/compile_kernels.py."""
+MAMBA_SHAPES = [
+    "128x64", "96x64", "80x64", "64x64", "48x64", "33x64", "32x64", "16x64", "12x16",
+]  # fmt: skip
 SHAPES = {
     "vllm": QWEN_SHAPES,
     "sglang": QWEN_SHAPES,
     "olmo": ["96x192", "64x192", "48x192", "32x192"],
-    "mamba2": ["128x64", "96x64", "80x64", "64x64", "48x64", "33x64", "32x64", "16x64", "12x16"],
+    "mamba2": MAMBA_SHAPES,
+    "sglang_mamba2": MAMBA_SHAPES,
     "fla": ["16x16"],
 }
 Differences = dict[str, float | None]
@@ -193,8 +198,8 @@ def interpreted(engine: ModuleType, keys: int, values: int, fault: str | None) -
     """Differences of all steps for one shape, the kernels that ran, and the CPU time."""
     started = time.process_time()
     with triton_on_cpu.launched_kernels() as kernels:
-        if hasattr(engine, "run_steps"):
-            pairs = engine.run_steps(keys, values)
+        if engine.__name__.endswith("mamba2_steps"):
+            pairs = mamba2_layer.run_steps(engine, keys, values)
             differences: Differences = {name: largest(*pairs[name]) for name in pairs}
         else:
             differences = run_steps(engine, keys, values, fault)

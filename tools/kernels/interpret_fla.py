@@ -32,6 +32,7 @@ import torch  # noqa: E402
 import statetrim as st  # noqa: E402
 from helpers import fla_checkpoints, tiny  # noqa: E402
 from statetrim.evaluation import samples  # noqa: E402
+from statetrim.families.delta_net import DeltaNet  # noqa: E402
 from statetrim.runtime import loading  # noqa: E402
 from statetrim.storage.text import Sequences  # noqa: E402
 from statetrim.surgery import check  # noqa: E402
@@ -39,24 +40,49 @@ from statetrim.surgery import check  # noqa: E402
 # Only now: the helpers hide fla and register the portable models, which fla's replace.
 del sys.modules["fla"]
 import fla  # noqa: E402
+from fla.layers.log_linear_mamba2 import LogLinearMamba2  # noqa: E402
+from fla.layers.utils import get_layer_cache, update_layer_cache  # noqa: E402
 
 COMMANDS = (
     "calibrate", "prune", "check", "refit", "evaluate", "grad", "recover", "heads", "uneven",
-    "sums", "trim",
+    "sums", "rounded_sums", "trim",
 )  # fmt: skip
-PORTABLE = {"delta_net": "bfloat16", "gated_deltanet": "float32", "kda": "float32"}
-"""Types that `statetrim.portable` runs too -> the dtype in which sums are compared."""
+COMMANDS_OF = {"sums": ("delta_net", "gated_deltanet", "kda"), "rounded_sums": ("delta_net",)}
+"""Commands of some types alone: those that `statetrim.portable` runs too, and among them the one
+whose chunks cannot be compared in float32."""
 HALF_PRECISION = ("delta_net", "gated_deltaproduct")
 """Types whose kernels for chunks refuse float32."""
 NEED_A_CUT = ("check", "refit", "evaluate", "recover")
 KEPT_SHAPES = fla_checkpoints.KEPT_SHAPES | {"delta_net": (8, 4)}
-IN_CHUNKS = ("calibrate", "check", "sums")
+IN_CHUNKS = ("calibrate", "check", "sums", "rounded_sums")
 """Commands that read 72 tokens. fla prefills more than 64 in chunks, and fewer one by one, which is
 faster here; with gradients it always takes chunks."""
+SUMS_FOR = ("drrqr", "energy", "grad")
 check.DECODED_TOKENS = 3
+# In float32 only chunks are refused, and commands that compute in it read fewer tokens here.
+DeltaNet.refuses_float32 = lambda self, config: False  # type: ignore[method-assign]
 # MoM needs equal keys to keep their order, which PyTorch's sort on a CPU does not promise
 # (results/upstream/fla-mom-order.md).
 torch.Tensor.argsort = functools.partialmethod(torch.Tensor.argsort, stable=True)  # type: ignore[assignment]
+
+
+def log_linear_forward(
+    self: Any, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None,
+    past_key_values: Any = None, use_cache: bool = False, **_: Any,
+) -> tuple[torch.Tensor, None, Any]:  # fmt: skip
+    """LogLinearMamba2's own, without its refusal of all devices but "cuda"."""
+    last = get_layer_cache(self, past_key_values)
+    output, convolution, state = self.cuda_kernels_forward(
+        hidden_states, last, use_cache, attention_mask
+    )
+    update_layer_cache(
+        self, past_key_values, recurrent_state=state, conv_state=convolution,
+        offset=hidden_states.shape[1],
+    )  # fmt: skip
+    return output, None, past_key_values
+
+
+LogLinearMamba2.forward = log_linear_forward
 
 
 class Attempt:
@@ -76,8 +102,9 @@ class Attempt:
     def run(self, command: str) -> dict[str, Any]:
         """What `command` measured."""
         self.tokens = 72 if command in IN_CHUNKS else 24
-        is_in_chunks = self.tokens > 64 and self.model_type not in HALF_PRECISION  # checks: float32
-        check.TOKENS = 72 if is_in_chunks else 24
+        if self.model_type in HALF_PRECISION and command in ("check", "sums"):  # in float32
+            self.tokens = 24
+        check.TOKENS = self.tokens
         samples.AGREEMENT_LENGTH = self.tokens
         if command in NEED_A_CUT and self.small is None:
             raise RuntimeError("there is no cut")
@@ -150,21 +177,36 @@ class Attempt:
 
     def sums(self) -> dict[str, Any]:
         """Sums collected through fla, and in another process through `statetrim.portable`."""
-        dtype = PORTABLE[self.model_type]
-        words, out = tiny.write_text(self.folder / "sums.jsonl", 400), self.folder / "portable"
-        limits = {"tokens": 2 * self.tokens, "length": self.tokens, "dtype": dtype, "recall": 0}
-        options = [text for name, value in limits.items() for text in (f"--{name}", str(value))]
-        command = ["calibrate", self.model.path, "--text", words, "--for", "drrqr,energy,grad"]
+        return differences(self.collected("float32"), self.collected_elsewhere("float32"))
+
+    def rounded_sums(self) -> dict[str, Any]:
+        """Sums through fla in bfloat16, and as much through `statetrim.portable`, each against
+        those of `statetrim.portable` in float32."""
+        exact = self.collected_elsewhere("float32")
+        through_fla = differences(self.collected("bfloat16"), exact)
+        portable = differences(self.collected_elsewhere("bfloat16"), exact)
+        return through_fla | {f"portable {name}": portable[name] for name in portable}
+
+    def collected(self, dtype: str) -> st.Statistics:
+        words = tiny.write_text(self.folder / "sums.jsonl", 400)
+        return st.calibrate(
+            self.model, words, methods=SUMS_FOR, progress=False, **self.limits(dtype)
+        )
+
+    def collected_elsewhere(self, dtype: str) -> st.Statistics:
+        words = tiny.write_text(self.folder / "sums.jsonl", 400)
+        out = self.folder / f"{dtype}-{self.tokens}"
+        limits = self.limits(dtype).items()
+        options = [text for name, value in limits for text in (f"--{name}", str(value))]
+        command = ["calibrate", self.model.path, "--text", words, "--for", ",".join(SUMS_FOR)]
         subprocess.run(
             [sys.executable, "-m", "statetrim", *command, "-o", out, *options],
             check=True, capture_output=True, env=os.environ | {"TRITON_INTERPRET": "0"},
         )  # fmt: skip
-        methods = ("drrqr", "energy", "grad")
-        through_fla = st.calibrate(self.model, words, methods=methods, progress=False, **limits)
-        return {
-            name: float(f"{difference:.2g}")
-            for name, difference in differences(through_fla, st.Statistics.load(out)).items()
-        }
+        return st.Statistics.load(out)
+
+    def limits(self, dtype: str) -> dict[str, Any]:
+        return {"tokens": 2 * self.tokens, "length": self.tokens, "dtype": dtype, "recall": 0}
 
     def trim(self) -> dict[str, Any]:
         words = tiny.write_text(self.folder / "words.jsonl", 2000)
@@ -194,14 +236,15 @@ def build(model_type: str, directory: Path, layers: int = 1) -> Path:
 
 
 def differences(first: st.Statistics, second: st.Statistics) -> dict[str, float]:
-    """Largest difference of each sum over all layers, as a share of its largest value."""
-    largest: dict[str, float] = {}
+    """Largest difference of sums of products, and of gradients, as a share of the largest value."""
+    largest = {"products": 0.0, "gradients": 0.0}
     for layer in first.layers:
         for name in first.sum_names:
             a, b = (getattr(sums.sources["text"][layer], name) for sums in (first, second))
             difference = float((a - b).abs().max() / a.abs().max())
-            largest[name] = max(largest.get(name, 0.0), difference)
-    return largest
+            kind = "gradients" if "gradient" in name else "products"
+            largest[kind] = max(largest[kind], difference)
+    return {kind: float(f"{value:.2g}") for kind, value in largest.items()}
 
 
 def main() -> None:
@@ -216,7 +259,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             attempt = Attempt(model_type, Path(folder))
             for command in arguments.commands:
-                if command == "sums" and model_type not in PORTABLE:
+                if model_type not in COMMANDS_OF.get(command, (model_type,)):
                     continue
                 started = time.process_time()
                 line = {"type": model_type, "command": command, "fla": fla.__version__}
@@ -227,7 +270,7 @@ def main() -> None:
                         reason = f"{type(problem).__name__}: {problem}".partition("\n")[0]
                         line["result"] = reason.replace(folder, "")
                 if line["result"] == "run" and not kernels and command != "prune":
-                    line["result"] = "by statetrim.portable: its float32 is refused by fla's kernel"
+                    line["result"] = "no kernel of fla ran"
                 line["kernels"] = len(kernels)
                 line["cpu_seconds"] = round(time.process_time() - started, 1)
                 print(json.dumps(line), flush=True)

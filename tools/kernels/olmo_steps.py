@@ -1,13 +1,20 @@
 """The Triton kernels with which vLLM 0.32 serves OLMo-Hybrid, called in the order of
-`vllm/model_executor/layers/mamba/gdn/olmo_gdn_linear_attn.py`. The kernel of its gates is in a
-module that imports all of vLLM, so gates are computed by PyTorch here."""
+`vllm/model_executor/layers/mamba/gdn/olmo_gdn_linear_attn.py`."""
 
 from __future__ import annotations
+
+import os
+
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # or vLLM leaves out Triton where it finds no GPU
 
 import torch
 from served_layer import Layer, Pool, Tokens
 from torch import Tensor
-from torch.nn import functional
+
+# Before vllm_steps, which replaces a module that this one needs.
+from vllm.model_executor.layers.mamba.gdn.olmo_gdn_linear_attn import fused_olmo_hybrid_gdn_gating
+
+# isort: split
 from vllm_steps import MODULES, chunked, convolved, convolved_drafts, convolved_prefill, norm, ops
 
 __all__ = ["MODULES", "decode", "norm", "prefill", "verify"]
@@ -63,5 +70,5 @@ def _parts(layer: Layer, mixed: Tensor) -> tuple[Tensor, ...]:
 
 
 def _gates(layer: Layer, tokens: Tokens) -> tuple[Tensor, Tensor]:
-    steps = functional.softplus(tokens.a.float() + layer.dt_bias)
-    return -layer.A_log.exp() * steps, tokens.b.float().sigmoid()
+    g, beta = fused_olmo_hybrid_gdn_gating(layer.A_log, tokens.a, tokens.b, layer.dt_bias)
+    return g.squeeze(0), beta.squeeze(0)

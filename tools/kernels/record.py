@@ -182,7 +182,7 @@ What stopped the others:
 
 {reasons(fla)}
 Largest differences of these runs, as a share of the largest value. `sums` compares statistics with
-those of `statetrim.portable`.
+those of `statetrim.portable`, and `rounded_sums` both in bfloat16 with those in float32.
 
 {table_of_checks(fla)}
 ## Kernels of engines by shape

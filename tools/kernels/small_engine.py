@@ -48,6 +48,7 @@ from vllm.v1.worker.utils import allocate_kv_cache, bind_kv_cache_to_layers
 import statetrim as st
 
 CPU = vllm_on_cpu.CPU
+CONTEXT = 512  # tokens
 STATE = (torch.bfloat16, torch.float32)  # convolution and recurrence
 
 
@@ -140,7 +141,7 @@ class Engine:
                 mamba_ssm_cache_dtype="float32",
             ),
             scheduler_config=SchedulerConfig(
-                max_model_len=512,
+                max_model_len=CONTEXT,
                 is_encoder_decoder=False,
                 max_num_batched_tokens=budget,
                 max_num_seqs=8,
@@ -152,7 +153,7 @@ class Engine:
             hf_config=self.config,
             hf_text_config=self.config,
             dtype=torch.bfloat16,
-            max_model_len=512,
+            max_model_len=CONTEXT,
             runner_type="generate",
             is_hybrid=True,
             skip_tokenizer_init=True,
@@ -226,6 +227,18 @@ class Engine:
             lambda *shape, dtype: CpuGpuBuffer(*shape, dtype=dtype, device=CPU, pin_memory=False),
         )
         self.state_blocks: dict[str, int] = {}
+
+    def startup(self, memory: int) -> tuple[int, float]:
+        """Blocks and maximum concurrency that vLLM reports at its start, with so many bytes of
+        cache."""
+        self.vllm_config.cache_config.num_gpu_blocks_override = None
+        config = kv_cache_utils.get_kv_cache_config_from_groups(
+            self.vllm_config, self.cache_config.kv_cache_groups, memory
+        )
+        concurrency = kv_cache_utils.get_max_concurrency_for_kv_cache_config(
+            self.vllm_config, config
+        )
+        return config.num_blocks, concurrency
 
     def _make_scheduler(self) -> None:
         block = self.vllm_config.cache_config.block_size

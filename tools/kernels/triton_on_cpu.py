@@ -10,15 +10,18 @@ The interpreter computes every value that a kernel stores, with NumPy, thousands
 than a GPU. It finds wrong indices, masks and arithmetic. It does not show what a GPU adds: tf32,
 races between blocks, the order of sums, alignment, compilation, speed.
 
-Six things stop the kernels of fla, vLLM and SGLang in the interpreter of the KNOWN_VERSIONS, and
+Eight things stop the kernels of fla, vLLM and SGLang in the interpreter of the KNOWN_VERSIONS, and
 are mended here:
 
 - Autotuning times configurations on a GPU. Here the first one is taken.
 - Arithmetic on bfloat16, `tl.dot` too, is done on the bits as if they were integers, and float32
   is cut off, not rounded, to bfloat16 (results/upstream). Here both are as on a GPU.
-- A counter of `for i in range(n)` is a Python integer, without `.to(tl.int64)`.
+- A counter of `for i in range(n)` is a Python integer, without `.to(tl.int64)`; so is `i * 16`.
 - Functions of `tl` are replaced while a kernel runs, so a name bound earlier (`exp = tl.exp`) would
   call the compiler's function.
+- In 3.9 a comparison of two numbers keeps their type, so that a mask made of it is one of integers.
+- Functions of libdevice have no body before a compiler gives them one, and return None. Here those
+  in LIBDEVICE are NumPy's.
 - A function that computes the grid gets the converted arguments, where vLLM's convolution puts
   tensors. Here it gets a copy of them.
 - Kernels are launched on the current GPU. Here `torch.cuda.device` does nothing, nor does
@@ -38,6 +41,7 @@ from typing import Any
 
 KNOWN_VERSIONS = ("3.8", "3.9")
 """Versions of Triton whose interpreter these changes were tried with."""
+LIBDEVICE = ("log1p", "tanh")
 
 
 def install() -> None:
@@ -55,6 +59,8 @@ def install() -> None:
 
     autotuner.Autotuner._bench = lambda self, *args, config, **kwargs: [0.0, 0.0, 0.0]
     _mend_bfloat16(interpreter.InterpreterBuilder)
+    _mend_masks(interpreter.InterpreterBuilder)
+    _mend_libdevice()
     _patch_language_once(interpreter)
     start = interpreter.GridExecutor.__init__
     interpreter.GridExecutor.__init__ = lambda self, fn, names, grid, *rest: start(
@@ -76,7 +82,7 @@ def mend_modules(*prefixes: str) -> None:
             continue
         members = vars(module)
         for own_name, value in list(members.items()):
-            if getattr(value, "__triton_builtin__", False) and id(value) in names:
+            if id(value) in names and getattr(value, "__triton_builtin__", False):
                 members[own_name] = _looked_up_when_called(names[id(value)])
         if any(isinstance(value, KernelInterface) for value in members.values()):
             members["range"] = _range_of_counters
@@ -158,6 +164,33 @@ def _mend_bfloat16(builder: Any) -> None:
     )
 
 
+def _mend_masks(builder: Any) -> None:
+    """Fill a block with the result of a comparison as truth values."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    splat = builder.create_splat
+    builder.create_splat = lambda self, block, x: splat(
+        self, block, TensorHandle(x.data, tl.int1) if x.data.dtype == bool else x
+    )
+
+
+def _mend_libdevice() -> None:
+    import numpy
+    from triton.language.extra import libdevice
+
+    for name in LIBDEVICE:
+        setattr(libdevice, name, _of_every_value(getattr(numpy, name)))
+
+
+def _of_every_value(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function of NumPy as one of blocks."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    return lambda x: tl.tensor(TensorHandle(function(x.handle.data), x.dtype.scalar), x.type)
+
+
 def _is_bfloat16(handle: Any) -> bool:
     import triton.language as tl
 
@@ -190,6 +223,16 @@ def _narrowed(handle: Any) -> Any:
 class _Counter(int):
     def to(self, dtype: Any, **options: Any) -> int:
         return int(self)
+
+    def __add__(self, other: Any) -> Any:
+        return _counted(int.__add__(self, other))
+
+    def __mul__(self, other: Any) -> Any:
+        return _counted(int.__mul__(self, other))
+
+
+def _counted(result: Any) -> Any:
+    return _Counter(result) if isinstance(result, int) else result
 
 
 def _range_of_counters(*bounds: Any) -> Iterator[_Counter]:

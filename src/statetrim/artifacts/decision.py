@@ -11,6 +11,8 @@ from .record import Artifact
 _SMALLEST_ERROR = 1e-9
 _MAX_TEXT_LENGTH = 2000
 
+BY_LAYER = "by-layer"
+"""The name of widths by layer among shapes."""
 Errors = Mapping[str, Mapping[int, float]]
 """Source -> layer -> relative residual sum of squares of the layer's output after a refit, on
 held-out data."""
@@ -68,9 +70,11 @@ class MeasuredShape:
     method: str  # "none" for the original
     state_bytes: int  # per sequence, float32
     scores: Mapping[str, ShapeScore]  # by "task metric"
+    widths: str = ""  # by layer, in the format of `--to`; the others are the widest then
+    sequences: float | None = None  # that fit in vLLM
 
     def __str__(self) -> str:
-        return f"{self.keep}x{self.keep_values}"
+        return BY_LAYER if self.widths else f"{self.keep}x{self.keep_values}"
 
     def check(self) -> None:
         for name in ("keep", "keep_values", "state_bytes"):
@@ -94,6 +98,7 @@ class Decision(Artifact):
     predicted: Mapping[str, float] = field(default_factory=dict)  # cost by shape, lowest first
     refused: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by shape: engines
     lineage: Mapping[str, Any] = field(default_factory=dict)
+    expected: str = ""  # of widths by layer, before they were measured
 
     def __repr__(self) -> str:
         shapes = list_text(map(str, self.points), 8)
@@ -105,5 +110,5 @@ class Decision(Artifact):
             raise ValueError("points is empty")
         if self.chosen is not None and self.chosen not in names:
             raise ValueError("chosen is none of the shapes")
-        if len(self.sentence) > _MAX_TEXT_LENGTH:
+        if max(len(self.sentence), len(self.expected)) > _MAX_TEXT_LENGTH:
             raise ValueError(f"sentence is longer than {_MAX_TEXT_LENGTH} characters")

@@ -38,8 +38,6 @@ class LayerStatistics:
     query_gradient: Tensor | None = None  # [heads, channels, copies, hidden]: of the summed loss
     key_gradient: Tensor | None = None
     output_square: Tensor | None = None  # [value heads]: mean squares of the read-out
-    query_output_gram: Tensor | None = None
-    """[value heads, channels, channels]: q'q after the L2 norm, over the read-out's square."""
     readout_gram: Tensor | None = None  # [value heads, channels, channels]: after norm and gate
     # For the refit; a: read-out of the cut layer, n channels in all; y: output of the original's:
     readout_moment: Tensor | None = None  # [n, n]: aa'
@@ -65,8 +63,6 @@ class LayerStatistics:
         return LayerStatistics(**sums)
 
 
-SNAPSHOT_SUM_NAMES = ("key_unit_gram", "query_output_gram")
-"""What the metric of stored states needs (`snapshots/metric.py`)."""
 REFIT_SUM_NAMES = ("readout_moment", "target_moment", "target_square")
 """What `refit` needs: sums over the outputs of a cut and its original on the same tokens."""
 SUM_NAMES = tuple(x.name for x in fields(LayerStatistics) if x.name != "tokens")

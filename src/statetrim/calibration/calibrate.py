@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..artifacts.statistics import REFIT_SUM_NAMES, SNAPSHOT_SUM_NAMES, TEXT, Statistics
-from ..defaults import HEAD_METHOD, KEY_METHOD, RECALL_SHARE, SNAPSHOT, VALUE_METHOD
+from ..artifacts.statistics import REFIT_SUM_NAMES, TEXT, Statistics
+from ..defaults import HEAD_METHOD, KEY_METHOD, RECALL_SHARE, VALUE_METHOD
 from ..errors import StatetrimError
 from ..maths.units import parse_token_count
 from ..methods import find_method
@@ -41,8 +41,7 @@ GRADIENT_SUMS = {"query_gradient", "key_gradient"}
 @takes_options(CalibrateOptions)
 def calibrate(model: ModelLike, options: CalibrateOptions) -> Statistics:
     """Run `tokens` ("64k") of `text`, after `skip`, and collect the sums that `methods` need (None:
-    the default ones of the axes that can be cut; "snapshot": the metric of stored states). Ready
-    `Sequences` are all run.
+    the default ones of the axes that can be cut). Ready `Sequences` are all run.
 
     `recall`, `random` and `echo` are the fractions of the tokens that are generated: recall
     sequences (None: a quarter, if `text` is a text), random tokens, and passages of the text that
@@ -266,7 +265,7 @@ def _needed_sums(methods: Iterable[str], layerwise: bool) -> list[str]:
     """Names of the sums that `methods` need, and always of "output_square", sorted."""
     needed: set[str] = set()
     for name in methods:
-        needed.update(SNAPSHOT_SUM_NAMES if name == SNAPSHOT else find_method(name).needs)
+        needed.update(find_method(name).needs)
     if not needed:
         raise StatetrimError(f"{', '.join(methods)} needs no calibration; run: statetrim select")
     if layerwise and GRADIENT_SUMS & needed:

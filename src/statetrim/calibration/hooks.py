@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..errors import StatetrimError
 from ..runtime.kernel_hooks import Readout, hook_kernels, without_bias
 from ..runtime.live import LiveModel, MixerCall, hook_mixers
 from .sums import Sums
@@ -45,6 +46,11 @@ def _hook_pairs(
 
     def run_cut_layer(call: MixerCall) -> None:
         call.repeat(cut.mixers[call.layer])
+        if not captured:
+            raise StatetrimError(
+                f"layer {call.layer} of {cut.checkpoint.path} never calls its output projection, "
+                f"so it cannot be refitted: a fused kernel reads its weight; trim with --no-refit"
+            )
         values = captured.pop("values")  # the two models may be on different GPUs
         on_pair(Readout(call.layer, values, captured.pop("output").to(values.device)))
 

@@ -29,7 +29,7 @@ class CalibrateOptions(Placement, ProgressOptions):
     )
     methods: Sequence[str] | None = option(
         default=None,
-        help="Selection methods to collect statistics for, such as drrqr,grad; or snapshot.",
+        help="Selection methods to collect statistics for, such as drrqr,grad.",
         flags=("--for",),
         check=checks.methods,
         parse=parse_names,

@@ -30,21 +30,9 @@ class Sums:
                 rows = _by_head(activations)
                 self._add(call.layer, f"{side}_gram", _gram(rows))
                 self._add(call.layer, f"{side}_unit_gram", _gram(self._normalized(rows)))
-        if "query_output_gram" in self.sum_names:
-            self._add_query_output_gram(call)
         if "output_square" in self.sum_names:
             square = call.output.flatten(0, -3).double().square().mean(dim=-1).sum(dim=0)
             self._add(call.layer, "output_square", square)
-
-    def _add_query_output_gram(self, call: KernelCall) -> None:
-        """Of each value head's queries, divided by the norm of what they read out: the norm after
-        the kernel makes relative errors of the read-out count."""
-        output, query = _by_head(call.output), self._normalized(_by_head(call.query))
-        square = output.square().sum(-1, keepdim=True)
-        smallest = 1e-6 * square.mean(1, keepdim=True)  # the first tokens read almost nothing
-        query = query.repeat_interleave(len(output) // len(query), dim=0)
-        weighted = query * (square + smallest).clamp_min(1e-300).rsqrt()
-        self._add(call.layer, "query_output_gram", _gram(weighted))
 
     def _normalized(self, rows: Tensor) -> Tensor:
         """Queries or keys after the kernel's L2 norm, if it has one."""

@@ -1,7 +1,6 @@
 """What a person sees at the end of the demo: one table, the answers, and what to do next."""
 
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +26,8 @@ def show_result(result: Result, out: Path, seconds: float) -> None:
     terminal.print_text(
         f"Asked in transformers, after {len(result.prompt.keys)} pairs and some text:"
     )
-    terminal.print_text(f"  {result.prompt.text}", style="dim")
+    for line in (result.prompt.pairs, result.prompt.text_between):
+        terminal.print_text(f"  {line}", style="dim")
     _show_answers(result)
     terminal.print_text("")
     terminal.print_text(f"{seconds:.0f} seconds; the report is {result.report}. Next:")
@@ -62,8 +62,8 @@ def _show_answers(result: Result) -> None:
         for answer, value in zip(answered, prompt.values, strict=True):
             cells.append(value if answer == value else "·")
         right = len(cells) - cells.count("·")
-        rows.append((name, " ".join(cells), f"{right} of {len(cells)} right"))
-    terminal.print_table("", ("key", " ".join(prompt.keys), ""), rows, left=(0, 1))
+        rows.append((name, " ".join(cells), f"{right} of {len(cells)}"))
+    terminal.print_table("", ("key", " ".join(prompt.keys), "right"), rows, left=(0, 1))
 
 
 def _next_commands(out: Path) -> Iterator[str]:
@@ -72,8 +72,8 @@ def _next_commands(out: Path) -> Iterator[str]:
     yield f"statetrim recover {QUARTER} --teacher {ORIGINAL} {RECOVERY} -o RECOVERED"
     yield f"statetrim inspect {QUARTER}   # which engines serve it, and how"
     yield (
-        f"statetrim verify {HALF} --baseline {ORIGINAL} --text text.jsonl --engine transformers "
-        f"--engine-python {shlex.quote(sys.executable)} -o verification.json"
+        f"statetrim verify {HALF} --baseline {ORIGINAL} --engine transformers --text text.jsonl "
+        "-o verification.json"
     )
     yield f"statetrim trim {ORIGINAL} --to 0.5 --text text.jsonl --tokens 32k -o OUT"
     yield "statetrim trim YOUR-MODEL --to 0.5 --text YOUR-TEXT -o YOUR-SMALLER-MODEL"

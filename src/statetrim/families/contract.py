@@ -66,6 +66,9 @@ class Family(ABC):
     """The axis of the key channels in the kernel's states."""
     projections: ClassVar[tuple[str, ...]] = ()
     """The linear modules of a mixer; recovery puts LoRA adapters on them."""
+    read_projections: ClassVar[tuple[str, ...]] = ()
+    """Those of `projections` that are never called, because another function reads their weight;
+    recovery trains it in full."""
     concatenated_parameters: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Parameter of the loaded mixer -> the stored tensors that it concatenates."""
     row_buffers: ClassVar[Mapping[str, str]] = {}

@@ -68,7 +68,7 @@ class Job:
             targets = candidate_targets(model, request, options.for_)
             target = next(iter(targets.values()))
             share = float(request.share or max(candidate.share for candidate in targets))
-        if len(targets) < 2:
+        if len(targets) < 2 and not options.by_layer:
             return Job(model, options, corpus, target, requested_share=share)
         shape_tokens = options.limit * EVAL_LENGTH
         return Job(model, options, corpus, target, targets, shape_tokens, share)
@@ -82,7 +82,7 @@ class Job:
         """
         options = self.options
         left_out = {*PLACEMENT_OPTIONS, "to", "for_"}
-        for name in (*GENERATED_FRACTIONS, "dtype", "state_dtype"):
+        for name in (*GENERATED_FRACTIONS, "dtype", "state_dtype", "by_layer"):
             if not getattr(options, name):
                 left_out.add(name)
         values = as_record(options) | {
@@ -171,9 +171,9 @@ class Job:
         """The methods that choose key channels, value channels and heads, if any are removed."""
         targets = (self.target, *self.candidates.values())
         methods = []
-        if any(target.removes_keys for target in targets):
+        if self.options.by_layer or any(target.removes_keys for target in targets):
             methods.append(self.options.method)
-        if any(target.removes_values for target in targets):
+        if self.options.by_layer or any(target.removes_values for target in targets):
             methods.append(self.options.value_method)
         return [*methods, HEAD_METHOD] if self.removes_heads else methods
 

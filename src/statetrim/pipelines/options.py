@@ -12,7 +12,7 @@ from ..maths.formatting import choices_text
 from ..options import option, options, output_option
 from ..request import REQUEST_HELP, Request, To, check_request, parse_request
 from ..runtime.placement import Devices, Placement
-from ..serving.engine_names import ENGINE_NAMES
+from ..serving.engine_names import ENGINE_NAMES, PLUGIN_ENGINES, engine_name
 
 if TYPE_CHECKING:
     from ..geometry import Axis
@@ -39,6 +39,10 @@ class TrimOptions(Devices):
         default=None,
         help=f"Allow only shapes that this engine serves: {choices_text(ENGINE_NAMES)}.",
         check=checks.engine,
+    )
+    by_layer: bool = option(
+        default=False,
+        help="Also compare widths by layer, which vLLM and MLX-LM serve with a plugin.",
     )
     text: str | Path = option(
         default="HuggingFaceFW/fineweb-edu",
@@ -99,12 +103,18 @@ class TrimOptions(Devices):
     seed: int = option(default=0, help="Random seed.", check=checks.seed)
 
     def check(self) -> None:
-        """Raise StatetrimError for a placement or a state dtype that is not valid."""
+        """Raise StatetrimError for a placement or a state dtype that is not valid, and for widths
+        by layer without a share or an engine that serves them."""
         super().check()
         if self.state_dtype is not None:
             from ..runtime.states import StateStorage  # imports torch
 
             StateStorage(self.state_dtype)
+        if self.by_layer and self.request.share is None:
+            raise StatetrimError("--by-layer chooses widths for a share of the state: --to 0.5")
+        engine = engine_name(self.for_ or "vllm")
+        if self.by_layer and engine not in PLUGIN_ENGINES:
+            raise StatetrimError(f"{engine} has no plugin for widths by layer: omit --by-layer")
 
     @property
     def request(self) -> Request:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from .estimate import Step
 
-_SINGLE_BAR_STEPS = ("calibrate", "predict", "recover")
+_SINGLE_BAR_STEPS = ("calibrate", "predict", "sensitivity", "recover")
 """Steps with one progress bar from start to end, from which their time can be extrapolated."""
 _FIXED_TIME_STEPS = ("report",)
 """Steps that take as long on every model, so that estimates of other steps do not correct them."""

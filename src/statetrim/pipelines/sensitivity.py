@@ -59,7 +59,7 @@ def sensitivity(model: ModelLike, options: SensitivityOptions) -> Sensitivity:
             progress=False,
         )
         statistics = calibrate.run(checkpoint, calibration)
-    plans = list(_plans(checkpoint, options, statistics))
+    plans = list(layer_plans(checkpoint, options, statistics))
     with progress_reporter(options.progress, "cutting each layer alone") as on_progress:
         return analysis.sensitivity(
             checkpoint,
@@ -99,7 +99,7 @@ def _figure_outputs(
     return figure_paths, draw
 
 
-def _plans(
+def layer_plans(
     model: Checkpoint, options: SensitivityOptions, statistics: Statistics | None
 ) -> Iterator[Plan]:
     """A plan for each width and axis; without `axes`, values that cannot be pruned are skipped."""

@@ -12,18 +12,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..analysis.predict import predict
-from ..artifacts.decision import Decision, MeasuredShape, Prediction, ShapeScore
+from ..artifacts.decision import BY_LAYER, Decision, MeasuredShape, Prediction, ShapeScore
 from ..artifacts.plan import Plan
 from ..artifacts.scores import Score, Scores
 from ..evaluation.original import OriginalResults
 from ..judging.losses import headline_score, metric_loss, uninformative_flags
 from ..judging.recommendation import recommend
 from ..runtime.corpus import Corpus
+from ..serving.capacity.compare import vllm_sequences
+from ..storage.auxiliary_files import copy_files
 from ..storage.output import is_complete, remove_empty_partial
 from ..storage.text import Sequences
 from ..tasks.recall import associations
 from ..tasks.unit import UNITS
 from ..version import __version__
+from .by_layer import allocate_by_layer
 from .estimate import free_memory
 from .job import Job
 from .observer import Observer
@@ -42,7 +45,7 @@ def choose_shape(job: Job, directory: Path, observer: Observer) -> Job:
     the result of the stages "prune" and "refit".
     """
     runners = _candidate_runners(job, directory, observer)
-    plans = {}
+    plans, any_runner = {}, next(iter(runners.values()))
     for name, runner in runners.items():
         plans[name] = runner.ensure_plan(f"plan-{name}.json")
     names, predicted = list(runners), dict[str, float]()
@@ -50,6 +53,16 @@ def choose_shape(job: Job, directory: Path, observer: Observer) -> Job:
         prediction = _predict(job, plans, directory, observer)
         names = prediction.ranked[:MEASURED]
         predicted = {name: prediction.cost(name) for name in prediction.ranked}
+    expected = ""
+    if job.options.by_layer:
+        statistics = any_runner.ensure_statistics()
+        by_layer = allocate_by_layer(job, statistics, directory, observer)
+        if by_layer is not None:
+            expected = by_layer.expected
+            observer.on_message(expected)
+            by_layer_job = replace(any_runner.job, target=by_layer.target)
+            runners[BY_LAYER] = replace(any_runner, job=by_layer_job, shape=BY_LAYER)
+            names.append(BY_LAYER)
     points: list[MeasuredShape] = []
     for name in names:
         runners[name].step = "compare"
@@ -64,7 +77,7 @@ def choose_shape(job: Job, directory: Path, observer: Observer) -> Job:
     refused = {str(candidate.shape): candidate.refused for candidate in job.candidates}
     lineage = {"statetrim": __version__, "source": job.model.digest, "to": str(job.options.request)}
     Decision(
-        job.model.name, points, chosen, recommendation.reason, predicted, refused, lineage
+        job.model.name, points, chosen, recommendation.reason, predicted, refused, lineage, expected
     ).save(directory / DECISION)
     observer.on_message(f"shape {recommendation.reason}")
     _adopt_cut(runners[chosen])
@@ -167,9 +180,8 @@ def _delete_cut(runner: StageRunner) -> None:
 def _adopt_cut(runner: StageRunner) -> None:
     """Rename what `_measure_cut` made to the names under which the stages of a run look for it, so
     that nothing is made twice. A killed run continues with what is left."""
-    plan = runner.directory / PLAN
-    if not plan.exists():
-        shutil.copyfile(runner.directory / f"plan-{runner.shape}.json", plan)
+    if not (runner.directory / PLAN).exists():
+        copy_files({PLAN: runner.directory / f"plan-{runner.shape}.json"}, runner.directory)
     for path, name in _result_names(runner).items():
         if path.exists():
             path.rename(runner.directory / name)
@@ -198,6 +210,8 @@ def _measured_shape(job: Job, scores: Scores, model_index: int) -> MeasuredShape
         method="none" if model_index == 0 else " and ".join(job.methods),
         state_bytes=4 * geometry.state_numel,
         scores=measured,
+        widths=str(job.target) if model_index and geometry.widths else "",
+        sequences=vllm_sequences(job.model, geometry),
     )
 
 

@@ -45,6 +45,7 @@ CHANGEABLE_OPTIONS = ("batch_size", "benchmark", "layerwise", "recover")
 STATISTICS = "statistics.safetensors"
 PLAN, PRUNED, REFITTED = "plan.json", "pruned", "refitted"
 DECISION = "decision.json"  # if several shapes were compared
+SENSITIVITY = "sensitivity.json"  # if widths by layer were one of them
 
 
 Make = Callable[[OnProgress], None]
@@ -86,7 +87,8 @@ class StageRunner:
             self.ensure_timings(final)
         scores, artifacts_dir = Scores.load(scores_path), final.path / ARTIFACTS
         compared_plans = [path.name for path in self.directory.glob("plan-*x*.json")]
-        for name in (STATISTICS, "scores.json", "timings.json", DECISION, *compared_plans):
+        others = ("scores.json", "timings.json", SENSITIVITY, DECISION, *compared_plans)
+        for name in (STATISTICS, *others):
             if (self.directory / name).exists():
                 _link_or_copy(self.directory / name, artifacts_dir / name)
         card = final.path / CARD

@@ -111,6 +111,12 @@ class _Estimate:
             seconds, memory = (2 + count) * self.read(tokens), self.process + self.weights
             result.append(Step("predict", f"{count} shapes", seconds, memory))
             count = MEASURED
+        if self.options.by_layer:
+            layers = len(job.model.geometry.layers)
+            seconds = (1 + 4 * layers) * self.evaluate(1).seconds
+            does, memory = f"{layers} layers, each cut alone", self.process + self.weights
+            result.append(Step("sensitivity", does, seconds, memory))
+            count += 1
         seconds = 2 * cost.copying_seconds(self.nbytes) + 2 * self.read(job.tokens)
         seconds = count * (seconds + self.evaluate(2).seconds)
         does, memory = f"{count} shapes: cut, refit, evaluate", self.process + 2 * self.weights

@@ -30,12 +30,12 @@ from .job import CONTROL_METHOD, EVAL_LENGTH, Job, recipe_record
 from .observer import Observer, ProgressObserver
 from .options import TrimRunOptions
 from .shape_choice import choose_shape
-from .stages import CHANGEABLE_OPTIONS, DECISION, RECORD, StageRunner
+from .stages import CHANGEABLE_OPTIONS, DECISION, RECORD, SENSITIVITY, StageRunner
 
 STAGE_FILES = (
     "layerwise.json", "statistics.*", "plan*.json*", "checks.json", "scores*.json*", "timings.*",
     "pruned*", "refitted*", "recovered*", f"{CONTROL_METHOD}*", "cut-*", "fitted-*",
-    "prediction.json", DECISION,
+    "prediction.json", f"{SENSITIVITY}*", DECISION,
 )  # fmt: skip
 """Files of the stages in `OUT.partial`."""
 MEASUREMENT_OPTIONS = ("tasks", "data", "limit")

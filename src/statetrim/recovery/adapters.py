@@ -133,7 +133,8 @@ def adapt_mixer(
     mixer: nn.Module, name: str, model: Checkpoint, adapters: Adapters, options: RecoverOptions
 ) -> None:
     """Make one mixer, `name` in the live model, trainable: all its weights, or LoRA on its linear
-    modules and its convolutions in full; adds to `adapters`."""
+    modules, and in full its convolutions and linear modules that are never called; adds to
+    `adapters`."""
     linear, convolutions = list[str](), dict[str, nn.Conv1d]()
     for module_name, module in mixer.named_modules():
         if isinstance(module, nn.Linear):
@@ -151,8 +152,10 @@ def adapt_mixer(
                 f"recovery would miss the linear module {name}.{unlisted[0]}: family {family} does "
                 f"not list it in 'projections'"
             )
-        _inject_lora(mixer, name, linear, model, adapters, options)
-        trained = [path for path in trained if path.rpartition(".")[0] in convolutions]
+        read = model.family.read_projections
+        called = [module_name for module_name in linear if module_name not in read]
+        _inject_lora(mixer, name, called, model, adapters, options)
+        trained = [path for path in trained if path.rpartition(".")[0] in (*convolutions, *read)]
     for path in trained:
         module_path, _, leaf = path.rpartition(".")
         full_name = f"{name}.{module_path}" if module_path else name

@@ -25,6 +25,7 @@ from ..storage.checkpoint import Checkpoint, path_inside
 from ..storage.file_names import CONFIG, INDEX
 from ..storage.json_file import read_json, write_json
 from ..storage.models import ModelLike, as_checkpoint
+from ..storage.quantized.find import is_packed, quantization_method
 from ..storage.redirections import check_no_redirections, without_redirections
 from ..storage.safetensors_file import DTYPES
 from .layer_widths import build_with_layer_widths, narrow_buffers
@@ -101,6 +102,12 @@ def load_live(model: ModelLike, placement: Placement | None = None) -> LiveModel
     placement = placement or Placement()
     checkpoint = as_checkpoint(model)
     model_type = checkpoint.config["model_type"]
+    method = quantization_method(checkpoint.config)
+    if method and not checkpoint.quantized and any(map(is_packed, checkpoint.tensors)):
+        raise StatetrimError(
+            f"{checkpoint.path} is quantised by {method}, in a way that cannot be run here; "
+            f"use the unquantised model"
+        )
     device = placement.input_device
     runtime, dtype = _choose_runtime_and_dtype(checkpoint, placement.torch_dtype, device)
     placement = replace(placement, dtype=dtype)

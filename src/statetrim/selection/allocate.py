@@ -4,7 +4,7 @@ The sensitivity has the cost of pruning each layer and axis alone. The cost of a
 their sum; under this assumption the allocation is optimal, a knapsack with one choice per layer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import gcd
@@ -14,6 +14,7 @@ from ..errors import StatetrimError
 from ..geometry import Axis
 from ..serving.capacity.parts import Paging
 
+AXES: tuple[Axis, Axis] = ("key", "value")
 Shapes = dict[int, tuple[int, int]]
 """Layer -> key and value channels per head."""
 Costs = Mapping[int, Mapping[tuple[int, int], float]]
@@ -31,6 +32,15 @@ class Allocation:
     def __str__(self) -> str:
         """The shapes in the format of `--to`."""
         return ",".join(f"{layer}={k}x{v}" for layer, (k, v) in sorted(self.shapes.items()))
+
+    def losses(self, sensitivity: Sensitivity) -> tuple[float, float]:
+        """The predicted increase of NLL in nats, and share of recall lost."""
+        nll = recall = 0.0
+        for layer, shape in self.shapes.items():
+            for axis, keep in zip(AXES, shape, strict=True):
+                added_nll, lost = _losses(sensitivity, layer, axis, keep)
+                nll, recall = nll + added_nll, recall + lost
+        return nll, recall
 
 
 def allocate(sensitivity: Sensitivity, share: float) -> Allocation:
@@ -67,8 +77,9 @@ def measured_costs(
     for layer in sensitivity.layers:
         costs[layer] = {}
         for keys, values in choices:
-            key_cost = _cost(sensitivity, layer, "key", keys)
-            costs[layer][keys, values] = key_cost + _cost(sensitivity, layer, "value", values)
+            key_losses = _losses(sensitivity, layer, "key", keys)
+            value_losses = _losses(sensitivity, layer, "value", values)
+            costs[layer][keys, values] = sum(key_losses) + sum(value_losses)
     return costs
 
 
@@ -90,15 +101,25 @@ def cheapest_allocation(costs: Costs, share: float, head_numel: int) -> Allocati
     return Allocation(shapes, cost, _share(shapes, head_numel))
 
 
-def allocate_in_pages(sensitivity: Sensitivity, share: float, paging: Paging) -> Allocation:
+def allocate_in_pages(
+    sensitivity: Sensitivity,
+    share: float,
+    paging: Paging,
+    is_served: Callable[[tuple[int, int]], bool],
+) -> Allocation:
     """The shapes with the least predicted cost that take no more of vLLM's cache, with its plugin,
-    than one shape for all layers with `share` of the bytes.
+    than one shape for all layers with `share` of the bytes. `is_served` are the shapes that vLLM's
+    kernels take; layers may always stay whole.
 
     Every layer takes whole pages of the size of the narrowest shape, groups are padded, and all
     measured shapes are tried as the narrowest. Raises StatetrimError if none fits.
     """
-    costs = measured_costs(sensitivity)
-    head_numel = sensitivity.widths["key"] * sensitivity.widths["value"]
+    whole = sensitivity.widths["key"], sensitivity.widths["value"]
+    costs = {
+        layer: {shape: cost for shape, cost in shapes.items() if shape == whole or is_served(shape)}
+        for layer, shapes in measured_costs(sensitivity).items()
+    }
+    head_numel = whole[0] * whole[1]
     memory = paging.padded(len(costs)) * share * head_numel
     best: tuple[Shapes, float] | None = None
     measured = [shape for shapes in costs.values() for shape in shapes]
@@ -152,12 +173,12 @@ def _too_wide(share: float) -> StatetrimError:
     )
 
 
-def _cost(sensitivity: Sensitivity, layer: int, axis: Axis, keep: int) -> float:
-    """Increase of NLL in nats plus the share of recall lost when one axis of one layer keeps `keep`
-    channels; 0 for all. Negative estimates are noise and count as 0."""
+def _losses(sensitivity: Sensitivity, layer: int, axis: Axis, keep: int) -> tuple[float, float]:
+    """Increase of NLL in nats, and the share of recall lost, when one axis of one layer keeps
+    `keep` channels; 0 for all. Negative estimates are noise and count as 0."""
     if keep == sensitivity.widths[axis]:
-        return 0.0
+        return 0.0, 0.0
     cut = sensitivity.find(layer, axis, keep)
     drop = sensitivity.recall_drop(cut)
     lost = max(0.0, drop.estimate) if drop else 0.0
-    return max(0.0, sensitivity.nll_increase(cut).estimate) + lost
+    return max(0.0, sensitivity.nll_increase(cut).estimate), lost

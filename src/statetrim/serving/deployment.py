@@ -14,6 +14,7 @@ from .capacity.arithmetic import Fit
 from .capacity.compare import DEFAULT_CONTEXT, Capacity, capacities
 from .capacity.try_first import Gain, gains
 from .engines import (
+    NEEDS_PLUGIN,
     Compatibility,
     compatibility_of_geometry,
     known_engines,
@@ -79,8 +80,8 @@ def ship_verdict(
     faults: Sequence[str] = (),
 ) -> Verdict:
     """The verdict on the checkpoint `model`, which the scores call `name`, as `judge_cut` gives it
-    with the engines whose current version serves the shape of `model` on some hardware; None if
-    nothing is known of the shape.
+    with the engines whose current version serves the shape of `model` on some hardware, widths by
+    layer with a plugin; None if nothing is known of the shape.
 
     `doubts` are reasons not to trust the scores; any of `faults`, which `verify` found, means do
     not ship.
@@ -89,9 +90,8 @@ def ship_verdict(
     if model is not None:
         lines = compatibility_of_geometry(str(model.config.get("model_type")), model.geometry)
         known = known_lines(lines)
-        served = (
-            list(dict.fromkeys(line.engine for line in known if line.serves)) if known else None
-        )
+        serving = [line for line in known if line.serves or line.error == NEEDS_PLUGIN]
+        served = list(dict.fromkeys(line.engine for line in serving)) if known else None
     return judge_cut(scores, name, served=served, doubts=doubts, faults=faults)
 
 

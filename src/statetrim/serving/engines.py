@@ -13,6 +13,7 @@ from importlib.resources import files
 from typing import Literal, NamedTuple
 
 from ..geometry import Geometry
+from .engine_names import PLUGIN_ENGINES
 
 Support = Literal["fast", "fallback", "unknown", "refused", "wrong"]
 """fast: the engine's usual kernels accept the shape (not a measured speed); fallback: a slower path
@@ -134,6 +135,10 @@ class Matrix:
     commands: dict[str, str]
 
 
+NEEDS_PLUGIN = "needs the plugin of statetrim (docs/widths-by-layer.md)"
+"""The error of an engine that serves widths by layer only so."""
+
+
 @cache
 def matrix() -> Matrix:
     """The matrix that the package contains; rows about an exact shape come first."""
@@ -175,17 +180,25 @@ def compatibility_of_shape(model_type: str, shape: Shape) -> list[Compatibility]
 
 
 def compatibility_of_geometry(model_type: str, geometry: Geometry) -> list[Compatibility]:
-    """`compatibility_of_shape` of a model's state; widths by layer are refused by every engine."""
+    """`compatibility_of_shape` of a model's state. Widths by layer are refused by every engine; the
+    error is `NEEDS_PLUGIN` where a plugin serves them."""
     lines = compatibility_of_shape(model_type, Shape.from_geometry(geometry))
     if not geometry.widths:
         return lines
+    served = [
+        {
+            (line.engine, line.hardware)
+            for line in compatibility_of_shape(model_type, Shape(*shape))
+            if line.current and line.serves and line.engine in PLUGIN_ENGINES
+        }
+        for shape in set(geometry.shapes.values())
+    ]
+    by_plugin = set.intersection(*served)
     refused = []
     for line in lines:
-        note = ""
-        if line.engine == "vLLM" and line.current:
-            note = "served with the plugin of statetrim, in parts (docs/widths-by-layer.md)"
-        error = "one width for all layers"
-        refused.append(replace(line, verdict="refused", flag="", error=error, note=note))
+        has_plugin = line.current and (line.engine, line.hardware) in by_plugin
+        error = NEEDS_PLUGIN if has_plugin else "one width for all layers"
+        refused.append(replace(line, verdict="refused", flag="", error=error, note=""))
     return refused
 
 

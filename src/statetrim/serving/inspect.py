@@ -9,7 +9,7 @@ from ..options import takes_options
 from ..request import parse_request
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, as_checkpoint
-from ..storage.quantized.find import describe_schemes
+from ..storage.quantized.find import describe_schemes, quantization_method
 from .deployment import Deployment, deployment
 from .engines import Shape, known_engines
 from .options import InspectOptions
@@ -117,7 +117,12 @@ def _served_shapes(model: Checkpoint, shapes: list[Shape]) -> list[ServedShape]:
 
 
 def _quantized_text(model: Checkpoint) -> str:
-    """How weights are quantised, and how many of them a cut touches; empty if none is."""
+    """How weights are quantised, and how many of them a cut touches; empty if none is. If they are
+    not read, who quantised them."""
+    method = quantization_method(model.config)
+    if not model.quantized and method:
+        reason = "in a way that is not read" if model.tensors else "only the config was read"
+        return f"by {method}, {reason}"
     if not model.quantized:
         return ""
     touched = len(model.quantized.keys() & model.channel_rows.keys())

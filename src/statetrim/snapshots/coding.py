@@ -112,7 +112,7 @@ def _encode_heads(
 ) -> tuple[HeadCodes, Tensor]:
     """The cheapest code of each head that meets the bound, and its relative error."""
     heads, keys, values = states.shape
-    largest = torch.linalg.vector_norm(states, torch.inf, dim=(1, 2))
+    largest = torch.maximum(states.amax((1, 2)), -states.amin((1, 2)))
     if not bool(torch.isfinite(largest).all()):
         raise StatetrimError("a state holds numbers that are not finite, so it is not coded")
     exponents = torch.frexp(largest).exponent
@@ -154,7 +154,7 @@ def rounded(states: Tensor, mode: int) -> Tensor:
 def _round_rows(states: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """Steps [heads, keys] and codes [heads, keys, values] of all numbers, a step per key."""
     top = 2 ** (bits - 1) - 1
-    steps = (torch.linalg.vector_norm(states, torch.inf, dim=-1) / top).half()
+    steps = (states.abs().amax(-1) / top).half()
     safe = torch.where(steps > 0, steps, 1).float().unsqueeze(-1)
     return steps, ((states / safe).round().clamp(-top, top) + top).byte()
 

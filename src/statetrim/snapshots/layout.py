@@ -10,6 +10,7 @@ codes apart, so that every operation runs along contiguous memory.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ class HeadCodes:
     widths: Tensor  # uint8 [components], head by head
     steps: Tensor  # float16 [components]
     codes: dict[int, Tensor] = field(default_factory=dict)
-    """Width -> uint8 [components of this width, keys + values]."""
+    """Width -> uint8 [components of this width, keys + values], the smallest width first."""
     row_steps: dict[int, Tensor] = field(default_factory=dict)  # bits -> float16 [heads, keys]
     row_codes: dict[int, Tensor] = field(default_factory=dict)
     """Bits -> uint8 [heads of this mode, keys, values]."""
@@ -52,10 +53,11 @@ class HeadCodes:
         used = torch.arange(rank, device=ranks.device) < ranks.unsqueeze(1)
         heads, places = used.nonzero(as_tuple=True)
         rows = torch.zeros(len(ranks), rank, self.keys + self.values, device=ranks.device)
-        for width, codes in self.codes.items():
-            chosen = self.widths == width
-            decoded = dequantize(codes, self.widths[chosen], self.steps[chosen])
-            rows[heads[chosen], places[chosen]] = decoded
+        if self.codes:
+            order = torch.argsort(self.widths, stable=True)
+            codes = torch.cat(list(self.codes.values()))
+            decoded = dequantize(codes, self.widths[order], self.steps[order])
+            rows[heads[order], places[order]] = decoded
         return rows
 
     def decode(self) -> Tensor:
@@ -111,17 +113,20 @@ def parse(payload: Tensor, shape: tuple[int, int, int], device: torch.device) ->
     reader.require(bool(torch.isin(widths, allowed).all()), "widths")
     steps = reader.take_steps(components)
     heads = HeadCodes(keys, values, modes, exponents, ranks, widths, steps)
+    of_width, of_mode = (
+        torch.bincount(x, minlength=MODES[-1] + 1).tolist() for x in (widths, modes)
+    )
     for width in WIDTHS:
-        if number := int((widths == width).sum()):
+        if number := of_width[width]:
             codes = reader.take_packed(number * (keys + values), width)
             heads.codes[width] = codes.reshape(number, keys + values)
     for bits in DENSE:
-        if number := int((modes == bits).sum()):
+        if number := of_mode[bits]:
             heads.row_steps[bits] = reader.take_steps(number * keys).reshape(number, keys)
             codes = reader.take_packed(number * keys * values, bits)
             heads.row_codes[bits] = codes.reshape(number, keys, values)
     for mode, dtype in PLAIN.items():
-        if number := int((modes == mode).sum()):
+        if number := of_mode[mode]:
             plain = reader.take(number * keys * values, dtype)
             heads.plain[mode] = plain.reshape(number, keys, values)
     reader.require(reader.position == len(payload), "length")
@@ -163,23 +168,25 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     """uint8 codes below 2**bits, of any shape, as bytes; `bits` is at most 8."""
     flat = codes.flatten()
     eighths = torch.nn.functional.pad(flat, (0, -len(flat) % 8)).reshape(8, -1)
-    packed = torch.zeros(bits, eighths.shape[1], dtype=torch.uint8, device=codes.device)
-    for index, part in enumerate(eighths):
-        byte, shift = divmod(index * bits, 8)
-        packed[byte] |= part << shift
-        if shift + bits > 8:
-            packed[byte + 1] |= part >> (8 - shift)
-    return packed.flatten()
+    first, shifts = _places(bits, codes.device)
+    shifted = eighths.short() << shifts
+    rows = torch.zeros(bits + 1, eighths.shape[1], dtype=torch.int16, device=codes.device)
+    rows.index_add_(0, first, shifted & 255).index_add_(0, first + 1, shifted >> 8)
+    return rows[:bits].byte().flatten()
 
 
 def unpack(packed: Tensor, count: int, bits: int) -> Tensor:
     """The first `count` codes, uint8, of bytes that `pack` made."""
-    rows = packed.reshape(bits, -1)
-    codes = torch.empty(8, rows.shape[1], dtype=torch.uint8, device=packed.device)
-    for index in range(8):
-        byte, shift = divmod(index * bits, 8)
-        code = rows[byte] >> shift
-        if shift + bits > 8:
-            code |= rows[byte + 1] << (8 - shift)
-        torch.bitwise_and(code, 2**bits - 1, out=codes[index])
-    return codes.flatten()[:count]
+    rows = packed.reshape(bits, -1).short()
+    first, shifts = _places(bits, packed.device)
+    both = rows[first] | rows[(first + 1).clamp_max(bits - 1)] << 8
+    codes: Tensor = (both >> shifts) & (2**bits - 1)
+    return codes.byte().flatten()[:count]
+
+
+@cache
+def _places(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The first byte [8] of each of eight codes that share `bits` bytes, and its bit in it, int16
+    [8, 1]."""
+    start = bits * torch.arange(8, device=device)
+    return start // 8, (start % 8).short().unsqueeze(1)

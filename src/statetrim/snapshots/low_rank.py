@@ -157,8 +157,7 @@ def _first(holds: Tensor) -> Tensor:
 
 
 def _largest(rows: Tensor) -> Tensor:
-    largest: Tensor = torch.linalg.vector_norm(rows, torch.inf, dim=-1)
-    return largest
+    return rows.abs().amax(-1)
 
 
 def _widths(sigma: Tensor, noise: Tensor, threshold: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Statistics -> the metric in which the error of a stored state is measured.
 
-A state is read by queries and overwritten along keys, and neither lie where its energy is. So an
-error counts by half through the Gram matrix of the queries, each divided by the norm of what it
-reads out, and by half through that of the keys.
+A state is read by queries and, with a delta rule, overwritten along keys. Neither lie where its
+energy is. So an error counts by half through the Gram matrix of the queries and by half through
+that of the keys; without a delta rule through that of the queries alone (results/snapshots.md).
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..artifacts.statistics import SNAPSHOT_SUM_NAMES, Statistics
+from ..artifacts.statistics import Statistics
 from ..errors import StatetrimError
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import load_if_path
@@ -25,27 +25,26 @@ _RIDGE = 0.01  # of the mean of the diagonal
 
 def state_metrics(statistics: Statistics | str | Path | None, model: Checkpoint) -> Metrics | None:
     """The metrics of every linear layer, None without statistics; refuses those of another model or
-    for other uses."""
+    without Gram matrices."""
     if statistics is None:
         return None
     statistics = load_if_path(Statistics.load, statistics)
     if not model.has_digest(statistics.lineage.get("source")):
         raise StatetrimError(f"the statistics are of another model than {model.path}")
-    if not set(SNAPSHOT_SUM_NAMES) <= statistics.sum_names:
-        raise StatetrimError(
-            "the statistics hold no metric; run: statetrim calibrate --for snapshot"
-        )
+    # The families with a delta rule are those that normalise keys.
+    names = ["query_unit_gram", *(["key_unit_gram"] if model.family.normalizes_keys else [])]
+    if not statistics.sum_names.issuperset(names):
+        raise StatetrimError("the statistics hold no metric; run: statetrim calibrate")
     metrics = {}
     for layer in model.geometry.layers:
         geometry = model.geometry.for_layer(layer)
         sums = [layers[layer] for layers in statistics.sources.values()]
-        query: Tensor = sum(s.query_output_gram for s in sums)  # type: ignore[misc, assignment]
-        key: Tensor = sum(s.key_unit_gram for s in sums)  # type: ignore[misc, assignment]
-        expected = (geometry.num_v_heads, geometry.head_k_dim, geometry.head_k_dim)
-        if query.shape != expected or key.shape[1:] != expected[1:]:
+        grams = tuple(sum(getattr(each, name) for each in sums) for name in names)
+        expected = (geometry.num_k_heads, geometry.head_k_dim, geometry.head_k_dim)
+        if any(gram.shape != expected for gram in grams):
             raise StatetrimError(f"the statistics of layer {layer} do not fit {model.path}")
-        key = key.repeat_interleave(len(query) // len(key), dim=0)
-        metrics[layer] = metric_of((query, key))
+        value_heads_each = geometry.num_v_heads // geometry.num_k_heads
+        metrics[layer] = metric_of(grams).repeat_interleave(value_heads_each, dim=0)
     return metrics
 
 

@@ -29,7 +29,7 @@ class SnapshotOptions(OneDevice, ProgressOptions):
     text: str | Path = option(help=TEXT_HELP, check=checks.text_source)
     statistics: "Statistics | str | Path | None" = option(
         default=None,
-        help="Statistics of `calibrate --for snapshot`: the metric of errors.",
+        help="Statistics of `calibrate`: the metric of errors.",
         in_record=False,
     )
     tolerances: tuple[float, ...] = option(

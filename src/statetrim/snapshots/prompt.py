@@ -44,8 +44,8 @@ def save_prompt(
 ) -> SavedPrompt:
     """Write the cache that a loaded `model` filled with a prompt to the file `out`.
 
-    No head's error exceeds `tolerance`, in the metric of `statistics` (of `calibrate` with the
-    method "snapshot") if given. A KV cache is stored as it is.
+    No head's error exceeds `tolerance`, in the metric of `statistics` (of `calibrate`) if given. A
+    KV cache is stored as it is.
     """
     checkpoint = as_checkpoint(model)
     stored = code_cache(cache, checkpoint, tolerance, state_metrics(statistics, checkpoint))

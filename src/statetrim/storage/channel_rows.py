@@ -10,17 +10,13 @@ from dataclasses import dataclass, field
 from ..errors import StatetrimError
 from ..families.contract import Config, Family, layer_config
 from ..geometry import ChannelRows, Geometry, Role
+from .quantized.find import is_packed
 from .safetensors_file import DTYPES, TensorInfo
 
 _SOFTMAX_TENSORS = {
     "q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight",
     "q_proj.bias", "k_proj.bias", "v_proj.bias", "o_proj.bias",
 }  # fmt: skip
-_PACKED_TENSORS = {
-    "qweight", "qzeros", "scales", "g_idx", "weight_packed", "weight_zero_point", "weight_g_idx",
-    "weight_scale", "weight_scale_inv", "absmax", "quant_map",
-}  # fmt: skip
-"""Names of GPTQ, AWQ, bitsandbytes and of schemes of compressed-tensors that cannot be cut."""
 _DIMENSIONS = {"proj": 2, "conv": 3, "bias": 1, "norm": 1}
 """Last word of a role -> dimensions of such a tensor; others may have any number."""
 
@@ -76,7 +72,7 @@ def find_channel_rows(
             for rows in by_layer[layer][leaf]:
                 _check_fit(rows, tensor, geometry)
             rows_by_tensor[name] = LayerRows(layer, by_layer[layer][leaf])
-        elif leaf.rpartition(".")[2] in _PACKED_TENSORS:
+        elif is_packed(name):
             raise StatetrimError(
                 f"tensor {name[:200]!r} is of a quantised weight that cannot be cut; prune the "
                 f"unquantised weights and quantise the result"

@@ -93,17 +93,18 @@ class Surgery:
     def bytes_before(self) -> int:
         return sum(shard.nbytes for shard in self.model.shards)
 
-    @cached_property
-    def _tensors_after(self) -> list[TensorInfo]:
-        return [tensor for _, tensors in self.shards for tensor in tensors]
-
     @property
     def bytes_after(self) -> int:
-        return sum(tensor.nbytes for tensor in self._tensors_after)
+        return sum(tensor.nbytes for _, tensors in self.shards for tensor in tensors)
 
     @property
     def parameters_after(self) -> int:
-        return sum(prod(tensor.shape) for tensor in self._tensors_after)
+        """As `Checkpoint.parameters` counts them: scales and packing do not matter."""
+        total = 0
+        for name, tensor in self.model.logical_tensors.items():
+            edit = self.edits.get(name)
+            total += prod(edit.result_shape(tensor.shape) if edit else tensor.shape)
+        return total
 
     @property
     def record(self) -> dict[str, Any]:

@@ -23,8 +23,11 @@ class VerifyOptions(ProgressOptions):
 
     baseline: "ModelLike" = option(help="The model before the cut.", in_record=False)
     engine: str = option(help=f"{choices_text(DRIVERS)}.", check=checks.one_of(*DRIVERS))
-    engine_python: str | Path = option(
-        help="Python executable of the engine's environment.", parse=Path, in_record=False
+    engine_python: str | Path | None = option(
+        default=None,
+        help="Python executable of the engine's environment; by default of this one.",
+        parse=Path,
+        in_record=False,
     )
     text: str | Path = option(help=TEXT_HELP, check=checks.text_source)
     out: str | Path | None = output_option(default=None, help="JSON file to write.", required=True)

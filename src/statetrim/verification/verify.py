@@ -5,6 +5,7 @@ Then the engine reads texts and continues prompts with every model, and transfor
 tokens: the engine must agree with transformers on a cut as well as on the original.
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -43,13 +44,13 @@ def verify(models: ModelLike | Sequence[ModelLike], options: VerifyOptions) -> V
     """Run the cuts `models` and their original `baseline` in `engine`.
 
     It is mlx, vllm, llamacpp, or transformers, which loads quantised weights as they are stored.
-    `engine_python` is the executable of the engine's environment. Every model reads `count`
-    sequences of `length` tokens of `text`, and continues the first half of each by `generate`
-    tokens. `dtype` None is the stored one, in vLLM bfloat16. `engine_options` go to the engine. The
-    time limit for each model is `seconds`. Problems, such as a refusal by the engine, are listed in
-    the result's `faults`; a cut whose config or weights do not fit its plan is not run. With `out`
-    the result is also written there. Raises StatetrimError for invalid arguments, such as a text
-    with too few tokens.
+    `engine_python` is the executable of the engine's environment, None of this one. Every model
+    reads `count` sequences of `length` tokens of `text`, and continues the first half of each by
+    `generate` tokens. `dtype` None is the stored one, in vLLM bfloat16. `engine_options` go to the
+    engine. The time limit for each model is `seconds`. Problems, such as a refusal by the engine,
+    are listed in the result's `faults`; a cut whose config or weights do not fit its plan is not
+    run. With `out` the result is also written there. Raises StatetrimError for invalid arguments,
+    such as a text with too few tokens.
     """
     checkpoints = [require_prunable(as_checkpoint(options.baseline)), *as_checkpoints(models)]
     for checkpoint in checkpoints:  # an engine reads the directory itself
@@ -99,7 +100,7 @@ def _verify(
         faults += _encoding_faults(original_ids, token_ids, "its tokenizer", "the original's")
         try:
             request = replace(request, model=str(model.path.resolve()))
-            python = Path(options.engine_python)
+            python = Path(options.engine_python or sys.executable)
             answer = run_engine(options.engine, python, request, options.seconds)
         except EngineError as failure:
             verification.refusals[name] = str(failure)

@@ -155,6 +155,8 @@ def _run_sensitivity(
     from ...pipelines.sensitivity import sensitivity as run
     from ...selection.allocate import allocate, allocate_in_pages
     from ...serving.capacity.parts import Paging
+    from ...serving.engines import Shape
+    from ...serving.shapes import engine_serves
     from ..progress import run_with_progress
 
     length = options.length or SENSITIVITY_WINDOW
@@ -182,11 +184,18 @@ def _run_sensitivity(
     _show_sensitivity(result)
     kv_cache = model.family.kv_cache_size(model.config, model.geometry)
     paging = Paging.of(model.geometry, kv_cache.layers if kv_cache else 0)
+    model_type = str(model.config.get("model_type"))
     for share in SHARES:
         _show_allocation(f"{share:.0%} of the bytes", partial(allocate, result, share))
         _show_allocation(
             f"As much of vLLM's cache, with its plugin, as one shape of {share:.0%}",
-            partial(allocate_in_pages, result, share, paging),
+            partial(
+                allocate_in_pages,
+                result,
+                share,
+                paging,
+                lambda shape: engine_serves("vLLM", model_type, Shape(*shape)),
+            ),
         )
     _show_files(output, figure_files)
 

@@ -26,6 +26,7 @@ class LightNet(FlaFamily):
     normalizes_keys = False
     state_key_axis = -1
     projections = (*PROJECTIONS, "g_proj.0", "g_proj.1")
+    read_projections = ("o_proj",)  # by the kernel of the norm
 
     def geometry(self, config: Config) -> Geometry:
         """As in fla, a null `num_heads` or `expand_ratio` (key width) follows from the other."""

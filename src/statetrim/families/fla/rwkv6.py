@@ -32,6 +32,7 @@ class RWKV6(FlaFamily):
         "x_proj.2",
         "o_proj",
     )
+    read_projections = ("x_proj.2",)
 
     def geometry(self, config: Config) -> Geometry:
         heads = int_field(config, "num_heads", default=4)

@@ -17,7 +17,13 @@ class Prompt:
 
     keys: str
     values: str  # the right answers, in the order of `keys`
-    text: str
+    pairs: str
+    text_between: str = TEXT_BETWEEN
+
+    @property
+    def text(self) -> str:
+        """What comes before a key."""
+        return self.pairs + self.text_between
 
 
 def recall_prompt(seed: int = 0) -> Prompt:
@@ -26,7 +32,7 @@ def recall_prompt(seed: int = 0) -> Prompt:
     values = "".join(generator.sample(VALUES, len(KEYS)))
     pairs = [key + value for key, value in zip(KEYS, values, strict=True)]
     generator.shuffle(pairs)
-    return Prompt(KEYS, values, "".join(pairs) + TEXT_BETWEEN)
+    return Prompt(KEYS, values, "".join(pairs))
 
 
 def answers(checkpoint: Path, prompt: Prompt) -> str:

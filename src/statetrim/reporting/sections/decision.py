@@ -7,6 +7,7 @@ from ...judging.recommendation import JudgedCut, recommend
 from ...judging.verdict import metric_label
 from ...maths.formatting import bytes_text, percent_text
 from ...maths.units import MIB
+from ...serving.capacity.compare import sequences_text
 from ...serving.engines import Shape, compatibility_of_shape
 from ...serving.shapes import common_shapes
 from ...tasks import TASKS
@@ -40,6 +41,8 @@ def blocks(findings: Findings) -> Iterator[Block]:
         return
     advice = recommend(decision.points)
     yield Text(as_sentence(decision.sentence or advice.reason))
+    if decision.expected:
+        yield Text(as_sentence(decision.expected))
     if decision.predicted:
         yield _prediction_table(decision)
     if advice.cuts:
@@ -80,6 +83,9 @@ def _prediction_table(decision: Decision) -> Table:
 def _shapes_table(findings: Findings, decision: Decision, cuts: Sequence[JudgedCut]) -> Table:
     original = decision.points[0].state_bytes
     header = ["keys x values", "state", "share", "on the frontier", "worst task", "losses"]
+    counted = all(cut.point.sequences is not None for cut in cuts)
+    if counted:
+        header.append("sequences in vLLM")
     if findings.original is not None:
         header.append("served by")
     rows = []
@@ -92,18 +98,21 @@ def _shapes_table(findings: Findings, decision: Decision, cuts: Sequence[JudgedC
             "yes" if cut.on_frontier else "",
             f"{metric_label(cut.worst)}: {cut.worst.sentence}" if cut.worst else "",
             str(cut.limit_status),
+            *([f"{cut.point.sequences:.1f}"] if counted else []),
         ]
         if findings.original is not None:
             model_type = str(findings.original.config.get("model_type"))
             lines = compatibility_of_shape(model_type, Shape(cut.point.keep, cut.point.keep_values))
             engines = dict.fromkeys(line.engine for line in lines if line.current and line.serves)
-            cells.append(", ".join(engines))
+            cells.append("with a plugin" if cut.point.widths else ", ".join(engines))
         rows.append([*cells, findings.compared_plans.get(shape, "")])
     caption = (
         "On the frontier: no other shape is as small and loses as little. Measured on other text "
         f"than the quality above. Without a cut, a bfloat16 state takes {bytes_text(original / 2)} "
         "per sequence; each of these takes half of what is listed in bfloat16"
     )
+    if counted and findings.original is not None:
+        caption += f". {as_sentence(sequences_text(findings.original))}"
     return Table([*header, "plan"], rows, caption)
 
 

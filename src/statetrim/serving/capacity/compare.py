@@ -96,6 +96,33 @@ def capacity(model: Checkpoint, geometry: Geometry, settings: Settings, engine: 
     return ENGINES[engine](caches, settings)
 
 
+def vllm_sequences(
+    model: Checkpoint, geometry: Geometry, state_dtype: str | None = None
+) -> float | None:
+    """Sequences of `DEFAULT_CONTEXT` tokens in `DEFAULT_MEMORY_GIB` of vLLM's cache, with its
+    default dtype of the state unless another is given; None if that is not known."""
+    try:
+        settings = settings_for(model, ServingOptions(engine="vllm"), state_dtype)
+        return capacity(model, geometry, settings, "vllm").sequences
+    except StatetrimError:
+        return None
+
+
+def sequences_text(model: Checkpoint, after: Geometry | None = None) -> str:
+    """How many sequences fit in vLLM: with the state `after` a cut, without a cut, and without a
+    cut in 16 bits."""
+    counts = [] if after is None else [("after the cut", vllm_sequences(model, after))]
+    counts += [
+        ("as released", vllm_sequences(model, model.geometry)),
+        ("without a cut with a 16-bit state", vllm_sequences(model, model.geometry, "bfloat16")),
+    ]
+    known = ", ".join(f"{count:.1f} {name}" for name, count in counts if count is not None)
+    return (
+        f"sequences of {DEFAULT_CONTEXT:,} tokens in {DEFAULT_MEMORY_GIB:g} GiB of vLLM's cache: "
+        f"{known or 'not known'}"
+    )
+
+
 @dataclass(frozen=True)
 class Alternative:
     """One way to store the state of a sequence."""

@@ -19,6 +19,11 @@ _SCALE_DTYPES = ("F32", "BF16", "F16", "F8_E4M3")
 _ACTIVATION_SCALES = ("input_scale", "input_global_scale", "activation_scale")
 _UNSUPPORTED = ("weight_zero_point", "weight_g_idx")
 """Tensors of schemes that cannot be cut: asymmetric, or with columns in another order."""
+_PACKED_TENSORS = {
+    "qweight", "qzeros", "scales", "g_idx", "weight_packed", "weight_zero_point", "weight_g_idx",
+    "weight_scale", "weight_scale_inv", "absmax", "quant_map", "_weight_qdata", "_weight_scale",
+}  # fmt: skip
+"""Names of GPTQ, AWQ, bitsandbytes, torchao and compressed-tensors."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,17 @@ def describe_schemes(weights: Mapping[str, QuantizedTensor]) -> str:
     """How many weights are stored by each scheme, as text; "none" without any."""
     counts = Counter(weight.scheme for weight in weights.values())
     return "; ".join(f"{count} of {scheme}" for scheme, count in counts.most_common()) or "none"
+
+
+def is_packed(name: str) -> bool:
+    """Whether a tensor belongs to a quantised weight, by its name, also of schemes not read."""
+    return name.rpartition(".")[2] in _PACKED_TENSORS
+
+
+def quantization_method(config: Mapping[str, Any]) -> str:
+    """The quantiser that the config names; empty without one."""
+    section = config.get("quantization_config")
+    return str(section.get("quant_method", ""))[:60] if isinstance(section, dict) else ""
 
 
 def is_activation_scale(name: str) -> bool:

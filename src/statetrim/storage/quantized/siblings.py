@@ -1,7 +1,7 @@
 """Whether a quantised checkpoint is the sibling of the model that a plan was made for.
 
 The quantised weights cannot be compared, but norms, gates and convolutions, which quantisation
-leaves alone, can: they must be equal, in every layer.
+leaves alone, can: they must be equal in every layer, in bfloat16, in which most tools store them.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ _MAX_ELEMENTS = 2**20  # larger tensors of a mixer are projections
 
 
 def small_tensor_digests(model: Checkpoint) -> dict[str, str]:
-    """ "LAYER.NAME" -> digest of the values, for small unquantised tensors of the mixers."""
+    """ "LAYER.NAME" -> digest of the values in bfloat16, of small unquantised tensors of mixers."""
     digests: dict[str, str] = {}
     for layer in model.geometry.layers:
         for prefix in model.family.mixer_prefixes:
@@ -25,7 +25,7 @@ def small_tensor_digests(model: Checkpoint) -> dict[str, str]:
             for name, (_, info) in model.tensors.items():
                 is_small = info.dtype in DTYPES and prod(info.shape) < _MAX_ELEMENTS
                 if name.startswith(mixer) and is_small and name in model.logical_tensors:
-                    values = tensor_bytes(model.tensor(name).float())
+                    values = tensor_bytes(model.tensor(name).bfloat16().float())
                     digest = hashlib.sha256(values).hexdigest()[:16]
                     digests[f"{layer}.{name.removeprefix(mixer)}"] = digest
     return digests

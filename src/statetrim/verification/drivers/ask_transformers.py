@@ -21,11 +21,17 @@ class Engine:
         """Load model and tokenizer from local files, without remote code."""
         if not torch.cuda.is_available():  # transformers binds them whatever the device
             sys.modules.update(dict.fromkeys(GPU_KERNELS))  # type: ignore[arg-type]
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+        from transformers.quantizers import AutoHfQuantizer
 
         torch.set_grad_enabled(False)
         path, dtype = request["model"], getattr(torch, request["dtype"])
         local = {"local_files_only": True, "trust_remote_code": False}
+        stored = getattr(AutoConfig.from_pretrained(path, **local), "quantization_config", None)
+        if stored is not None and not AutoHfQuantizer.supports_quant_method(stored):
+            # transformers only warns, and reads codes as weights
+            method = stored["quant_method"]
+            raise SystemExit(f"Error: transformers cannot load quant_method {method!r:.60}")
         self.model = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, use_safetensors=True, **local, **request["options"]
         ).eval()

@@ -1,0 +1,99 @@
+"""Widths by layer as one of the shapes that `trim` compares: every layer is cut alone, and the
+widths with the least predicted loss within the requested share are chosen."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..analysis.sensitivity import LENGTH, sensitivity
+from ..artifacts.sensitivity import Sensitivity
+from ..artifacts.statistics import Statistics
+from ..errors import StatetrimError
+from ..options import derive
+from ..request import parse_request
+from ..selection.allocate import Allocation, allocate, allocate_in_pages
+from ..serving.capacity.compare import sequences_text
+from ..serving.capacity.parts import Paging
+from ..serving.engine_names import engine_name
+from ..serving.engines import Shape
+from ..serving.shapes import engine_serves
+from ..serving.target import Target, resolve_target
+from ..storage.output import is_complete
+from .job import Job
+from .observer import Observer
+from .options import SensitivityOptions
+from .sensitivity import layer_plans
+from .stages import SENSITIVITY
+
+_WINDOWS = 64  # of text, at most
+
+
+@dataclass(frozen=True)
+class ByLayer:
+    """Widths by layer, and a sentence on what they are expected to cost and to gain."""
+
+    target: Target
+    expected: str
+
+
+def allocate_by_layer(
+    job: Job, statistics: Statistics | None, directory: Path, observer: Observer
+) -> ByLayer | None:
+    """The widths by layer with the least predicted loss that take no more memory than one shape of
+    the requested share: of vLLM's cache, or with `for_="mlx"` of bytes. None if one shape for all
+    layers is best, or if no measured widths are narrow enough."""
+    measured = _measure_layers(job, statistics, directory, observer)
+    try:
+        allocation = _allocate(job, measured)
+        target = resolve_target(job.model, parse_request(str(allocation)))
+    except StatetrimError as error:
+        observer.on_message(f"widths by layer are not compared: {error}")
+        return None
+    if not target.after.widths:
+        return None
+    nll, recall = allocation.losses(measured)
+    expected = (
+        f"widths by layer are expected to cost {nll:.3f} nats and {100 * recall:.1f} points of "
+        f"recall, if losses of layers add up; {sequences_text(job.model, target.after)}"
+    )
+    return ByLayer(target, expected)
+
+
+def _allocate(job: Job, measured: Sensitivity) -> Allocation:
+    share, engine = job.requested_share, engine_name(job.options.for_ or "vllm")
+    if engine == "MLX-LM":
+        return allocate(measured, share)
+    model, geometry = job.model, job.model.geometry
+    kv_cache = model.family.kv_cache_size(model.config, geometry)
+    model_type = str(model.config.get("model_type"))
+    return allocate_in_pages(
+        measured,
+        share,
+        Paging.of(geometry, kv_cache.layers if kv_cache else 0),
+        lambda shape: engine_serves(engine, model_type, Shape(*shape)),
+    )
+
+
+def _measure_layers(
+    job: Job, statistics: Statistics | None, directory: Path, observer: Observer
+) -> Sensitivity:
+    """What text and recall lose when each layer is cut alone; written to `SENSITIVITY`."""
+    path, options = directory / SENSITIVITY, job.options
+    observer.on_step("sensitivity")
+    if is_complete(path):
+        observer.on_cached("sensitivity")
+        return Sensitivity.load(path)
+    observer.on_start("sensitivity")
+    length = min(LENGTH, options.length)
+    chosen = derive(SensitivityOptions, options, text=options.text)
+    with observer.progress("cutting each layer alone") as progress:
+        return sensitivity(
+            job.model,
+            list(layer_plans(job.model, chosen, statistics)),
+            job.slices.choice,
+            windows=min(_WINDOWS, job.shape_tokens // length),
+            length=length,
+            batch_size=options.batch_size,
+            placement=options.placement,
+            out=path,
+            progress=progress,
+        )
