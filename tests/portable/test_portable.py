@@ -20,6 +20,7 @@ from helpers.forker import Forker
 from statetrim import portable
 from statetrim.portable import mixers
 from statetrim.portable.layers import ShortConvolution
+from statetrim.recovery.adapters import checkpoint_activations
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared"
@@ -330,7 +331,7 @@ def test_training_reaches_every_parameter(variant: str) -> None:
     by_hand = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
     assert loss.item() == pytest.approx(by_hand.item(), rel=1e-6)
     model.zero_grad()
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    checkpoint_activations(model)
     model(ids, labels=ids).loss.backward()
     for name, p in model.named_parameters():
         assert torch.allclose(p.grad, gradients[name], atol=1e-6)

@@ -262,3 +262,11 @@ def _equals_stored(names: Sequence[str], live_value: Tensor, model: Checkpoint) 
     return stored.numel() == live_value.numel() and torch.equal(
         stored.to(live_value.dtype).flatten(), live_value.flatten()
     )
+
+
+def checkpoint_activations(module: Any) -> None:
+    """Recompute each layer's activations in the backward pass instead of keeping them."""
+    # Later transformers warn of the name that those before 5.23 have.
+    old_name = module.gradient_checkpointing_enable
+    enable = getattr(module, "activation_checkpointing_enable", old_name)
+    enable({"use_reentrant": False})

@@ -40,7 +40,13 @@ from ..storage.output import (
 from ..storage.safetensors_file import patch_shard
 from ..storage.space import check_space, check_writable
 from ..version import __version__
-from .adapters import EXTRA_GROUPS, Adapters, TrainingResult, attach_adapters
+from .adapters import (
+    EXTRA_GROUPS,
+    Adapters,
+    TrainingResult,
+    attach_adapters,
+    checkpoint_activations,
+)
 from .data import TrainingRows, load_training_rows
 from .fsdp import Sharder, check_launch
 from .options import RecoverOptions, RecoverRunOptions
@@ -178,9 +184,7 @@ class _RecoveryRun:
         layer_context = nullcontext if sharder is None else bound(sharder.shard_layer, student)
         adapters = attach_adapters(student, options, layer_context)
         if options.gradient_checkpointing:
-            student.module.gradient_checkpointing_enable(
-                gradient_checkpointing_kwargs={"use_reentrant": False}
-            )
+            checkpoint_activations(student.module)
         if sharder is not None:
             sharder.shard_remaining(student)
         head = get_logit_head(student)
