@@ -150,7 +150,7 @@ if not {broken!r}:  # a child process like vLLM's engine, which ignores SIGTERM
 pathlib.Path({pids!r}, str(os.getpid())).touch()
 if {broken!r}:
     raise SystemExit("ValueError: this shape is not served")
-print("INFO [x.py:1] CPU KV cache size: 9 tokens, Maximum concurrency")
+print("INFO [x.py:1] CPU KV cache size: 9 tokens, Maximum concurrency", flush=True)
 most = 4 if options.model.endswith("half") else 2
 gate, lock, running, peak = threading.Semaphore(most), threading.Lock(), [0], [0]
 
