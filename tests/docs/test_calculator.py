@@ -49,6 +49,7 @@ def vectors(models: dict[str, Any]) -> list[tuple[str, str, str, dict[str, Any]]
             replay=draw.random() < 0.2,
             state_ratio=draw.choice((0.9, 0.0, 0.3)),
             slots=draw.choice((0, 3)),
+            coded_share=draw.choice((0, 0.04)),
         )
         engine = ("vllm", "sglang", "llamacpp", "mlx")[i % 4]
         chosen.append((engine, model, draw.choice(kinds), dataclasses.asdict(settings)))

@@ -18,6 +18,7 @@ from statetrim.serving.capacity import arithmetic
 from statetrim.serving.capacity.cache_model import cache_model, default_state_dtype, state_layers
 from statetrim.serving.capacity.compare import capacity
 from statetrim.serving.options import ServingOptions
+from statetrim.snapshots.snapshot import recode
 from statetrim.storage.checkpoint import Checkpoint
 
 BATCH, TOKENS = 3, 10
@@ -178,6 +179,32 @@ def test_rows_and_checkpoints_equal_llama_cpps_log(case: dict[str, Any]) -> None
     assert fit.stored_bytes / 2**20 == pytest.approx(case["checkpoint_mib"], abs=0.0011)
     attention = fit.token_bytes * case["context"] * case["slots"] / 2**20
     assert attention == pytest.approx(case["attention_mib"], abs=0.011)
+
+
+def test_coded_copies_count_what_a_saved_prompt_takes(checkpoint: Callable[[str], Path]) -> None:
+    model = st.open(checkpoint("qwen3_5_text"))
+    ids = torch.randint(1, tiny.VOCABULARY, (1, TOKENS))
+    with torch.no_grad():
+        cache = st.load(model)(input_ids=ids, use_cache=True).past_key_values
+    copies = recode(cache, model, 0.05)
+    serving = arithmetic.Settings(memory=2**30, context=TOKENS, coded_share=copies.share)
+    caches, taps = cache_model(model, model.geometry), model.geometry.conv_width
+    counted = arithmetic.copy_bytes(caches, serving, taps)
+    assert counted == pytest.approx(copies.state_bytes + copies.convolution_bytes, rel=0.05)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "llamacpp", "mlx"])
+def test_coded_copies_change_what_is_stored_outside_the_pool_alone(engine: str) -> None:
+    caches = recorded_model({"model": "Qwen3.5-27B", "cut": {}})
+    serving = arithmetic.Settings(memory=40 * 2**30, context=4096)
+    function = getattr(arithmetic, engine)
+    plain, coded = function(caches, serving), function(caches, replace(serving, coded_share=0.04))
+    saved = plain.transfer_bytes - coded.transfer_bytes
+    assert saved > 0.9 * 144 * 2**20  # of 144 MiB of states
+    copies = {"vllm": (0, 0), "sglang": (0, 0), "llamacpp": (1, 32), "mlx": (1, 0)}[engine]
+    assert (plain.stored_bytes - coded.stored_bytes) / saved == pytest.approx(copies[0])
+    assert (plain.host_bytes - coded.host_bytes) / saved == pytest.approx(copies[1])
+    assert coded.sequences == plain.sequences and coded.state_bytes == plain.state_bytes
 
 
 def test_users_figures_follow_from_their_settings() -> None:

@@ -109,7 +109,10 @@ def test_what_fits_is_counted_in_the_dtype_that_engines_serve(tmp_path: Path) ->
     assert {row.fit.token_bytes for row in capacities["float16"]} == {64 * 2**10}
     path = write_config(tmp_path, "Qwen3.5-27B", dtype="float32")
     shown = run("inspect", path, "--memory-gib", 16, "--engine", "llamacpp").stdout
-    assert "keys and values: 64.0 KiB per token; checkpoints in host memory" in shown
+    assert "keys and values: 64.0 KiB per token; checkpoints in host memory: 4,788" in shown
+    coded = ("--engine", "llamacpp", "--coded-share", 0.04)
+    shown = run("inspect", path, "--memory-gib", 16, *coded).stdout
+    assert "checkpoints in host memory: 229.3 MiB" in shown
 
 
 def test_flags_to_try_first_show_what_a_cut_adds_on_top(tmp_path: Path) -> None:

@@ -66,6 +66,11 @@ class ServingOptions:
         help="GB/s from a prefill to a decode server.",
         check=_between(1e-6, 1e9, "GB/s"),
     )
+    coded_share: float | None = option(
+        default=None,
+        help="Share of float32 that a coded copy takes, by `snapshot`; counts such copies.",
+        check=_between(1e-6, 1, "of the float32 bytes"),
+    )
 
     def check(self) -> None:
         allowed = KV_DTYPES[self.engine]

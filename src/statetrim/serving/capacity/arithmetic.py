@@ -61,6 +61,7 @@ class Settings:
     state_ratio: float = 0.9  # SGLang: --mamba-full-memory-ratio; 0: the best for this context
     max_running: int = 0  # SGLang
     checkpoints: int = 32  # llama.cpp: --ctx-checkpoints
+    coded_share: float = 0.0  # of a state's float32 bytes in a coded copy; 0: copied as it is
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,14 @@ def state_bytes(model: CacheModel, settings: Settings, taps: int) -> float:
     return total
 
 
+def copy_bytes(model: CacheModel, settings: Settings, taps: int) -> float:
+    """Bytes of a copy of one state outside of the pool; coded, its convolution takes 8 bits."""
+    if settings.coded_share == 0:
+        return state_bytes(model, settings, taps)
+    coded = replace(settings, state_bytes=4 * settings.coded_share, conv_bytes=1.0)
+    return state_bytes(model, coded, taps)
+
+
 def layer_token_bytes(model: CacheModel, settings: Settings) -> float:
     """Bytes of keys and values of one token in one softmax layer on one device."""
     return max(1, model.kv_heads // settings.devices) * model.kv_numel * settings.kv_bytes
@@ -115,7 +124,7 @@ def softmax_layers(model: CacheModel, settings: Settings) -> int:
 def moved_bytes(model: CacheModel, settings: Settings, taps: int) -> float:
     """Bytes of a sequence without padding: its state and the keys and values of its tokens."""
     tokens = settings.context * softmax_layers(model, settings)
-    return state_bytes(model, settings, taps) + tokens * layer_token_bytes(model, settings)
+    return copy_bytes(model, settings, taps) + tokens * layer_token_bytes(model, settings)
 
 
 def replay_bytes(group: StateLayers, settings: Settings) -> float:
@@ -263,7 +272,9 @@ def llamacpp(model: CacheModel, settings: Settings) -> Fit:
     to 32 checkpoints of a slot in host memory (--ctx-checkpoints), each with one row.
     """
     taps = model.conv_width - 1
-    row = state_bytes(model, replace(settings, state_bytes=4.0, conv_bytes=4.0), taps)
+    float32 = replace(settings, state_bytes=4.0, conv_bytes=4.0)
+    row = state_bytes(model, float32, taps)
+    copied = copy_bytes(model, float32, taps)
     token = layer_token_bytes(model, settings) * softmax_layers(model, settings)
     cells = 256 * ceil(settings.context / 256)
     rows = 1 + settings.speculative
@@ -274,9 +285,9 @@ def llamacpp(model: CacheModel, settings: Settings) -> Fit:
         token_bytes=token,
         block_size=256,
         blocks=0,
-        stored_bytes=row,
-        host_bytes=row * settings.checkpoints if settings.prefix_caching else 0,
-        transfer_bytes=row + settings.context * token,
+        stored_bytes=copied,
+        host_bytes=copied * settings.checkpoints if settings.prefix_caching else 0,
+        transfer_bytes=copied + settings.context * token,
     )
 
 
@@ -288,6 +299,7 @@ def mlx(model: CacheModel, settings: Settings) -> Fit:
     """
     taps = model.conv_width - 1
     state = state_bytes(model, settings, taps)
+    copied = copy_bytes(model, settings, taps)
     token = layer_token_bytes(model, settings) * softmax_layers(model, settings)
     cells = 256 * ceil(settings.context / 256)
     return Fit(
@@ -297,7 +309,7 @@ def mlx(model: CacheModel, settings: Settings) -> Fit:
         token_bytes=token,
         block_size=256,
         blocks=0,
-        stored_bytes=state + cells * token,
+        stored_bytes=copied + cells * token,
         host_bytes=0,
-        transfer_bytes=state + settings.context * token,
+        transfer_bytes=copied + settings.context * token,
     )

@@ -56,6 +56,7 @@ def settings_for(
         speculative=serving.speculative,
         prefix_caching=serving.prefix_caching,
         devices=serving.devices,
+        coded_share=serving.coded_share or 0.0,
     )
 
 
