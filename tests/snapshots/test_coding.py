@@ -130,14 +130,25 @@ def test_a_state_of_one_component_is_not_coded_too_coarsely() -> None:
 
 def test_wide_states_are_sketched_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the exact fallback a state of full rank takes more bytes; the bound holds anyway."""
-    easy, hard = decaying(3, 128, 128), decaying(3, 128, 128, rank=40)
-    metric = metric_for(3, 128)
+    easy, hard = decaying(5, 128, 128), decaying(3, 128, 128, rank=40)
+    easy[3:] = easy[3:, :, :1] @ easy[3:, :1]
+    easy[4] = 0
+    metric = metric_for(5, 128)
     sketched = encode(easy, 0.05, metric)
     assert bool((measure(easy, decode(sketched), metric) <= 0.05).all())
     exact = encode(hard, 0.2)
     monkeypatch.setattr(low_rank, "_MIN_SKETCHED", 1000)
     assert sketched.nbytes <= 1.1 * encode(easy, 0.05, metric).nbytes
     assert exact.nbytes == pytest.approx(encode(hard, 0.2).nbytes, rel=0.02)
+
+
+@pytest.mark.parametrize("shape", [(100, 1000), (1000, 100)])
+@pytest.mark.parametrize("tolerance", [0.3, 1e-3, 1e-4])
+def test_long_states_keep_the_bound(shape: tuple[int, int], tolerance: float) -> None:
+    """Heads of low and of full rank together: a subspace is larger than the shorter side."""
+    states = torch.cat([decaying(2, *shape), decaying(2, *shape, rank=40)])
+    states[0] = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    assert bool((measure(states, decode(encode(states, tolerance))) <= tolerance).all())
 
 
 @pytest.mark.parametrize("bits", range(2, 9))

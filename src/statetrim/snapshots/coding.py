@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import StatetrimError
 from . import layout
 from .layout import BFLOAT16, DENSE, FLOAT32, LOW_RANK, MAX_EXPONENT, PLAIN, HeadCodes
-from .low_rank import WIDTHS, LowRank, Search, relative, right_vectors
+from .low_rank import WIDTHS, LowRank, Search, relative
 
 FLOOR = 0.02  # of the float32 bytes; below, a state of one repeated token lost too much
 MAX_NUMBERS = 2**31  # of coded states that are decoded together
@@ -112,17 +112,9 @@ def _encode_heads(
 ) -> tuple[HeadCodes, Tensor]:
     """The cheapest code of each head that meets the bound, and its relative error."""
     heads, keys, values = states.shape
-    largest = torch.maximum(states.amax((1, 2)), -states.amin((1, 2)))
-    if not bool(torch.isfinite(largest).all()):
-        raise StatetrimError("a state holds numbers that are not finite, so it is not coded")
-    exponents = torch.frexp(largest).exponent
-    extreme = exponents.abs() > MAX_EXPONENT  # such a state is stored as it is
-    exponents = torch.where(extreme, 0, exponents).to(torch.int8)
-    scaled = states * torch.exp2(-exponents.float()).reshape(-1, 1, 1)
-    if bool(extreme.any()):
-        scaled[extreme] = 0
+    scaled, exponents, extreme = _scale(states)
     weighted = scaled if metric is None else metric @ scaled
-    search = Search(scaled, weighted, metric, right_vectors(weighted, tolerance))
+    search = Search(scaled, weighted, metric, tolerance)
     low_rank_codes = search.run(tolerance * _MARGIN, FLOOR * keys * values * 32)
     modes = torch.full((heads,), LOW_RANK, dtype=torch.uint8, device=states.device)
     bits, errors = low_rank_codes.bits.clone(), low_rank_codes.errors.clone()
@@ -140,6 +132,24 @@ def _encode_heads(
     exact = extreme | bits.isinf()
     modes[exact], errors[exact] = FLOAT32, 0.0
     return _collect(states, scaled, modes, exponents, low_rank_codes), errors
+
+
+def _scale(states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """States divided by a power of two, its exponents [heads], and which heads are too large or
+    small for one, and 0 here; refuses numbers that are not finite."""
+    norms = torch.linalg.vector_norm(states, dim=(1, 2))
+    exponents = torch.zeros(len(states), dtype=torch.int8, device=states.device)
+    if bool(((norms > 2**-8) & (norms < 2**8)).all()):
+        return states, exponents, exponents.bool()
+    largest = torch.maximum(states.amax((1, 2)), -states.amin((1, 2)))
+    if not bool(torch.isfinite(largest).all()):
+        raise StatetrimError("a state holds numbers that are not finite, so it is not coded")
+    needed = torch.frexp(largest).exponent
+    extreme = needed.abs() > MAX_EXPONENT  # such a state is stored as it is
+    exponents = torch.where(extreme, 0, needed).to(torch.int8)
+    scaled = states * torch.exp2(-exponents.float()).reshape(-1, 1, 1)
+    scaled[extreme] = 0
+    return scaled, exponents, extreme
 
 
 def rounded(states: Tensor, mode: int) -> Tensor:
@@ -174,10 +184,12 @@ def _collect(
         widths=low_rank_codes.widths[used],
         steps=low_rank_codes.steps[used],
     )
-    codes = low_rank_codes.codes[used]
-    for width in WIDTHS:
-        if bool((heads.widths == width).any()):
-            heads.codes[width] = codes[heads.widths == width]
+    by_width = used.flatten().nonzero().flatten()[torch.argsort(heads.widths, stable=True)]
+    codes = low_rank_codes.codes.flatten(0, 1).index_select(0, by_width)
+    counts = torch.bincount(heads.widths, minlength=WIDTHS.stop).tolist()
+    for width, chosen in enumerate(torch.split(codes, counts)):
+        if len(chosen):
+            heads.codes[width] = chosen
     for bits in DENSE:
         if bool((modes == bits).any()):
             steps, row_codes = _round_rows(scaled[modes == bits], bits)

@@ -51,14 +51,13 @@ class HeadCodes:
         ranks[self.modes == LOW_RANK] = self.ranks
         rank = int(ranks.max()) if len(ranks) else 0
         used = torch.arange(rank, device=ranks.device) < ranks.unsqueeze(1)
-        heads, places = used.nonzero(as_tuple=True)
-        rows = torch.zeros(len(ranks), rank, self.keys + self.values, device=ranks.device)
+        rows = torch.zeros(used.numel(), self.keys + self.values, device=ranks.device)
         if self.codes:
             order = torch.argsort(self.widths, stable=True)
             codes = torch.cat(list(self.codes.values()))
             decoded = dequantize(codes, self.widths[order], self.steps[order])
-            rows[heads[order], places[order]] = decoded
-        return rows
+            rows.index_copy_(0, used.flatten().nonzero().flatten()[order], decoded)
+        return rows.reshape(*used.shape, self.keys + self.values)
 
     def decode(self) -> Tensor:
         """States [heads, keys, values], float32."""
@@ -76,6 +75,8 @@ class HeadCodes:
 
 def join(parts: Sequence[HeadCodes]) -> HeadCodes:
     """The codes of several groups of heads as one."""
+    if len(parts) == 1:
+        return parts[0]
     joined: dict[str, Any] = {}
     for name in ("modes", "exponents", "ranks", "widths", "steps"):
         joined[name] = torch.cat([getattr(part, name) for part in parts])
@@ -104,18 +105,16 @@ def parse(payload: Tensor, shape: tuple[int, int, int], device: torch.device) ->
     count, keys, values = shape
     reader = _Reader(payload, device)
     modes, exponents = reader.take(count, torch.uint8), reader.take(count, torch.int8)
-    reader.require(bool(torch.isin(modes, torch.tensor(MODES).to(modes)).all()), "modes")
+    of_mode = torch.bincount(modes, minlength=MODES[-1] + 1).tolist()
+    reader.require(sum(of_mode[mode] for mode in MODES) == count, "modes")
     reader.require(bool((exponents.abs() <= MAX_EXPONENT).all()), "exponents")
-    ranks = reader.take(int((modes == LOW_RANK).sum()), torch.uint8)
+    ranks = reader.take(of_mode[LOW_RANK], torch.uint8)
     components = int(ranks.sum())
     widths = reader.take_packed(components, 4)
-    allowed = torch.tensor(list(WIDTHS)).to(widths)
-    reader.require(bool(torch.isin(widths, allowed).all()), "widths")
+    of_width = torch.bincount(widths, minlength=WIDTHS.stop).tolist()
+    reader.require(sum(of_width[width] for width in WIDTHS) == components, "widths")
     steps = reader.take_steps(components)
     heads = HeadCodes(keys, values, modes, exponents, ranks, widths, steps)
-    of_width, of_mode = (
-        torch.bincount(x, minlength=MODES[-1] + 1).tolist() for x in (widths, modes)
-    )
     for width in WIDTHS:
         if number := of_width[width]:
             codes = reader.take_packed(number * (keys + values), width)
@@ -168,25 +167,20 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     """uint8 codes below 2**bits, of any shape, as bytes; `bits` is at most 8."""
     flat = codes.flatten()
     eighths = torch.nn.functional.pad(flat, (0, -len(flat) % 8)).reshape(8, -1)
-    first, shifts = _places(bits, codes.device)
-    shifted = eighths.short() << shifts
-    rows = torch.zeros(bits + 1, eighths.shape[1], dtype=torch.int16, device=codes.device)
-    rows.index_add_(0, first, shifted & 255).index_add_(0, first + 1, shifted >> 8)
-    return rows[:bits].byte().flatten()
+    words = (eighths.long() << _shifts(bits, codes.device)).sum(0)
+    return words.view(torch.uint8).reshape(-1, 8)[:, :bits].T.flatten()
 
 
 def unpack(packed: Tensor, count: int, bits: int) -> Tensor:
     """The first `count` codes, uint8, of bytes that `pack` made."""
-    rows = packed.reshape(bits, -1).short()
-    first, shifts = _places(bits, packed.device)
-    both = rows[first] | rows[(first + 1).clamp_max(bits - 1)] << 8
-    codes: Tensor = (both >> shifts) & (2**bits - 1)
+    rows = packed.reshape(bits, -1)
+    words = torch.zeros(rows.shape[1], 8, dtype=torch.uint8, device=packed.device)
+    words[:, :bits] = rows.T
+    codes: Tensor = (words.view(torch.int64).T >> _shifts(bits, packed.device)) & (2**bits - 1)
     return codes.byte().flatten()[:count]
 
 
 @cache
-def _places(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The first byte [8] of each of eight codes that share `bits` bytes, and its bit in it, int16
-    [8, 1]."""
-    start = bits * torch.arange(8, device=device)
-    return start // 8, (start % 8).short().unsqueeze(1)
+def _shifts(bits: int, device: torch.device) -> Tensor:
+    """The first bit [8, 1] of each of eight codes in a word whose first `bits` bytes are stored."""
+    return bits * torch.arange(8, device=device).unsqueeze(1)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 WIDTHS = range(3, 9)  # bits of a component's codes
 MAX_RANK = 255
@@ -35,7 +36,7 @@ class LowRank:
 
 def levels(widths: Tensor) -> Tensor:
     """The largest magnitude of codes of each width, float32; 0 for width 0."""
-    return torch.where(widths > 0, 2.0 ** (widths.float() - 1) - 1, 0.0)
+    return (torch.exp2(widths.float() - 1) - 1).clamp_min(0)
 
 
 def product(rows: Tensor, keys: int) -> Tensor:
@@ -53,21 +54,20 @@ class Search:
     """Finds for each head the largest threshold on a grid whose decoded code meets the bound."""
 
     def __init__(
-        self, states: Tensor, weighted: Tensor, metric: Tensor | None, vectors: Tensor
+        self, states: Tensor, weighted: Tensor, metric: Tensor | None, tolerance: float
     ) -> None:
-        """States and metric x states [heads, keys, values], and right vectors [heads, rank,
-        values] of the latter."""
+        """States and metric x states [heads, keys, values]."""
         self.weighted, self.metric = weighted, metric
         self.norm = torch.linalg.vector_norm(weighted, dim=(1, 2))
         self.keys, self.values = states.shape[1:]
-        left = (states @ vectors.mT).mT
-        weighted_left = left if metric is None else left @ metric.mT
+        vectors, weighted_left = right_vectors(weighted, self.norm, tolerance)
+        left = weighted_left if metric is None else vectors @ states.mT
         self.sigma = weighted_left.norm(dim=-1)
         largest_left, largest_right = _largest(left), _largest(vectors)
         ratio = (largest_right / largest_left.clamp_min(1e-30)).sqrt().unsqueeze(-1)
         right = torch.where(ratio > 0, vectors / ratio, 0.0)
         self.rows = torch.cat([left * ratio, right], -1)
-        self.largest = _largest(self.rows)
+        self.largest = (largest_left * largest_right).sqrt()
         # The error of rounding to a step of `largest`, one level on either side.
         trace = torch.full_like(self.norm, self.keys)
         if metric is not None:
@@ -79,27 +79,19 @@ class Search:
     def run(self, tolerance: float, floor_bits: float) -> LowRank:
         """The coarsest code of each head within `tolerance`, and not below `floor_bits` if it has
         enough components."""
-        heads, rank = self.sigma.shape
-        device = self.sigma.device
+        heads, device = len(self.sigma), self.sigma.device
         steps = torch.arange(_COARSEST, _FINEST + 1, device=device)
         grid = tolerance * 2.0 ** (-steps / _STEPS_PER_OCTAVE)
         widths = _widths(self.sigma, self.noise, grid.reshape(-1, 1, 1) * self.norm.unsqueeze(-1))
         estimates = self._estimate(widths)  # [grid, heads]
         coarsest = _first(self._count_bits(widths) >= floor_bits)
         index = _first(estimates <= tolerance).maximum(coarsest)
-        best = LowRank(
-            torch.zeros(heads, rank, dtype=torch.uint8, device=device),
-            torch.zeros(heads, rank, dtype=torch.float16, device=device),
-            torch.zeros(heads, rank, self.keys + self.values, dtype=torch.uint8, device=device),
-            torch.full((heads,), torch.inf, device=device),
-            torch.zeros(heads, device=device),
-        )
-        active = torch.arange(heads, device=device)
-        while len(active):
+        best, active = None, torch.arange(heads, device=device)
+        while best is None or len(active):
             at = index[active]
             tried = self._quantize(active, widths[at, active])
             met = tried.errors <= tolerance
-            self._keep(best, active[met], tried, met)
+            best = self._keep(best, active, tried, met)
             # After a success, coarser if the estimate promises another; after a failure, finer.
             promised = estimates[(at - 1).clamp_min(0), active] * tried.errors
             better = promised <= tolerance * estimates[at, active]
@@ -109,19 +101,27 @@ class Search:
             active = active[coarser | finer]
         return best
 
-    def _keep(self, best: LowRank, heads: Tensor, tried: LowRank, met: Tensor) -> None:
-        """Put the codes of `heads`, those of `tried` where `met`, into `best`."""
-        rank = tried.widths.shape[1]
-        for name in ("widths", "steps", "codes"):
-            stored, chosen = getattr(best, name), getattr(tried, name)[met]
-            stored[heads, :rank] = chosen
-            stored[heads, rank:] = 0
-        best.bits[heads], best.errors[heads] = tried.bits[met], tried.errors[met]
+    def _keep(self, best: LowRank | None, heads: Tensor, tried: LowRank, met: Tensor) -> LowRank:
+        """`best` with the codes of `tried`, which are of `heads`, where `met`; the first are of all
+        heads."""
+        missing = self.sigma.shape[1] - tried.widths.shape[1]
+        padded = LowRank(
+            pad(tried.widths, (0, missing)),
+            pad(tried.steps, (0, missing)),
+            pad(tried.codes, (0, 0, 0, missing)),
+            torch.where(met, tried.bits, torch.inf),
+            tried.errors,
+        )
+        if best is None:
+            return padded
+        for name in ("widths", "steps", "codes", "bits", "errors"):
+            getattr(best, name).index_copy_(0, heads[met], getattr(padded, name)[met])
+        return best
 
     def _estimate(self, widths: Tensor) -> Tensor:
         """Relative errors [grid, heads], if rounding errors were independent."""
-        rounding = self.noise / levels(widths).clamp_min(1)
-        squares = torch.where(widths > 0, rounding, self.sigma).square().sum(-1)
+        coded, rounding = widths > 0, self.noise / levels(widths).clamp_min(1)
+        squares = (rounding.square() * coded + self.sigma.square() * ~coded).sum(-1)
         outside = (self.norm.square() - self.sigma.square().sum(-1)).clamp_min(0)
         return relative((squares + outside).sqrt(), self.norm)
 
@@ -132,13 +132,15 @@ class Search:
     def _quantize(self, heads: Tensor, widths: Tensor) -> LowRank:
         """Round the components of `heads`, decode them and measure the error."""
         every = len(heads) == len(self.norm)
-        weighted = self.weighted if every else self.weighted[heads]
+        rows, weighted = self.rows, self.weighted
+        if not every:
+            rows, weighted = rows[heads], weighted[heads]
         rank = int((widths > 0).sum(1).max())
         widths = widths[:, :rank]
         limit = levels(widths).unsqueeze(-1)
         steps = (self.largest[heads, :rank] / limit.squeeze(-1).clamp_min(1)).half()
         safe = torch.where(steps > 0, steps, 1).float().unsqueeze(-1)
-        rounded = (self.rows[heads, :rank] / safe).round_().clamp_(-limit, limit)
+        rounded = (rows[:, :rank] / safe).round_().clamp_(-limit, limit)
         codes = (rounded + limit).byte()
         decoded = dequantize(codes, widths, steps)
         left = decoded[..., : self.keys]
@@ -164,7 +166,7 @@ def _widths(sigma: Tensor, noise: Tensor, threshold: Tensor) -> Tensor:
     bits = (torch.log2(noise / threshold.clamp_min(1e-30) + 1) + WIDTHS.start).floor()
     bits = bits.clamp(max=WIDTHS.stop - 1)
     kept = (sigma > 0.7 * threshold) & (torch.arange(sigma.shape[-1]).to(sigma) < MAX_RANK)
-    return torch.where(kept, bits, 0).byte()
+    return (bits * kept).byte()
 
 
 def relative(error: Tensor, norm: Tensor) -> Tensor:
@@ -172,26 +174,27 @@ def relative(error: Tensor, norm: Tensor) -> Tensor:
     return torch.where(error > 0, error / norm.clamp_min(torch.finfo(norm.dtype).tiny), 0.0)
 
 
-def right_vectors(matrices: Tensor, tolerance: float) -> Tensor:
+def right_vectors(matrices: Tensor, norms: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
     """Orthonormal rows [heads, rank, columns], strongest first, which span each of `matrices`
-    [heads, rows, columns] up to about half of the relative `tolerance`."""
+    [heads, rows, columns] of these norms up to about half of the relative `tolerance`, and their
+    images [heads, rank, rows]."""
     heads, rows, columns = matrices.shape
     if min(rows, columns) < _MIN_SKETCHED:
-        return _exact(matrices)
-    vectors = matrices.new_zeros(heads, 0, columns)
+        vectors = _exact(matrices)
+        return vectors, vectors @ matrices.mT
+    vectors, images = matrices.new_zeros(heads, 0, columns), matrices.new_zeros(heads, 0, rows)
     todo = torch.arange(heads, device=matrices.device)
-    energy = torch.linalg.vector_norm(matrices, dim=(1, 2)).square()
-    generator = torch.Generator().manual_seed(0)
-    for share in _SKETCH_SHARES:
-        guess = torch.randn(columns // share, columns, generator=generator).to(matrices)
+    for share in (*_SKETCH_SHARES, 1):
         remaining = matrices if len(todo) == heads else matrices[todo]
-        replacement, captured = _sketched(remaining, guess.expand(len(todo), -1, -1))
-        vectors = _set_rows(vectors, todo, replacement)
-        missed = energy[todo] - captured > (_MISSED * tolerance) ** 2 * energy[todo]
-        todo = todo[missed]
+        replacement = _exact(remaining) if share == 1 else _sketched(remaining, columns // share)
+        image = replacement @ remaining.mT
+        vectors, images = _set_rows(vectors, todo, replacement), _set_rows(images, todo, image)
+        captured = image.flatten(1).norm(dim=1).square()
+        spans = captured >= (1 - (_MISSED * tolerance) ** 2) * norms[todo].square()
+        todo = todo[~spans]
         if not len(todo):
-            return vectors
-    return _set_rows(vectors, todo, _exact(matrices[todo]))
+            break
+    return vectors, images
 
 
 def _exact(matrices: Tensor) -> Tensor:
@@ -206,19 +209,29 @@ def _exact(matrices: Tensor) -> Tensor:
     return (right / lengths.clamp_min(1e-300)).to(matrices)
 
 
-def _sketched(matrices: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
-    """Approximate right singular vectors from one step of subspace iteration, and the energy
-    [heads] that they capture. QR, because Cholesky fails on states, which lack rank."""
-    basis = torch.linalg.qr(matrices.mT @ (matrices @ guess.mT)).Q
-    image = matrices @ basis
-    energies, rotation = torch.linalg.eigh(image.mT @ image)
-    vectors = rotation.mT.flip(1) @ basis.mT
-    return vectors, energies.clamp_min(0).sum(1)
+def _sketched(matrices: Tensor, rank: int) -> Tensor:
+    """Approximate right singular vectors from one step of subspace iteration."""
+    guess = torch.randn(matrices.shape[2], rank, generator=torch.Generator().manual_seed(0))
+    image = (matrices @ guess.to(matrices)).mT
+    # States lack rank, so with the ridge this basis of rows is orthonormal in the strong directions
+    # only. The vectors are orthogonal whatever it is.
+    gram = image @ image.mT
+    ridge = 1e-6 * gram.diagonal(dim1=1, dim2=2).sum(1, keepdim=True).clamp_min(1e-30)
+    factor = torch.linalg.cholesky_ex(gram + torch.diag_embed(ridge.expand(-1, rank))).L
+    spanned = torch.linalg.solve_triangular(factor, image, upper=False) @ matrices
+    exact = spanned.double()
+    rotation = torch.linalg.eigh(exact @ exact.mT).eigenvectors
+    vectors = rotation.mT.flip(1).to(spanned) @ spanned
+    lengths = vectors.norm(dim=-1, keepdim=True)
+    kept = lengths > 1e-3 * lengths[:, :1]  # in float32, weaker ones are errors of the strongest
+    normalized: Tensor = vectors * (kept / lengths.clamp_min(1e-30))
+    return normalized
 
 
 def _set_rows(vectors: Tensor, heads: Tensor, replacement: Tensor) -> Tensor:
     """`vectors` with those of `heads` replaced, filled up with zeros to one rank."""
+    if len(heads) == len(vectors):
+        return replacement
     missing = replacement.shape[1] - vectors.shape[1]
-    vectors = torch.nn.functional.pad(vectors, (0, 0, 0, max(0, missing)))
-    vectors[heads] = torch.nn.functional.pad(replacement, (0, 0, 0, max(0, -missing)))
-    return vectors
+    replacement = pad(replacement, (0, 0, 0, max(0, -missing)))
+    return pad(vectors, (0, 0, 0, max(0, missing))).index_copy_(0, heads, replacement)
