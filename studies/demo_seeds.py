@@ -94,12 +94,13 @@ def run_trim(seed: int) -> dict[str, Any]:
         app([*shlex.split(command), "--seed", str(seed)], standalone_mode=False)
     scores, cut = Scores.load(Path("OUT/statetrim/scores.json")), open_checkpoint(Path("OUT"))
     models = {}
-    for name in scores.models:
-        models[name] = summary(
+    original, final = scores.models[:2]
+    for label, name in (("MODEL", original), ("OUT", final), ("rand", "rand")):
+        models[label] = summary(
             scores.find(name, "text", "perplexity").value,
             scores.find(name, "mqar", "accuracy").value,
-            task_losses(scores, name) if name != "MODEL" else [],
-            ship_verdict(scores, name, cut) if name == "OUT" else None,
+            task_losses(scores, name) if name != original else [],
+            ship_verdict(scores, name, cut) if name == final else None,
         )
     return {"shape": cut.geometry.shape.replace(" x ", "x"), "models": models}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -58,7 +57,7 @@ def run_story(
     from ..pipelines.demo.story import run
 
     logging.getLogger("statetrim").setLevel(logging.ERROR)
-    torch.set_num_threads(min(2, os.cpu_count() or 1))  # more are slower on matrices this small
+    torch.set_num_threads(min(2, torch.get_num_threads()))  # more are slower on matrices this small
 
     def run_command(words: list[str]) -> None:
         if verbose:
