@@ -20,7 +20,8 @@ from statetrim.snapshots.snapshot import Code
 
 PLAIN = "float32"
 CODES: tuple[tuple[Code, str], ...] = (
-    (PLAIN, "none"), (0.05, "none"), (0.05, DEFAULT), ("int8", "none"),
+    (PLAIN, "none"), ("int8", "none"), ("int4", "none"),
+    (0.05, "none"), (0.1, "none"), (0.05, DEFAULT), (0.1, DEFAULT),
 )  # fmt: skip
 
 
@@ -36,6 +37,7 @@ def loss(original: Study, cut: Study, code: Code, metric: str) -> Row:
     ]
     share = sum(x.share for x in copies) / len(copies) if copies else 1.0
     return {
+        "of": original.name,
         "share": share * numbers[1] / numbers[0],
         **cut.text_changes(exact, read),
         f"recall {PAIRS}": change(exact_recall, cut.recall(kept, metrics, PAIRS)),

@@ -11,6 +11,7 @@ from typing import Any
 
 from arguments import path_parser
 from compare_snapshots import DEFAULT
+from compare_snapshots_cuts import CODES
 
 Row = dict[str, Any]
 Cell = Callable[[list[Row]], str]
@@ -34,8 +35,10 @@ def change(figure: str, digits: int) -> Cell:
 
 def divergence(rows: list[Row]) -> str:
     """KL in thousandths, to two digits."""
-    low, middle, high = (1000 * mean([row["kl"][n] for row in rows]) for n in (1, 0, 2))
-    return f"{middle:.2g} ({low:.2g} to {high:.2g})"
+    low, middle, high = (
+        float(f"{1000 * mean([row['kl'][n] for row in rows]):.2g}") for n in (1, 0, 2)
+    )
+    return f"{middle:g} ({low:g} to {high:g})"
 
 
 def share(figure: str) -> Cell:
@@ -62,6 +65,7 @@ CODE: dict[str, Cell] = {
     "code": lambda rows: code_name(rows[0]),
 }
 BYTES: dict[str, Cell] = {"states": share("share")}
+OF_ORIGINAL: dict[str, Cell] = {"states, of the original's": share("share")}
 KL: dict[str, Cell] = {"KL, 0.001 nats": divergence}
 LOSSES = KL | {"NLL, nats": change("nll", 4), "recall, points": change("recall 32", 1)}
 SPEECH = KL | {"frames of another class, %": change("other class", 2)}
@@ -88,6 +92,11 @@ def by_metric(row: Row) -> bool:
     return row["code"] in (0.05, 0.1)
 
 
+def with_cuts(row: Row) -> bool:
+    """Cuts, and the original in the codes that cuts are measured in."""
+    return (row["code"], row["metric"]) in CODES
+
+
 TABLES: dict[str, tuple[str, Callable[[Row], bool], dict[str, Cell]]] = {
     "codes": ("frontier", by_code, CODE | BYTES | {"rank": rank} | LOSSES | SEEDS),
     "metrics": ("frontier", by_metric, METRIC | LOSSES),
@@ -95,18 +104,20 @@ TABLES: dict[str, tuple[str, Callable[[Row], bool], dict[str, Cell]]] = {
     "lengths": ("lengths", by_code, CODE | {name: share_at(name) for name in LENGTHS}),
     "speech": ("audio", by_code, CODE | BYTES | {"rank": rank} | SPEECH | SEEDS),
     "speech metrics": ("audio", by_metric, METRIC | SPEECH),
-    "cuts": ("cut", by_code, CODE | {"states, of the original's": share("share")} | LOSSES | SEEDS),
+    "cuts": ("cut frontier", with_cuts, CODE | OF_ORIGINAL | LOSSES | SEEDS),
 }  # fmt: skip
 
 
 def table(rows: list[Row], columns: dict[str, Cell]) -> str:
-    """One line for each model, code and metric, the largest copies first."""
+    """One line for each model, code and metric, the largest copies first; cuts with their
+    original."""
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["model"], str(row["code"]), row["metric"]), []).append(row)
 
     def order(seeds: list[Row]) -> tuple[str, float]:
-        return seeds[0]["model"], -mean([row.get("share", 0.0) for row in seeds])
+        model = seeds[0]["of" if "of" in seeds[0] else "model"]
+        return model, -mean([row.get("share", 0.0) for row in seeds])
 
     lines = [
         [cell(seeds) for cell in columns.values()] for seeds in sorted(groups.values(), key=order)
@@ -120,8 +131,8 @@ def main() -> None:
     options = path_parser(__doc__, "results", "document").parse_args()
     rows = [json.loads(line) for line in options.results.read_text().splitlines()]
     text = options.document.read_text()
-    for place, (part, chosen, columns) in TABLES.items():
-        body = table([row for row in rows if row["part"] == part and chosen(row)], columns)
+    for place, (parts, chosen, columns) in TABLES.items():
+        body = table([row for row in rows if row["part"] in parts.split() and chosen(row)], columns)
         start, _, rest = text.partition(f"<!-- {place} -->")
         end = rest.partition("<!-- end -->")[2]
         text = f"{start}<!-- {place} -->\n\n{body}\n\n<!-- end -->{end}"
