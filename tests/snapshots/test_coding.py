@@ -14,7 +14,16 @@ from helpers.coded_states import low_rank_bits, read_low_rank
 from statetrim.errors import StatetrimError
 from statetrim.snapshots import low_rank
 from statetrim.snapshots.coding import Coded, decode, encode, measure
-from statetrim.snapshots.layout import BFLOAT16, DENSE, FLOAT32, LOW_RANK, pack, packed_size, unpack
+from statetrim.snapshots.layout import (
+    BFLOAT16,
+    DENSE,
+    FLOAT32,
+    LOW_RANK,
+    pack,
+    packed_size,
+    unpack,
+    write,
+)
 
 
 def decaying(heads: int, keys: int, values: int, rank: float = 3.0, seed: int = 0) -> Tensor:
@@ -64,6 +73,7 @@ def test_the_bound_holds(
     assert coded.nbytes <= heads * (keys * values * 4 + 3) + 8
     again = Coded(coded.shape, coded.payload.clone())
     assert torch.equal(decode(again), decode(coded))
+    assert torch.equal(write(again.codes), coded.payload)
     assert torch.equal(encode(states, tolerance, metric).payload, coded.payload)
 
 
