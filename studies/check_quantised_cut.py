@@ -1,7 +1,7 @@
 """`evaluate` and `verify` a model and its cut as public tools quantised them.
 
-    python studies/check_quantised_cut.py MODEL --work DIR --text TEXT --results FILE \
-        --tools PYTHON --llamacpp PYTHON
+    python studies/check_quantised_cut.py --work DIR --text TEXT --results FILE --tools PYTHON \
+        --llamacpp PYTHON
 
 DIR holds what `quantise_cut.py` wrote. `evaluate` measures every checkpoint against the original in
 16 bits. `verify` runs the cut and the original of each tool in transformers, in the environment of
@@ -30,7 +30,7 @@ VERIFIED: dict[str, Any] = {"count": 4, "length": 64, "generate": 8, "progress":
 
 def main() -> None:
     """Run what the results lack, and write them after every row."""
-    parser = study_parser(__doc__, "model", "work", "text", "results", "tools", "llamacpp")
+    parser = study_parser(__doc__, "work", "text", "results", "tools", "llamacpp")
     options = parser.parse_args()
     rows: dict[str, Any] = {}
     if options.results.exists():
@@ -55,11 +55,11 @@ def save(rows: dict[str, Any], path: Path) -> None:
 
 
 def outcome(step: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """What the step gave, or the sentence with which it was refused."""
+    """What the step gave, or the sentence with which it was refused, without the directory."""
     try:
         return step(*arguments)
     except st.StatetrimError as refusal:
-        return {"refused": str(refusal)}
+        return {"refused": str(refusal).replace(f"{arguments[-1].work}/", "")}
 
 
 def evaluate(original: Path, cut: Path, options: Any) -> dict[str, Any]:

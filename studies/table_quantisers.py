@@ -61,13 +61,13 @@ def share(verified: Row, name: str) -> str:
 
 
 def sentences(rows: dict[str, Row]) -> str:
-    """The distinct sentences of refusals, without paths."""
+    """The distinct sentences of refusals, without names of checkpoints."""
     refusals: list[str] = []
     for steps in rows.values():
         for step in steps.values():
             refusals += [step["refused"]] if "refused" in step else []
             refusals += step.get("refusals", {}).values()
-    cleaned = [re.sub(r"\S*/(original|cut)-\S+", "MODEL", text) for text in refusals]
+    cleaned = [re.sub(r"\b(original|cut)-\S+", "MODEL", text) for text in refusals]
     return "\n".join(f"- `{text.replace('`', '')}`" for text in dict.fromkeys(cleaned))
 
 
