@@ -10,9 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_FP4_VALUES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-_FP4_MIDPOINTS = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
-_FP4_SIGN = 8
+_FP4_MAGNITUDES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+_FP4_VALUES = torch.cat([_FP4_MAGNITUDES, -_FP4_MAGNITUDES])
+# Halfway between two magnitudes the one with the even code is nearest.
+_FP4_MIDPOINTS = (_FP4_MAGNITUDES[1:] + _FP4_MAGNITUDES[:-1]) / 2
+_FP4_MIDPOINTS[1::2] = _FP4_MIDPOINTS[1::2].nextafter(torch.zeros(()))
 _INT4_OFFSET = 8
 
 
@@ -57,17 +59,12 @@ def _encode_int4(values: Tensor) -> Tensor:
 
 
 def _encode_fp4(values: Tensor) -> Tensor:
-    magnitudes = values.abs()
-    codes = torch.bucketize(magnitudes, _FP4_MIDPOINTS)
-    # Halfway between two values the one with the even code is nearest.
-    halfway = torch.isin(magnitudes, _FP4_MIDPOINTS)
-    codes += halfway & (codes % 2 == 1)
-    return (codes + _FP4_SIGN * values.signbit()).to(torch.uint8)
+    codes = torch.bucketize(values.abs(), _FP4_MIDPOINTS, out_int32=True)
+    return (codes + len(_FP4_MAGNITUDES) * values.signbit()).to(torch.uint8)
 
 
 def _decode_fp4(codes: Tensor) -> Tensor:
-    magnitudes = _FP4_VALUES[(codes % _FP4_SIGN).long()]
-    return torch.where(codes >= _FP4_SIGN, -magnitudes, magnitudes)
+    return _FP4_VALUES.index_select(0, codes.flatten().int()).view(codes.shape)
 
 
 FP8 = Element(
