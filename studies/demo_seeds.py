@@ -31,6 +31,15 @@ from statetrim.commands.demo import muted, run_story
 from statetrim.judging.losses import Loss, task_losses
 from statetrim.judging.verdict import Verdict
 from statetrim.pipelines.demo.material import write_model, write_text
+from statetrim.pipelines.demo.story import (
+    MEASURED_FROM,
+    ORIGINAL,
+    QUARTER,
+    RANDOM,
+    RECOVERY,
+    SAMPLES,
+    steps,
+)
 from statetrim.serving.deployment import ship_verdict
 from statetrim.storage.checkpoint import open_checkpoint
 from statetrim.tasks import recall
@@ -51,7 +60,7 @@ def main() -> None:
     stock = recall.associations
     for seed in arguments.seeds:
         entry = entries.setdefault(str(seed), {})
-        for name, run in (("demo", run_demo), ("trim", run_trim)):
+        for name, run in (("demo", run_demo), ("recovered", run_recovery), ("trim", run_trim)):
             if name in entry:
                 continue
             # `evaluate` has no seed: everybody measures the same sequences.
@@ -83,6 +92,35 @@ def run_demo(seed: int) -> dict[str, Any]:
         for name, answered in result.answers.items()
     }
     return {"used": round(result.used_share, 3), "answers": answers, "models": models}
+
+
+def run_recovery(seed: int) -> dict[str, Any]:
+    """What is left of the loss of QUARTER after the recovery that the demo proposes."""
+    write_model(Path(ORIGINAL))
+    write_text(Path("text.jsonl"), seed)
+    commands = [
+        *calibrate_and_cut([QUARTER, RANDOM], seed),
+        f"recover {QUARTER} --teacher {ORIGINAL} {RECOVERY} --seed {seed} -o RECOVERED",
+        f"evaluate RECOVERED {RANDOM} --baseline {ORIGINAL} --tasks text,mqar --text text.jsonl "
+        f"--skip {MEASURED_FROM} --limit {SAMPLES} -o scores.json",
+    ]
+    with muted(True):
+        for command in commands:
+            app(shlex.split(command), standalone_mode=False)
+    scores, name = Scores.load(Path("scores.json")), "RECOVERED"
+    verdict = ship_verdict(scores, name, open_checkpoint(Path(name)))
+    perplexity = scores.find(name, "text", "perplexity").value
+    recall = scores.find(name, "mqar", "accuracy").value
+    return {"models": {name: summary(perplexity, recall, task_losses(scores, name), verdict)}}
+
+
+def calibrate_and_cut(names: Sequence[str], seed: int) -> list[str]:
+    """The demo's commands that make these cuts."""
+    commands = [command for step in steps(seed) for command in step.commands]
+    own = [f"calibrate {ORIGINAL} "]
+    for name in names:
+        own += [f" {name}.json", f" {name}-"]
+    return [command for command in commands if any(part in command for part in own)]
 
 
 def run_trim(seed: int) -> dict[str, Any]:
@@ -123,7 +161,9 @@ def summary(
 
 def demo_table(entries: dict[str, Any]) -> str:
     """A row per model: smallest, mean and largest figure over the seeds, and its verdicts."""
-    demos = [entry["demo"] for entry in entries.values()]
+    demos = [{**entry["demo"]} for entry in entries.values()]
+    for demo, entry in zip(demos, entries.values(), strict=True):
+        demo["models"] = {**demo["models"], **entry["recovered"]["models"]}
     lines = ["| model | perplexity, % lost | recall, % | answers of 26 | verdict |"]
     lines.append("| --- | ---: | ---: | ---: | --- |")
     for name in demos[0]["models"]:
