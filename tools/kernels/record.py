@@ -117,6 +117,8 @@ def table_of_checks(lines: list[Line]) -> str:
 
 
 def table_of_shapes(lines: list[Line]) -> str:
+    # Runs with planted faults repeat the one without.
+    runs = {(line["steps"], line["shape"], line.get("fault")): line for line in lines}
     rows = [
         [
             line["steps"],
@@ -127,7 +129,7 @@ def table_of_shapes(lines: list[Line]) -> str:
             len(line["kernels"]),
             line["cpu_seconds"],
         ]
-        for line in lines
+        for line in runs.values()
     ]
     header = ("kernels of", "shape", "planted fault", "largest difference", "refused", "kernels")
     return markdown_table([*header, "CPU s"], rows)
