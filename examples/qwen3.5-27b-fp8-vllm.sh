@@ -6,7 +6,7 @@ set -euo pipefail
 pip install "statetrim[models]"
 
 # Look before you cut
-statetrim inspect Qwen/Qwen3.5-27B-FP8 --to 64x64
+statetrim inspect Qwen/Qwen3.5-27B-FP8 --to 64x64 --memory-gib 40 --kv-dtype fp8
 statetrim inspect Qwen/Qwen3.5-27B --to 64x64
 
 # Plan on the 16-bit model

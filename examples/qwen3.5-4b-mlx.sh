@@ -6,7 +6,7 @@ set -euo pipefail
 pip install "statetrim[models]" mlx-lm
 
 # Look before you cut
-statetrim inspect Qwen/Qwen3.5-4B --to 64x64
+statetrim inspect Qwen/Qwen3.5-4B --to 64x64 --engine mlx --memory-gib 8
 statetrim trim Qwen/Qwen3.5-4B --to 64x64 --for mlx --text text.jsonl -o OUT --dry-run
 
 # Cut and measure

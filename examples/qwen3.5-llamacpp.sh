@@ -6,7 +6,7 @@ set -euo pipefail
 pip install "statetrim[models]"
 
 # Look before you cut
-statetrim inspect Qwen/Qwen3.5-27B --to 64x64
+statetrim inspect Qwen/Qwen3.5-27B --to 64x64 --engine llamacpp --memory-gib 16
 statetrim trim Qwen/Qwen3.5-27B --to 64x64 --for llamacpp --text text.jsonl --device-map auto -o OUT --dry-run
 
 # Cut and measure
