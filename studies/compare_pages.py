@@ -4,14 +4,17 @@
 
 The widths are those that `trim --by-layer` would choose: every layer is cut alone to half and a
 quarter of each axis, and layers take whole pages of the narrowest. Kernels are taken to serve every
-shape. Each cut is refitted and measured as in compare_uneven.py, whose uniform cuts are the
-comparison. A line per cut is added to the results; lines that exist are not measured again.
+shape. A wide layer has at most as many parts as heads, and small models have few: `--heads 16`
+chooses as for a model with 16. Each cut is refitted and measured as in compare_uneven.py, whose
+uniform cuts are the comparison. A line per cut is added to the results; lines that exist are not
+measured again.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import torch
 
@@ -21,14 +24,13 @@ from compare_uneven import CALIBRATION, ByLayerEvaluator, collect_statistics
 from statetrim.selection.allocate import allocate_in_pages
 from statetrim.serving.capacity.parts import Paging
 
-SHARES = (1 / 2, 1 / 4)
 WIDTHS = (1 / 2, 1 / 4)
 
 
 def main() -> None:
     parser = study_parser(
         __doc__, "model", "text", "test", "work", results="results/pages.jsonl",
-        seeds=[0, 1], windows=64, pairs=[16, 32, 63],
+        seeds=[0, 1], windows=64, pairs=[16, 32, 63], heads=0, shares=[1 / 2, 1 / 4],
     )  # fmt: skip
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -36,6 +38,8 @@ def main() -> None:
     name = model.path.resolve().name
     kv_cache = model.family.kv_cache_size(model.config, model.geometry)
     paging = Paging.of(model.geometry, kv_cache.layers if kv_cache else 0)
+    if options.heads:
+        paging = replace(paging, key_heads=options.heads, value_heads=options.heads)
     evaluator = ByLayerEvaluator(model, options.test, options.windows, options.pairs)
     for seed in options.seeds:
         skip = seed * 2**17  # another part of the text
@@ -49,8 +53,9 @@ def main() -> None:
                 model, options.text, widths=WIDTHS, windows=32, rows=16, skip=skip, out=path
             )
         )
-        for share in SHARES:
+        for share in options.shares:
             row = {"model": name, "seed": seed, "kind": "pages", "share": share}
+            row["heads"] = paging.value_heads
             lines = options.results.read_text().splitlines() if options.results.exists() else []
             if any(row.items() <= json.loads(line).items() for line in lines):
                 continue
