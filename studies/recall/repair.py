@@ -1,10 +1,11 @@
-"""What training recovers of a uniform cut: NLL and recall against a control.
+"""What training recovers of a cut: NLL and recall against a control.
 
     python studies/recall/repair.py MODEL --text train.jsonl --test wiki.valid.raw --work DIRECTORY
 
 Cuts MODEL by the defaults on text and recall sequences, refits it on the same mix, then trains it
-in stages: the first layer's mixer to the original's output, then all mixers end to end. The control
-is the original after the second stage. One JSON line per model; finished steps are not repeated.
+in stages: the first layer's mixer to the original's output, then all mixers end to end. Widths by
+layer, those of compare_pages.py in `--pages`, are trained end to end only. The control is the
+original after the second stage. One JSON line per model; finished steps are not repeated.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ from statetrim.runtime.loading import load_live, load_tokenizer
 from statetrim.storage.json_file import read_json
 
 Row = dict[str, Any]
+BY_LAYER = {"1/2 by layer": 1 / 2, "1/4 by layer": 1 / 4}
 CALIBRATED = 2**15
 SEEN = 2**17  # tokens of text that calibration may have read
 
@@ -43,8 +46,8 @@ class Study:
         self.samples: dict[str, dict[str, Tensor]] = {}
 
     def cut(self, shape: str) -> st.Checkpoint:
-        keys, values = SHAPES[shape]
         options = self.options
+        to = self.widths(shape)
         mix: dict[str, Any] = {"recall": defaults.RECALL_SHARE, "seed": options.seed}
         mix |= {"length": 256, "tokens": CALIBRATED, "skip": options.seed * SEEN}
         stem = f"{self.model.path.name}-seed{options.seed}"
@@ -55,17 +58,28 @@ class Study:
         plan = st.select(
             self.model,
             defaults.KEY_METHOD,
-            f"{keys}x{values}",
+            to,
             value_method=defaults.VALUE_METHOD,
             statistics=sums,
         )
-        name = f"{stem}-{keys}x{values}"
-        small = st.prune(self.model, plan, options.work / name)
+        name = f"{stem}-{shape.replace('/', '-').replace(' ', '-')}"
+        small = st.prune(self.model, plan, options.work / name, uneven=shape in BY_LAYER)
         fitted = options.work / f"{name}-refit"
         if fitted.exists():
             return st.open(fitted)
         sums_of_fit = st.calibrate(small, options.text, original=self.model, **mix)
         return st.refit(small, sums_of_fit, out=fitted)
+
+    def widths(self, shape: str) -> str:
+        """The shape as `--to` takes it."""
+        if shape in SHAPES:
+            return "{}x{}".format(*SHAPES[shape])
+        heads = self.model.geometry.num_v_heads
+        chosen = {"model": self.model.path.name, "seed": self.options.seed, "heads": heads}
+        chosen["share"] = BY_LAYER[shape]
+        lines = map(json.loads, self.options.pages.read_text().splitlines())
+        widths: str = next(row["widths"] for row in lines if chosen.items() <= row.items())
+        return widths
 
     def train(
         self, small: st.Checkpoint, stage: Row, **control_options: Any
@@ -124,8 +138,12 @@ def main() -> None:
         first_tokens=2**21, first_rate=1e-3, tokens=2**19, rate=5e-4, windows=128, rows=64, seed=0,
     )  # fmt: skip
     parser.add_argument(
-        "--shapes", nargs="+", choices=SHAPES, default=["1/2 balanced", "1/4 balanced"]
+        "--shapes",
+        nargs="+",
+        choices=[*SHAPES, *BY_LAYER],
+        default=["1/2 balanced", "1/4 balanced"],
     )
+    parser.add_argument("--pages", type=Path, default=Path("results/pages.jsonl"))
     parser.add_argument("--last-recall", type=float, help="of the second stage, where it differs")
     parser.add_argument("--first-only", action="store_true", help="no second stage, no control")
     options = parser.parse_args()
@@ -159,15 +177,17 @@ def main() -> None:
         control, details = study.train(study.model, last, control=True)
         add({"kind": "control", "training": [last]}, control, details)
     for shape in options.shapes:
-        row: Row = {"shape": shape, "seed": options.seed}
+        row: Row = {"shape": shape, "seed": options.seed, "widths": study.widths(shape)}
         small = study.cut(shape)
         add(row | {"kind": "cut"}, small, {})
-        for number, stage in enumerate((first,) if options.first_only else (first, last)):
+        training: list[Row] = []
+        for stage in (
+            [last] if shape in BY_LAYER else [first] if options.first_only else [first, last]
+        ):
             small, details = study.train(small, stage)
-            kind = stage["name"]
-            training = [first, last][: number + 1]
+            training.append(stage)
             against = "control" if stage is last else None
-            add(row | {"kind": kind, "training": training}, small, details, against)
+            add(row | {"kind": stage["name"], "training": training}, small, details, against)
 
 
 if __name__ == "__main__":
