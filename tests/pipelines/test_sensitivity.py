@@ -69,7 +69,7 @@ def test_the_command_writes_prints_draws_and_is_reported(
     assert "not overwritten" in str(again.exception)
     page = st.report([out], tmp_path / "page").read_text()
     assert sensitivity.sentence in page and "increase of NLL when one layer is cut" in page
-    with_baseline = [*command, "--baseline", str(checkpoint("delta_net"))]
-    with_baseline[with_baseline.index(str(out))] = str(tmp_path / "other.json")
-    refused = CliRunner().invoke(app, with_baseline)
-    assert "leave out --baseline" in str(refused.exception)
+    command[command.index(str(out))] = str(tmp_path / "other.json")
+    for unused in (["--baseline", str(checkpoint("delta_net"))], ["--every", "token"]):
+        refused = CliRunner().invoke(app, [*command, *unused])
+        assert f"does not use {unused[0]}; leave it out" in str(refused.exception)

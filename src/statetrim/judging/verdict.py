@@ -281,11 +281,11 @@ def severity(x: Loss) -> float:
 
 def _advantage_over_control(scores: Scores, model: str, control: str, task: str) -> Interval | None:
     """By how much the model is better than the random cut on a task, by KL from the original if
-    it was measured, because it is more sensitive than a score; None if the random cut was not
+    it was measured, because it is more sensitive than a score; None if they were not both
     measured on the same samples."""
     metric = "kl" if "kl" in scores.metrics(task) else main_metrics(scores, task)[0]
-    cut_score = headline_score(scores, model, task, metric)
     try:
+        cut_score = headline_score(scores, model, task, metric)
         control_score = headline_score(scores, control, task, metric)
         pairs = pair_samples(control_score, cut_score)
     except StatetrimError:

@@ -17,6 +17,7 @@ from ..serving.engine_names import engine_name
 from ..serving.engines import Shape
 from ..serving.shapes import engine_serves
 from ..serving.target import Target, resolve_target
+from ..storage.checkpoint import Checkpoint
 from ..storage.output import is_complete
 from .job import Job
 from .observer import Observer
@@ -43,7 +44,8 @@ def allocate_by_layer(
     layers is best, or if no measured widths are narrow enough."""
     measured = _measure_layers(job, statistics, directory, observer)
     try:
-        allocation = _allocate(job, measured)
+        engine = engine_name(job.options.for_ or "vllm")
+        allocation = allocate_for_engine(job.model, measured, job.requested_share, engine)
         target = resolve_target(job.model, parse_request(str(allocation)))
     except StatetrimError as error:
         observer.on_message(f"widths by layer are not compared: {error}")
@@ -58,17 +60,19 @@ def allocate_by_layer(
     return ByLayer(target, expected)
 
 
-def _allocate(job: Job, measured: Sensitivity) -> Allocation:
-    share, engine = job.requested_share, engine_name(job.options.for_ or "vllm")
+def allocate_for_engine(
+    model: Checkpoint, measured: Sensitivity, share: float, engine: str
+) -> Allocation:
+    """The widths by layer with the least predicted loss in `share` of the bytes for MLX-LM, and for
+    vLLM in as much of its cache as one shape with that share would take."""
     if engine == "MLX-LM":
         return allocate(measured, share)
-    model, geometry = job.model, job.model.geometry
-    kv_cache = model.family.kv_cache_size(model.config, geometry)
+    kv_cache = model.family.kv_cache_size(model.config, model.geometry)
     model_type = str(model.config.get("model_type"))
     return allocate_in_pages(
         measured,
         share,
-        Paging.of(geometry, kv_cache.layers if kv_cache else 0),
+        Paging.of(model.geometry, kv_cache.layers if kv_cache else 0),
         lambda shape: engine_serves(engine, model_type, Shape(*shape)),
     )
 

@@ -115,7 +115,7 @@ def load_live(model: ModelLike, placement: Placement | None = None) -> LiveModel
     own_reader = placement.layerwise or bool(checkpoint.quantized)
     load_model = _load_from_files if own_reader else _load_in_memory
     with (
-        _hide_gpu_kernels(device),
+        hide_gpu_kernels(device),
         tempfile.TemporaryDirectory(prefix="statetrim-") as name,
     ):
         import transformers  # noqa: F401  (binds its kernels now)
@@ -211,7 +211,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
     from transformers import AutoTokenizer
 
     runtime, _ = _choose_runtime_and_dtype(checkpoint, None, default_device())
-    with _hide_gpu_kernels():
+    with hide_gpu_kernels():
         _register_model_types(checkpoint.family, runtime)
     with (
         errors_of(f"{checkpoint.path} has no tokenizer that loads"),
@@ -225,7 +225,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
 
 
 @contextmanager
-def _hide_gpu_kernels(device: torch.device | None = None) -> Iterator[None]:
+def hide_gpu_kernels(device: torch.device | None = None) -> Iterator[None]:
     """Within, hide packages with GPU kernels from transformers, unless a GPU is used or they are
     imported already.
 

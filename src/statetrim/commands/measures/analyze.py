@@ -57,10 +57,10 @@ def analyze(
         )
     if sensitivity:
         arguments.check_output_free(output)
-        if options.baseline is not None:
-            raise StatetrimError("--sensitivity is of one model; leave out --baseline")
-        if options.state_dtype != "float32":
-            raise StatetrimError("--sensitivity has float32 states; leave out --state-dtype")
+        for name in ("baseline", "state_dtype", "every", "burn_in"):
+            if getattr(options, name) != getattr(AnalyzeOptions, name):
+                flag = name.replace("_", "-")
+                raise StatetrimError(f"--sensitivity does not use --{flag}; leave it out")
         opened = arguments.open_model(model, family)
         _run_sensitivity(opened, options, parse_names(widths), output, figures, as_json)
         return
@@ -151,12 +151,9 @@ def _run_sensitivity(
     as_json: bool,
 ) -> None:
     from ...maths.units import parse_token_count
+    from ...pipelines.by_layer import allocate_for_engine
     from ...pipelines.options import SensitivityOptions
     from ...pipelines.sensitivity import sensitivity as run
-    from ...selection.allocate import allocate, allocate_in_pages
-    from ...serving.capacity.parts import Paging
-    from ...serving.engines import Shape
-    from ...serving.shapes import engine_serves
     from ..progress import run_with_progress
 
     length = options.length or SENSITIVITY_WINDOW
@@ -182,21 +179,12 @@ def _run_sensitivity(
         )
         return
     _show_sensitivity(result)
-    kv_cache = model.family.kv_cache_size(model.config, model.geometry)
-    paging = Paging.of(model.geometry, kv_cache.layers if kv_cache else 0)
-    model_type = str(model.config.get("model_type"))
     for share in SHARES:
-        _show_allocation(f"{share:.0%} of the bytes", partial(allocate, result, share))
-        _show_allocation(
-            f"As much of vLLM's cache, with its plugin, as one shape of {share:.0%}",
-            partial(
-                allocate_in_pages,
-                result,
-                share,
-                paging,
-                lambda shape: engine_serves("vLLM", model_type, Shape(*shape)),
-            ),
-        )
+        for engine, memory in (
+            ("MLX-LM", f"{share:.0%} of the bytes"),
+            ("vLLM", f"As much of vLLM's cache, with its plugin, as one shape of {share:.0%}"),
+        ):
+            _show_allocation(memory, partial(allocate_for_engine, model, result, share, engine))
     _show_files(output, figure_files)
 
 

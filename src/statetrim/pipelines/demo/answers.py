@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+from ...runtime.loading import hide_gpu_kernels
+
 KEYS = "0123456789+-*/=<>?!%#$&:;,"
 VALUES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 TEXT_BETWEEN = "thestateisallthatthelayersofthismodelrememberofwhatcamebefore"
@@ -39,7 +41,8 @@ def answers(checkpoint: Path, prompt: Prompt) -> str:
     """What the model at `checkpoint` answers to each key: one generated token."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    with hide_gpu_kernels():
+        model = AutoModelForCausalLM.from_pretrained(checkpoint)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     ids = tokenizer([prompt.text + key for key in prompt.keys], return_tensors="pt")
     with torch.inference_mode():
