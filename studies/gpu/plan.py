@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from statetrim.artifacts.sensitivity import Sensitivity
 from statetrim.selection.allocate import allocate
@@ -25,6 +26,8 @@ NEEDLES = ("niah_single_1", "niah_single_2", "niah_multikey_1")
 """RULER's tasks, at 4,096 tokens."""
 
 MIN_RECOVERY_TOKENS = 2**18
+READ_TOKENS = 2**27
+"""Of the text, by calibration and recovery; without `heldout`, the rest is held out."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Kit:
     batch_size: int = 8
     limit: int = 256
     extra: tuple[str, ...] = field(default=())  # options of recovery, for a small run
+    hub_id: str = ""  # of the model as published, for the results; none for a directory
 
     def path(self, name: str) -> Path:
         return self.work / name
@@ -53,7 +57,7 @@ class Kit:
     @property
     def unread(self) -> Command:
         """Text that calibration and recovery do not read."""
-        skip = [] if self.heldout else ["--skip", str(2**27)]
+        skip = [] if self.heldout else ["--skip", str(READ_TOKENS)]
         return ["--text", self.heldout or self.text, *skip]
 
     @property
@@ -70,6 +74,19 @@ class Step:
     command: Callable[[Kit, float], Command]  # the second argument: seconds of the budget left
     passes: float = 0.0
     copies: int = 0  # of the weights, written to the disk
+    generated: int = 0  # tokens of each sample, one after another, over all models
+
+
+def finished_steps(kit: Kit) -> dict[str, dict[str, Any]]:
+    """The last line about each step; a line that was not written whole is left out."""
+    path, rows = kit.path("steps.jsonl"), {}
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        rows[row["name"]] = row
+    return rows
 
 
 def steps(kit: Kit, head: tuple[int, int], *, vllm: bool) -> list[Step]:
@@ -87,12 +104,16 @@ def steps(kit: Kit, head: tuple[int, int], *, vllm: bool) -> list[Step]:
     plan += _cut_steps("by layer 50%", _widths_by_layer)
     plan.append(Step("recover", "recovered", _recover, 0, copies=1))
     cuts = [f"uniform {name}" for name in shapes]
+    models = len(cuts) + 3  # the original, widths by layer, recovered
     for task in ("text", "mqar", "hellaswag", *RECALL_TASKS):
-        plan.append(Step(f"evaluate {task}", f"scores-{task}.json", _evaluate(task, cuts), 3))
+        makes, command = f"scores-{task}.json", _evaluate(task, cuts)
+        generated = 48 * models if task in RECALL_TASKS else 0
+        plan.append(Step(f"evaluate {task}", makes, command, 3, generated=generated))
     for name in ("original", "uniform 50%", "recovered"):
         for task in ("gsm8k", *NEEDLES):
-            makes = f"lm-eval/{_file(name)}-{task}"
-            plan.append(Step(f"{task} of {name}", makes, _lm_eval(name, task), 4))
+            makes, command = f"lm-eval-{task}-{_file(name)}.json", _lm_eval(name, task)
+            generated = 128 if task in NEEDLES else 256
+            plan.append(Step(f"{task} of {name}", makes, command, 4, generated=generated))
     if vllm:
         plan.append(Step("serve in vLLM", "verification.json", _verify, 1))
     return plan
@@ -188,14 +209,13 @@ def _snapshot(kit: Kit, left: float) -> Command:
 def _recover(kit: Kit, left: float) -> Command:
     """Train the cut to a half for as long as half of the time that is left allows, at the speed at
     which calibration read."""
-    finished = [json.loads(line) for line in kit.path("steps.jsonl").read_text().splitlines()]
-    seconds = next(row["seconds"] for row in finished if row["name"] == "calibrate")
+    seconds = finished_steps(kit)["calibrate"]["seconds"]
     speed = kit.tokens / seconds / 4  # a step of training: teacher, student and its gradient
-    tokens = max(MIN_RECOVERY_TOKENS, int(speed * left / 2)) if left else MIN_RECOVERY_TOKENS
+    tokens = min(READ_TOKENS, max(MIN_RECOVERY_TOKENS, int(speed * left / 2)))
     return [
         *STATETRIM, "recover", str(kit.path("fitted-uniform-50")), "--teacher", kit.model,
-        "--text", kit.text, "--recall", "0.25", "--tokens", str(tokens), *kit.placed, "-o",
-        str(kit.path("recovered")), *kit.extra,
+        "--text", kit.text, "--recall", "0.25", "--tokens", str(tokens), *kit.sizes, *kit.placed,
+        "-o", str(kit.path("recovered")), *kit.extra,
     ]  # fmt: skip
 
 
@@ -216,18 +236,13 @@ def _evaluate(task: str, cuts: list[str]) -> Callable[[Kit, float], Command]:
 
 
 def _lm_eval(name: str, task: str) -> Callable[[Kit, float], Command]:
-    """lm-eval itself, on a checkpoint that unmodified transformers loads."""
-
     def command(kit: Kit, left: float) -> Command:
         paths = {"original": kit.model, "recovered": str(kit.path("recovered"))}
         path = paths.get(name, str(kit.path(f"fitted-{_file(name)}")))
-        needle = ["--metadata", '{"max_seq_lengths": [4096]}'] if task in NEEDLES else []
-        device = ["--device", kit.device] if kit.device else []
         return [
-            sys.executable, "-m", "lm_eval", "--model", "hf", "--model_args",
-            f"pretrained={path},dtype=auto", "--tasks", task, *needle, *device, "--limit",
-            str(kit.limit), "--batch_size", str(kit.batch_size), "--output_path",
-            str(kit.path(f"lm-eval/{_file(name)}-{task}")),
+            sys.executable, str(Path(__file__).with_name("ask_lm_eval.py")), path, task, "--limit",
+            str(kit.limit), "--batch-size", str(kit.batch_size), *kit.placed, "-o",
+            str(kit.path(f"lm-eval-{task}-{_file(name)}.json")),
         ]  # fmt: skip
 
     return command

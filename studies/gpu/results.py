@@ -10,25 +10,26 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
+
+import torch
 
 import statetrim as st
 from plan import Kit, Step
-from statetrim.maths.paired import difference_interval
+from statetrim.maths.paired import Pairs, difference_interval
 
 _RECOVERY = Path(__file__).parents[2] / "results/recovery.jsonl"
 
 
 def collect(kit: Kit, plan: Sequence[Step], done: Mapping[str, Mapping[str, Any]]) -> None:
     """Write WORK/results.json from what exists so far; written under another name, then renamed."""
-    is_hub_id = not Path(kit.model).exists()
     records = {
-        "model": kit.model if is_hub_id else st.open(kit.model).config.get("model_type"),
+        "model": kit.hub_id or st.open(kit.model).config.get("model_type"),
         "environment": st.doctor().as_json(),
         "settings": {"tokens": kit.tokens, "length": kit.length, "limit": kit.limit},
         "steps": [_step_record(step, done.get(step.name)) for step in plan],
-        "scores": _scores(kit),
-        "lm_eval": _lm_eval_scores(kit),
+        "scores": _scores(kit) + _lm_eval_scores(kit),
         "stored_states": _json(kit.path("snapshots.json"), "codes", "frontier"),
     }
     partial = kit.path("results.json.partial")
@@ -65,12 +66,21 @@ def _model_name(name: str, baseline: str) -> str:
 
 
 def _lm_eval_scores(kit: Kit) -> list[dict[str, Any]]:
+    """Rows like those of `_scores`, from the files of `ask_lm_eval.py`."""
     rows = []
-    for path in sorted(kit.path("lm-eval").glob("*/**/results*.json")):
-        name = path.relative_to(kit.path("lm-eval")).parts[0]
-        for task, metrics in json.loads(path.read_text())["results"].items():
-            numbers = {k: v for k, v in metrics.items() if isinstance(v, float)}
-            rows.append({"run": name, "task": task, "metrics": numbers})
+    for path in sorted(kit.work.glob("lm-eval-*.json")):
+        content = json.loads(path.read_text())
+        prefix = f"lm-eval-{content['task']}-"
+        original = _json(kit.path(f"{prefix}original.json"), "samples") or {}
+        name = path.stem.removeprefix(prefix)
+        for metric, samples in content["samples"].items():
+            row = {"model": name, "task": content["task"], "metric": metric, "unit": "share"}
+            row |= {"value": fmean(samples), "samples": len(samples)}
+            if name != "original" and metric in original:
+                before, after = torch.tensor([original[metric], samples], dtype=torch.float64)
+                interval = difference_interval([Pairs(before, after)])
+                row["difference"] = [interval.estimate, interval.low, interval.high]
+            rows.append(row)
     return rows
 
 
@@ -95,9 +105,6 @@ def page(files: Sequence[Path]) -> str:
             cell = difference if "difference" in row else ""
             task = f"{row['task']} {row['metric']}"
             lines.append(f"| {task} | {row['model']} | {row['value']:.4f} | {cell} |")
-        for row in records["lm_eval"]:
-            for metric, value in row["metrics"].items():
-                lines.append(f"| {row['task']} {metric} | {row['run']} | {value:.4f} | |")
         missing = [step for step in records["steps"] if step["ended"] != "done"]
         lines += ["", "Steps that did not end: " + (_listed(missing) or "none") + ".", ""]
     return "\n".join(lines + _our_rows())

@@ -16,12 +16,16 @@ import importlib.util
 import json
 import re
 import subprocess
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import statetrim as st
-from estimate import print_estimate, seconds_of_pass
-from plan import Kit, Step, steps
+from estimate import Costs, print_estimate
+from mamba_ssm import stock_model
+from plan import Kit, Step, finished_steps, steps
 from results import collect
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -35,19 +39,7 @@ def parse_budget(text: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-def finished_steps(kit: Kit) -> dict[str, dict[str, object]]:
-    """The last line about each step; a line that was not written whole is left out."""
-    path, rows = kit.path("steps.jsonl"), {}
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        rows[row["name"]] = row
-    return rows
-
-
-def run_step(step: Step, kit: Kit, left: float) -> dict[str, object]:
+def run_step(step: Step, kit: Kit, left: float) -> dict[str, Any]:
     """Run one command; what it prints goes to logs/. Returns the line to record."""
     log = kit.path("logs") / f"{step.name.replace(' ', '-')}.log"
     log.parent.mkdir(exist_ok=True)
@@ -57,11 +49,11 @@ def run_step(step: Step, kit: Kit, left: float) -> dict[str, object]:
         with log.open("w") as file:
             code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT).returncode
         last = log.read_text(errors="replace").strip().splitlines()[-1:] if code else []
-    except (OSError, st.StatetrimError, StopIteration) as error:
+    except (OSError, KeyError, st.StatetrimError) as error:
         code, last = 1, [f"{type(error).__name__}: {error}"]
     if step.name == "inspect" and not code:
         kit.path(step.makes).write_text(log.read_text())
-    row: dict[str, object] = {"name": step.name, "seconds": round(time.monotonic() - began, 1)}
+    row: dict[str, Any] = {"name": step.name, "seconds": round(time.monotonic() - began, 1)}
     return row | {"ended": "done" if not code else "failed", "why": " ".join(last)[:300]}
 
 
@@ -72,25 +64,26 @@ def run(kit: Kit, budget: float) -> None:
     plan = steps(kit, head, vllm=importlib.util.find_spec("vllm") is not None)
     kit.work.mkdir(parents=True, exist_ok=True)
     done = finished_steps(kit)
-    spent = sum(float(str(row["seconds"])) for row in done.values())
-    pass_seconds = seconds_of_pass(original, kit)
+    spent = sum(row["seconds"] for row in done.values())
+    costs = Costs.estimate(original, kit)
     for number, step in enumerate(plan, start=1):
-        before = done.get(step.name)
-        if before and before["ended"] == "done" and kit.path(step.makes).exists():
-            continue
-        left = budget - spent
-        print(f"{number} of {len(plan)}: {step.name} ({left / 60:.0f} min left)", flush=True)
-        if step.passes * pass_seconds > left:
-            row: dict[str, object] = {"name": step.name, "seconds": 0.0, "ended": "no time left"}
-        else:
-            row = run_step(step, kit, left)
-        if step.name == "calibrate" and row["ended"] == "done":
-            pass_seconds = float(str(row["seconds"])) / step.passes  # measured, not estimated
-        spent += float(str(row["seconds"]))
-        with kit.path("steps.jsonl").open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        done[step.name] = row
-        collect(kit, plan, done)
+        row, left = done.get(step.name, {}), budget - spent
+        exists = kit.path(step.makes).exists()  # outputs appear whole
+        if row.get("ended") != "done" or not exists:
+            print(f"{number} of {len(plan)}: {step.name} ({left / 60:.0f} min left)", flush=True)
+            needed = costs.seconds(step, kit)
+            row = {"name": step.name, "seconds": 0.0, "ended": "no time left"}
+            if exists:  # ended, and was killed before the line was written
+                row |= {"seconds": round(needed, 1), "ended": "done"}
+            elif needed <= left:
+                row = run_step(step, kit, left)
+            spent += row["seconds"]
+            with kit.path("steps.jsonl").open("a") as file:
+                file.write(f"\n{json.dumps(row)}\n")  # the last line may not be whole
+            done[step.name] = row
+            collect(kit, plan, done)
+        if step.name == "calibrate" and row["ended"] == "done":  # measured, not estimated
+            costs = replace(costs, pass_seconds=row["seconds"] / step.passes)
     collect(kit, plan, done)
     failed = [name for name, row in done.items() if row["ended"] != "done"]
     print(f"{kit.path('results.json')}: {len(done) - len(failed)} of {len(plan)} steps done")
@@ -116,15 +109,20 @@ def main() -> None:
     parser.add_argument("--recover-option", action="append", default=[], help="of recover")
     parser.add_argument("--dry-run", action="store_true", help="estimate, and run nothing")
     options = parser.parse_args()
-    kit = Kit(
-        options.model, options.work.resolve(), options.text, options.heldout, options.data,
-        options.device, options.tokens, options.length, options.batch_size, options.limit,
-        tuple(options.recover_option),
-    )  # fmt: skip
-    if options.dry_run:
-        print_estimate(kit, options.budget)
-    else:
-        run(kit, options.budget)
+    work, hub_id = options.work.resolve(), "" if Path(options.model).exists() else options.model
+    try:
+        model = stock_model(options.model, work / "model", weights=not options.dry_run)
+        kit = Kit(
+            model, work, options.text, options.heldout, options.data, options.device,
+            options.tokens, options.length, options.batch_size, options.limit,
+            tuple(options.recover_option), hub_id,
+        )  # fmt: skip
+        if options.dry_run:
+            print_estimate(kit, options.budget)
+        else:
+            run(kit, options.budget)
+    except st.StatetrimError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":
