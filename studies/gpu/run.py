@@ -24,9 +24,9 @@ from typing import Any
 
 import statetrim as st
 from estimate import Costs, print_estimate
-from mamba_ssm import stock_model
 from plan import Kit, Step, finished_steps, steps
 from results import collect
+from ssm_checkpoint import stock_model
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 

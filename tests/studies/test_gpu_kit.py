@@ -23,10 +23,10 @@ DATA = Path(__file__).parents[3] / "shared/data"
 sys.path.insert(0, str(STUDY))
 sys.path.insert(0, str(STUDY.parent))
 import estimate  # noqa: E402
-import mamba_ssm  # noqa: E402
 import plan as kit_plan  # noqa: E402
 import results  # noqa: E402
 import run as kit_run  # noqa: E402
+import ssm_checkpoint  # noqa: E402
 
 
 def _write(kit: kit_plan.Kit, name: str, code: str = "") -> kit_plan.Step:
@@ -124,18 +124,18 @@ def test_a_model_of_mamba_ssm_is_converted(
     }  # fmt: skip
     source.mkdir()
     (source / "config.json").write_text(json.dumps(original))
-    for name in mamba_ssm.TOKENIZER_FILES:
+    for name in ssm_checkpoint.TOKENIZER_FILES:
         (source / name).write_text("{}")
     names = {name: name.replace("embeddings.", "embedding.") for name in model.state_dict()}
     tensors = {names[name]: tensor for name, tensor in model.state_dict().items()}
     torch.save(tensors, source / "pytorch_model.bin")
     out = tmp_path / "model"
-    assert mamba_ssm.stock_model(str(source), out, weights=False) == str(out / "config.json")
-    assert mamba_ssm.stock_model(str(source), out, weights=True) == str(out)
+    assert ssm_checkpoint.stock_model(str(source), out, weights=False) == str(out / "config.json")
+    assert ssm_checkpoint.stock_model(str(source), out, weights=True) == str(out)
     ids, converted = torch.arange(12).unsqueeze(0), st.load(out, device="cpu")
     torch.testing.assert_close(converted(ids).logits, model(ids).logits)
     other = str(checkpoint("qwen3_next"))
-    assert mamba_ssm.stock_model(other, out, weights=True) == other
+    assert ssm_checkpoint.stock_model(other, out, weights=True) == other
 
 
 def test_scores_of_lm_eval_have_intervals(kit: kit_plan.Kit) -> None:
