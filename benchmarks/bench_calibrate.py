@@ -27,7 +27,7 @@ from statetrim.calibration import calibrate as calibration
 from statetrim.calibration.sums import Sums
 from statetrim.methods import find_method
 from statetrim.progress import ignore_progress
-from statetrim.runtime.loading import _hide_gpu_kernels, load_live
+from statetrim.runtime.loading import hide_gpu_kernels, load_live
 from statetrim.runtime.logits import LogitReader
 from statetrim.storage.text import Sequences
 
@@ -57,7 +57,7 @@ def build(model_type: str, directory: Path) -> Path:
     portable.register()
     torch.manual_seed(0)
     config = AutoConfig.for_model(model_type, **CONFIGS[model_type])
-    with _hide_gpu_kernels():
+    with hide_gpu_kernels():
         AutoModelForCausalLM.from_config(config).save_pretrained(directory)
     return directory
 

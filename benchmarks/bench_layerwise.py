@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import statetrim as st
 from statetrim.runtime.corpus import Corpus
-from statetrim.runtime.loading import _hide_gpu_kernels, load_live
+from statetrim.runtime.loading import hide_gpu_kernels, load_live
 from statetrim.storage.text import Sequences
 
 WIDTH = {"hidden_size": 2560, "intermediate_size": 9728}
@@ -45,7 +45,7 @@ def write_checkpoint(directory: Path, tokenizer: Path, gigabytes: float) -> floa
     while sum(shape.numel() for shape in shapes.values()) * 2 / 1e9 < gigabytes:
         layers += 4
         config = AutoConfig.for_model("qwen3_5_text", num_hidden_layers=layers, **settings)
-        with _hide_gpu_kernels(), torch.device("meta"):
+        with hide_gpu_kernels(), torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     directory.mkdir(parents=True)
