@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,18 @@ def test_the_smallest_shape_within_the_limits_is_recommended(tmp_path: Path) -> 
     assert rows["64x48"] == ("", "within the limit")  # larger than 64x32, and loses more
     assert rows["32x64"] == ("", "beyond the limit")  # as large as 64x32, and loses more
     assert rows["32x32"] == ("yes", "beyond the limit")
+
+
+def test_widths_by_layer_are_recommended_as_trim_takes_them(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model, to = st.open(checkpoint("qwen3_5_text")), "0=12x8,2=6x4"
+    cut = replace(point("12x8", 0.2, 0.3), widths=to)
+    st.Decision(model.name, [point("64x64", 0, 0), cut]).save(tmp_path / "decision.json")
+    summary = build_document(read_findings([tmp_path / "decision.json", model.path])).summary
+    assert summary.answer == "Take by-layer" and f"--to {to}" in summary.facts[-1].commands[0]
+    (memory,) = (fact for fact in summary.facts if fact.name == "Memory")
+    assert "-37" in memory.lines[0]
 
 
 def test_no_shape_is_recommended_where_all_lose(tmp_path: Path) -> None:

@@ -7,10 +7,12 @@ from ..geometry import Geometry
 from ..judging.recommendation import Recommendation, recommend
 from ..judging.verdict import Outcome, metric_label
 from ..maths.formatting import bytes_text, relative_change_text
+from ..request import parse_request
 from ..serving.capacity.compare import DEFAULT_CONTEXT, DEFAULT_MEMORY_GIB, alternatives
 from ..serving.deployment import ship_verdict
 from ..serving.engine_names import command_below_comment
 from ..serving.engines import compatibility_of_geometry, known_lines
+from ..serving.target import resolve_target
 from .commands import command_arguments, recover_command, serving_commands, trim_command
 from .document import Fact, Summary
 from .findings import Findings
@@ -82,9 +84,12 @@ def _decision_summary(findings: Findings, advice: Recommendation) -> Summary:
     if cut is None:
         return Summary("No shape recommended", TONES[Outcome.UNKNOWN], advice.reason, [])
     quality = [f"{metric_label(loss)}: {loss.sentence}" for loss in cut.losses[:MAX_QUALITY_LINES]]
-    resized = original and original.resized(cut.point.keep, cut.point.keep_values)
-    facts = [Fact("Quality", quality), *_memory_fact(findings, resized)]
-    command = trim_command(findings, str(cut.point))
+    after = original and original.resized(cut.point.keep, cut.point.keep_values)
+    if cut.point.widths:
+        request = parse_request(cut.point.widths)
+        after = resolve_target(findings.original, request).after if findings.original else None
+    facts = [Fact("Quality", quality), *_memory_fact(findings, after)]
+    command = trim_command(findings, cut.point.widths or str(cut.point))
     if cut.is_within:
         line = "cut, check and measure it, with a random cut for comparison"
         facts.append(Fact("Next", [line], [command]))
