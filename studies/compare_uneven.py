@@ -29,7 +29,7 @@ from compare_shapes import ROWS, ShapesEvaluator
 from statetrim.defaults import KEY_METHOD, VALUE_METHOD
 from statetrim.selection.allocate import Allocation, Costs, cheapest_allocation, measured_costs
 
-WIDTHS = (48, 32, 24, 16, 8)
+WIDTHS = (3 / 4, 1 / 2, 3 / 8, 1 / 4, 1 / 8)
 SHARES = (1 / 2, 1 / 4, 1 / 3)
 CALIBRATION: dict[str, Any] = {"tokens": 2**15, "length": 512}
 

@@ -89,10 +89,12 @@ class Study:
         stage_key += "-control" if control_options else ""
         out = self.options.work / f"{small.path.name}-{stage_key}".replace(" ", "")
         options = {key.replace(" ", "_"): value for key, value in stage.items() if key != "name"}
+        if "layerwise" not in stage:
+            options["save_every"] = 10**6
         start = time.process_time()
         done = st.recover(
             small, teacher=self.model, text=self.options.text, out=out, length=256, batch_size=8,
-            skip=2 * SEEN, whole=True, save_every=10**6, progress=False,
+            skip=2 * SEEN, whole=True, progress=False,
             **options, **control_options,
         )  # fmt: skip
         record = read_json(out / "statetrim" / "recover.json", 2**26)

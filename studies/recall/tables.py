@@ -114,7 +114,10 @@ def repair_table(rows: list[Row]) -> str:
     cells = []
     for row in rows:
         fraction = row.get("shape", "").partition(" ")[0]
-        side = "x".join(map(str, SHAPES[row["shape"]])) if fraction else ""
+        side = ""
+        if fraction:
+            uniform = SHAPES.get(row["shape"])
+            side = "x".join(map(str, uniform)) if uniform else row["widths"].replace(",", " ")
         tokens = ", ".join(map(stage_of, row.get("training", [])))
         differences = row.get("against control", {})
         against = [
