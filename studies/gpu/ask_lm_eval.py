@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import statetrim as st
-from statetrim.evaluation.harness import wrap_hf_model
+from statetrim.evaluation.harness import stock_tasks_directory, wrap_hf_model
 from statetrim.runtime.loading import load_tokenizer
 
 NEEDLE_LENGTH = 4096
@@ -41,16 +41,20 @@ def main() -> None:
     parser.add_argument("--device")
     options = parser.parse_args()
     import lm_eval
+    from lm_eval.tasks import TaskManager
 
+    folder = "ruler" if options.task.startswith("niah") else options.task
+    path = str(stock_tasks_directory() / folder)
     checkpoint = st.open(options.model)
     live = st.load(checkpoint, device=options.device)
     lm = wrap_hf_model(live, load_tokenizer(checkpoint), options.batch_size)
     metadata = {"tokenizer": str(checkpoint.path), "max_seq_lengths": [NEEDLE_LENGTH]}
-    if options.task.startswith("niah"):
+    if folder == "ruler":
         lm._max_length = max(lm.max_length, NEEDLE_LENGTH + lm.max_gen_toks)
     results = lm_eval.simple_evaluate(
-        model=lm, tasks=[options.task], limit=options.limit, metadata=metadata, bootstrap_iters=0
-    )
+        model=lm, tasks=[options.task], limit=options.limit, bootstrap_iters=0,
+        task_manager=TaskManager(include_path=path, include_defaults=False, metadata=metadata),
+    )  # fmt: skip
     samples = samples_by_metric(results["samples"][options.task])
     partial = options.output.with_name(f"{options.output.name}.partial")
     partial.write_text(json.dumps({"task": options.task, "samples": samples}))

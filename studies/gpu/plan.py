@@ -185,9 +185,10 @@ def _calibrate(kit: Kit, left: float) -> Command:
 
 
 def _analyze(kit: Kit, left: float) -> Command:
+    tokens = max(kit.length, kit.tokens // 16)
     return [
-        *STATETRIM, "analyze", kit.model, *kit.unread, "--tokens", str(kit.tokens // 16),
-        "--length", str(kit.length), "--burn-in", str(kit.length // 4), *kit.placed, "-o",
+        *STATETRIM, "analyze", kit.model, *kit.unread, "--tokens", str(tokens), "--length",
+        str(kit.length), "--burn-in", str(kit.length // 4), *kit.placed, "-o",
         str(kit.path("analysis.json")),
     ]  # fmt: skip
 

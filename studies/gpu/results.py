@@ -19,6 +19,7 @@ import statetrim as st
 from plan import Kit, Step
 from statetrim.maths.paired import Pairs, difference_interval
 
+_INTERVAL = "{:+.4f} ({:+.4f} to {:+.4f})"
 _RECOVERY = Path(__file__).parents[2] / "results/recovery.jsonl"
 
 
@@ -99,12 +100,18 @@ def page(files: Sequence[Path]) -> str:
         records = json.loads(file.read_text())
         devices = ", ".join(gpu["name"] for gpu in records["environment"]["gpus"]) or "no GPU"
         lines += [f"## {records['model']} ({devices})", ""]
-        lines += ["| task | model | value | difference from the original |", "|---|---|---:|---:|"]
+        lines += [
+            "| task | model | value | difference from the original (perplexity: nats) |",
+            "|---|---|---:|---:|",
+        ]
         for row in records["scores"]:
-            difference = "{:+.4f} ({:+.4f} to {:+.4f})".format(*row.get("difference", (0, 0, 0)))
-            cell = difference if "difference" in row else ""
+            cell = _INTERVAL.format(*row["difference"]) if "difference" in row else ""
             task = f"{row['task']} {row['metric']}"
             lines.append(f"| {task} | {row['model']} | {row['value']:.4f} | {cell} |")
+        lines += ["", "| state stored as | bytes | loss, nats |", "|---|---:|---:|"]
+        for row in records["stored_states"] or ():
+            loss = _INTERVAL.format(*row["loss"])
+            lines.append(f"| {row['code']} | {row['share']:.1%} | {loss} |".replace("%", " %"))
         missing = [step for step in records["steps"] if step["ended"] != "done"]
         lines += ["", "Steps that did not end: " + (_listed(missing) or "none") + ".", ""]
     return "\n".join(lines + _our_rows())

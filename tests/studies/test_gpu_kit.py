@@ -1,12 +1,18 @@
 """studies/gpu: its steps, resuming, failures, the budget, and what its results file says."""
 
+import importlib
 import json
+import os
+import random
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +20,7 @@ import torch
 
 import statetrim as st
 from helpers import tiny
+from helpers.forker import fork, import_all
 from helpers.loopback_hub import serving, use_hub
 from helpers.pretended_cuda import pretended_cuda
 from statetrim.commands.app import app
@@ -155,77 +162,141 @@ def test_the_page_has_a_row_for_every_score(tmp_path: Path) -> None:
     records = {
         "model": "owner/name", "environment": {"gpus": [{"name": "H100"}]}, "scores": rows,
         "steps": [{"name": "verify", "ended": "failed"}],
+        "stored_states": [{"code": "int8", "share": 0.25, "loss": [0.01, 0.0, 0.02]}],
     }  # fmt: skip
     file = tmp_path / "results.json"
     file.write_text(json.dumps(records))
     page = results.page([file])
     assert "## owner/name (H100)" in page and "verify (failed)" in page
+    assert "| int8 | 25.0 % | +0.0100 (+0.0000 to +0.0200) |" in page
     assert "| mqar accuracy | uniform-50 | 0.5000 | -0.1000 (-0.2000 to +0.0000) |" in page
 
 
-def _arguments(model: Path, tmp_path: Path) -> list[str]:
-    """The options of a small run."""
+def _arguments(model: str, tmp_path: Path, work: str) -> list[str]:
+    """The command of a small run, after files of GSM8K and texts are written."""
+    rows = [{"question": f"{n} apples and {n}?", "answer": f"#### {2 * n}"} for n in range(8)]
+    gsm8k = tmp_path / "openai/gsm8k"
+    gsm8k.mkdir(parents=True, exist_ok=True)
+    splits = list[str]()
+    for split in ("train", "test"):
+        (gsm8k / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        splits.append(f"  - split: {split}\n    path: {split}.jsonl\n")
+    header = "---\nconfigs:\n- config_name: main\n  data_files:\n"
+    (gsm8k / "README.md").write_text(f"{header}{''.join(splits)}---\n")
     text = tiny.write_text(tmp_path / "text.jsonl", 2**14)
     heldout = tiny.write_text(tmp_path / "heldout.jsonl", 2**13)
     return [
-        "--model", str(model), "--work", str(tmp_path / "work"), "--budget", "2h", "--text",
+        "run.py", "--model", model, "--work", str(tmp_path / work), "--budget", "2h", "--text",
         str(text), "--heldout", str(heldout), "--tokens", "512", "--length", "64", "--limit", "2",
         "--batch-size", "4", "--recover-option=--tokens=512",
         *(["--data", str(DATA)] if DATA.exists() else []),
     ]  # fmt: skip
 
 
-def _not_done(tmp_path: Path) -> set[str]:
-    """Steps that did not end, except those that read the hub."""
-    steps = json.loads((tmp_path / "work/results.json").read_text())["steps"]
-    names = {
-        step["name"] for step in steps if step["ended"] != "done" and " of " not in step["name"]
-    }
-    read = {"evaluate fda", "evaluate swde"}
-    return names - read - (set() if DATA.exists() else {"evaluate hellaswag", "evaluate squad"})
+def _results(work: Path) -> dict[str, Any]:
+    """What a run wrote, without times; checks that all steps ended, except those that need data of
+    the hub."""
+    content: dict[str, Any] = json.loads((work / "results.json").read_text())
+    missing = {step["name"] for step in content["steps"] if step.pop("ended") != "done"}
+    no_data = {"evaluate fda", "evaluate swde"}
+    no_data |= set() if DATA.exists() else {"evaluate hellaswag", "evaluate squad"}
+    assert not {name for name in missing - no_data if not name.startswith("niah")}
+    for row in (*content["steps"], *content["stored_states"]):
+        for timed in ("seconds", "encode_ms", "decode_ms"):
+            row.pop(timed, None)
+    return content
+
+
+def _run_here(command: list[str]) -> None:
+    """Run a Python command in this process."""
+    script, at = command[1].endswith(".py"), 2 if command[1].endswith(".py") else 3
+    sys.argv = command[at - 1 :]
+    if script:
+        runpy.run_path(command[1], run_name="__main__")
+    else:
+        app(command[at:], standalone_mode=False)
+
+
+def _run_in_fork(command: list[str], stdout: Any, **_: Any) -> subprocess.CompletedProcess[str]:
+    pid = fork(lambda: _run_here(command), stdout, stdout)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return subprocess.CompletedProcess(command, code)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_a_whole_run_on_a_tiny_model(tmp_path: Path, checkpoint: Callable[[str], Path]) -> None:
-    """The second run tries only the steps that failed."""
-    arguments = [*_arguments(checkpoint("qwen3_next"), tmp_path), "--device", "cpu"]
-    for _ in range(2):
-        subprocess.run([sys.executable, str(STUDY / "run.py"), *arguments], check=True)
-    assert not _not_done(tmp_path)
+@pytest.mark.timeout(3600)
+@pytest.mark.usefixtures("quick_sensitivity")
+def test_a_run_that_is_killed_ten_times_ends_like_one_that_is_not(
+    tmp_path: Path, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a hub on this machine. Every second kill comes right after an output appears, before the
+    step is recorded; the others at any time."""
+
+    def start(work: str) -> int:
+        arguments = _arguments("owner/name", tmp_path, work)
+
+        def main() -> None:
+            os.setsid()
+            sys.argv = [*arguments, "--device", "cpu"]
+            kit_run.main()
+
+        return fork(main)
+
+    def outputs() -> int:
+        killed = tmp_path / "killed"
+        return (
+            sum("partial" not in path.name for path in killed.iterdir()) if killed.exists() else 0
+        )
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(kit_run, "subprocess", SimpleNamespace(run=_run_in_fork, STDOUT=-2))
+    shutil.copytree(checkpoint("qwen3_next"), tmp_path / "hub/owner/name/main")
+    numbers, recorded = random.Random(0), list[int]()
+    import_all()
+    importlib.import_module("lm_eval.models.huggingface")
+    with serving(tmp_path / "hub") as hub:
+        use_hub(monkeypatch, hub.url, tmp_path / "cache")
+        for number in range(10):
+            pid, before, wait = start("killed"), outputs(), numbers.uniform(0.5, 6)
+            began, new = time.monotonic(), numbers.randint(1, 5)
+            while outputs() < before + new if number % 2 else time.monotonic() < began + wait:
+                assert os.waitpid(pid, os.WNOHANG)[0] == 0, "it ended before it was killed"
+                time.sleep(0.002)
+            os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            kit = kit_plan.Kit("", tmp_path / "killed", "")
+            recorded.append(len(kit_plan.finished_steps(kit)))
+        for work in ("killed", "whole"):
+            assert os.waitpid(start(work), 0)[1] == 0
+    assert recorded == sorted(recorded) and 0 < recorded[-1] < 40
+    assert _results(tmp_path / "killed") == _results(tmp_path / "whole")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
+@pytest.mark.usefixtures("quick_sensitivity")
 def test_a_whole_run_on_pretended_gpus(
     tmp_path: Path, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All steps in this process, where a tensor on the wrong device is an error. Pretended GPUs
     have no gradient, so the cut is not recovered."""
 
-    def run_here(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        at = 2 if command[1].endswith(".py") else 3
-        monkeypatch.setattr(sys, "argv", command[at - 1 :])
-        if at == 2:
-            runpy.run_path(command[1], run_name="__main__")
-        else:
-            app(command[at:], standalone_mode=False)
-        return subprocess.CompletedProcess(command, 0)
-
     def attempt(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         if "recover" in command:
             shutil.copytree(tmp_path / "work/fitted-uniform-50", tmp_path / "work/recovered")
             return subprocess.CompletedProcess(command, 0)
         try:
-            return run_here(command)
+            _run_here(command)
         except (Exception, SystemExit) as error:
-            errors.append(f"{command[-1]}: {error!r}")
+            print(f"{command[-1]}: {error!r}")
             return subprocess.CompletedProcess(command, 1)
+        return subprocess.CompletedProcess(command, 0)
 
-    errors = list[str]()
-    monkeypatch.setattr(kit_run.subprocess, "run", attempt)
-    monkeypatch.setattr(sys, "argv", ["run.py", *_arguments(checkpoint("qwen3_next"), tmp_path)])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(kit_run, "subprocess", SimpleNamespace(run=attempt, STDOUT=-2))
+    arguments = _arguments(str(checkpoint("qwen3_next")), tmp_path, "work")
+    monkeypatch.setattr(sys, "argv", arguments)
     with torch.no_grad(), pretended_cuda(1) as cards:
         kit_run.main()
-    assert not _not_done(tmp_path), errors
-    assert cards.used == {"cuda:0"}
+    gpus = _results(tmp_path / "work")["environment"]["gpus"]
+    assert [gpu["name"] for gpu in gpus] == ["pretended"] and cards.used == {"cuda:0"}
