@@ -94,13 +94,23 @@ def pretended_cuda(count: int = 2, free: int = MEMORY) -> Iterator[Cards]:
     _cards = Cards()
     with ExitStack() as stack:
         stack.enter_context(mock.patch.multiple(torch.cuda, **_functions(count, free)))
-        without = mock.patch.object(torch, "inference_mode", lambda mode=True: torch.no_grad())
-        stack.enter_context(without)
+        # also where it decorates a function; its tensors cannot be wrapped
+        modes: dict[str, Any] = {"__enter__": _enter_no_grad, "__exit__": _exit_no_grad}
+        stack.enter_context(mock.patch.multiple(torch.inference_mode, **modes))
         # transformers loads in threads, where the modes of this thread are not active
         stack.enter_context(mock.patch.dict("os.environ", HF_DEACTIVATE_ASYNC_LOAD="1"))
         stack.enter_context(_Dispatch())  # type: ignore[no-untyped-call]
         stack.enter_context(_Functions())
         yield _cards
+
+
+def _enter_no_grad(mode: Any) -> None:
+    mode.no_grad = torch.no_grad()
+    mode.no_grad.__enter__()
+
+
+def _exit_no_grad(mode: Any, *error: Any) -> None:
+    mode.no_grad.__exit__(*error)
 
 
 def on_the_host(value: torch.Tensor) -> torch.Tensor:
