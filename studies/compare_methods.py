@@ -40,8 +40,9 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "drrqr normalized": ("drrqr", {"normalized": True}),
     "energy": ("energy", {}),
     "product": ("product", {}),
+    "ghost": ("ghost", {}),
 }
-CALIBRATED = ("s_wanda", "grad", "drrqr", "energy", "product")
+CALIBRATED = ("s_wanda", "grad", "drrqr", "energy", "product", "ghost")
 PAIRS = (8, 16, 32, 63)
 WINDOW, FIRST, BATCH = 256, 128, 8
 SEQUENCES, LENGTH = 128, 512
@@ -59,6 +60,8 @@ def cases(options: argparse.Namespace) -> list[Row]:
             for keep in options.keep:
                 for method in options.methods:
                     row = {"model": name, "calibration": calibration, "method": method}
+                    if method == "ghost" and score != "qk":  # it has no other
+                        continue
                     if METHODS[method][0] != "rand":
                         rows.append(row | {"score": score, "keep": keep, "seed": 0})
                     elif score == "qk" and calibration == "text":
@@ -143,7 +146,7 @@ def measure_rows(
             yield row | evaluator.measure(evaluator.original)
             continue
         method, method_options = METHODS[row["method"]]
-        if row["score"] is not None:
+        if row["score"] is not None and method != "ghost":
             method_options = method_options | {"score": row["score"]}
         if method in CALIBRATED and row["calibration"] not in statistics_by_kind:
             statistics_by_kind[row["calibration"]] = collect_statistics(

@@ -31,7 +31,7 @@ from statetrim.storage.text import Sequences
 
 Row = dict[str, Any]
 LENGTH = 500
-KEYS = ("product", "drrqr", "s_wanda", "energy", "l1", "rand")
+KEYS = ("product", "ghost", "drrqr", "s_wanda", "energy", "l1", "rand")
 VALUES = ("readout_greedy", "readout_rrqr", "readout_energy", "readout_l1", "rand")
 WITHOUT_STATISTICS = ("l1", "readout_l1", "rand")
 SHARES = (0.75, 0.5, 0.25)

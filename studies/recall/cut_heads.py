@@ -39,7 +39,7 @@ def variants(geometry: st.Geometry) -> list[tuple[Row, dict[str, Any]]]:
                     {"part": f"1/{divisor}", "cut": f"{heads // divisor} heads", "method": method},
                     {"to": f"{heads // divisor}heads", "head_method": method},
                 )
-                for method in ("head_refit", "head_energy", "rand")
+                for method in ("head_refit", "head_energy", "head_rank", "rand")
             ]
         widths = [(keys // divisor, values), (keys, values // divisor)]
         widths += [(keys // 2, values // 2)] if divisor == 4 else []
@@ -71,7 +71,7 @@ def main() -> None:
     original = Masked(load_live(model))
     judge = Judge(original, options.test, load_tokenizer(model), options.windows, options.rows)
     calibration_options = {"tokens": options.tokens, "length": 256, "progress": False}
-    methods = ["product", "readout_greedy", "head_refit"]
+    methods = ["product", "readout_greedy", "head_rank"]
     statistics = st.calibrate(model, options.text, methods=methods, **calibration_options)
     for row, selection in missing:
         with tempfile.TemporaryDirectory() as directory:

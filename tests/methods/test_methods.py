@@ -17,7 +17,7 @@ from statetrim.methods import find_method, method_names
 from statetrim.methods.contract import top
 
 HEADS, CHANNELS, HIDDEN, KEEP = 3, 16, 10, 5
-SCORED = [name for name in method_names("key") if name != "rand"]
+SCORED = [name for name in method_names("key") if "score" in find_method(name).options]
 EVERY: list[tuple[Axis, str]] = [
     (axis, name) for axis in get_args(Axis) for name in method_names(axis)
 ]
@@ -50,6 +50,7 @@ def evidence(
         query_gradient=rows(),
         key_gradient=rows(),
         readout_gram=gram(),
+        state_read=random(HEADS, CHANNELS).square()[:, order],
     )
     kind = st.Evidence if axis == "key" else st.ValueEvidence
     return kind(rows(), rows(), torch.Generator().manual_seed(1), statistics)

@@ -15,8 +15,8 @@ from helpers.refusal import run
 from statetrim.artifacts.statistics import LayerStatistics
 from statetrim.geometry import resolve_heads
 from statetrim.methods.contract import HeadEvidence
-from statetrim.methods.head_energy import select as by_energy
-from statetrim.methods.head_refit import select as by_refit
+from statetrim.methods.heads.head_energy import select as by_energy
+from statetrim.methods.heads.head_refit import select as by_refit
 from statetrim.surgery.refit import layer_errors
 from statetrim.verification.provenance import config_faults, load_carried_plan, weight_faults
 

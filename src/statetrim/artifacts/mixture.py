@@ -23,7 +23,7 @@ _PARTNER = {  # queries and keys are divided by the same number, which keeps the
     "query_gradient": "key_gradient",
     "key_gradient": "query_gradient",
 }
-_NDIM = {"square": 1, "moment": 2, "gram": 3, "gradient": 4}
+_NDIM = {"square": 1, "moment": 2, "read": 2, "ranks": 2, "gram": 3, "gradient": 4}
 """Last word of a sum's name -> its dimensions."""
 
 
@@ -90,6 +90,8 @@ def _scale(sums: LayerStatistics, sum_name: str) -> Tensor:
         scale = sums.target_square if sums.target_square is not None else torch.ones(1)
     elif sum_name == "output_square":
         scale = torch.tensor([float(sums.tokens)], dtype=value.dtype)
+    elif sum_name == "state_ranks":  # means over the sampled states
+        scale = value[:, :1]
     elif sum_name == "input_square":
         scale = value.sum()
     else:
@@ -102,7 +104,7 @@ def _scale(sums: LayerStatistics, sum_name: str) -> Tensor:
 
 
 def _size_per_head(sum_name: str, value: Tensor) -> Tensor:
-    """[heads]: the trace of a Gram matrix, the sum of magnitudes of a gradient."""
-    if sum_name.endswith("gradient"):
+    """[heads]: the trace of a Gram matrix, the sum of magnitudes of another sum."""
+    if sum_name.endswith(("gradient", "read")):
         return value.abs().flatten(1).sum(1)
     return value.diagonal(dim1=-2, dim2=-1).sum(-1)

@@ -39,6 +39,8 @@ class LayerStatistics:
     key_gradient: Tensor | None = None
     output_square: Tensor | None = None  # [value heads]: mean squares of the read-out
     readout_gram: Tensor | None = None  # [value heads, channels, channels]: after norm and gate
+    state_read: Tensor | None = None  # [heads, channels]: q^2 |row of the state|^2, sampled
+    state_ranks: Tensor | None = None  # [value heads, 3]: number, ranks and norms of sampled states
     # For the refit; a: read-out of the cut layer, n channels in all; y: output of the original's:
     readout_moment: Tensor | None = None  # [n, n]: aa'
     target_moment: Tensor | None = None  # [hidden, n]: ya'

@@ -8,7 +8,12 @@ from torch import Tensor, nn
 
 from ..artifacts.statistics import TEXT, LayerStatistics, Statistics
 from ..runtime.kernel_hooks import L2_EPS, KernelCall, MixerInput, Readout
+from ..runtime.states import walk_states
 from ..storage.checkpoint import Checkpoint
+
+STATE_SUMS = {"state_read", "state_ranks"}
+STATE_EVERY = 16  # tokens between two states that are sampled
+RANK_THRESHOLD = 1e-4  # singular values above this part of the largest count (arXiv 2602.02195)
 
 
 class Sums:
@@ -33,6 +38,26 @@ class Sums:
         if "output_square" in self.sum_names:
             square = call.output.flatten(0, -3).double().square().mean(dim=-1).sum(dim=0)
             self._add(call.layer, "output_square", square)
+        if STATE_SUMS & set(self.sum_names):
+            self._add_states(call)
+
+    def _add_states(self, call: KernelCall) -> None:
+        """Add the squares of what each key channel contributes to the output of every 16th token,
+        [key heads, channels]. Add the number of blocks, and the sums over their last states of the
+        rank (as a share of the full rank) and of the nuclear norm, [value heads, 3]."""
+        for block in walk_states(call, self.model.family, STATE_EVERY):
+            batch, samples = block.states.shape[:2]
+            ends = torch.arange(1, samples + 1) * STATE_EVERY
+            query = block.query[:, ends.clamp(max=block.query.shape[1]) - 1].square()
+            query = torch.unflatten(query, 0, (batch, -1)).sum(1)  # [batch, samples, key heads, ..]
+            rows = block.states.square().sum(-1)  # [batch, samples, value heads, channels]
+            rows = torch.unflatten(rows, 2, (query.shape[2], -1)).sum(3)
+            self._add(call.layer, "state_read", (query * rows).sum((0, 1)))
+            if "state_ranks" in self.sum_names:
+                singular = torch.linalg.svdvals(block.states[:, -1])  # [batch, value heads, rank]
+                counted = (singular > RANK_THRESHOLD * singular[..., :1]).double().mean(-1)
+                sums = torch.stack([torch.ones_like(counted), counted, singular.sum(-1)], -1)
+                self._add(call.layer, "state_ranks", sums.sum(0))
 
     def _normalized(self, rows: Tensor) -> Tensor:
         """Queries or keys after the kernel's L2 norm, if it has one."""

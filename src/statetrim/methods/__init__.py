@@ -1,6 +1,6 @@
 """Selection methods, one module each: its name is the method's name, its function is `select`.
 
-A new method is a module in this folder and its name in `METHODS`.
+A new method is a module here, in `heads/` if it selects heads, and its name in `METHODS`.
 """
 
 import importlib
@@ -16,8 +16,10 @@ if TYPE_CHECKING:  # checking a name must not import torch
 METHODS = (
     "drrqr",
     "energy",
+    "ghost",
     "grad",
     "head_energy",
+    "head_rank",
     "head_refit",
     "l1",
     "product",
@@ -28,7 +30,7 @@ METHODS = (
     "readout_rrqr",
     "s_wanda",
 )
-"""Modules of this folder that are methods; each is imported when the method is used."""
+"""Modules that are methods; each is imported when the method is used."""
 
 
 def method_names(axis: "Selectable | None" = None) -> list[str]:
@@ -56,7 +58,8 @@ def find_method(method: "str | Select") -> "Method":
         return as_method(method)
     check_method(method)
     if method in METHODS:
-        return as_method(importlib.import_module(f"{__name__}.{method}").select, method)
+        folder = f"{__name__}.heads" if method.startswith("head_") else __name__
+        return as_method(importlib.import_module(f"{folder}.{method}").select, method)
     return as_method(_load_select(Path(method)), Path(method).stem)
 
 

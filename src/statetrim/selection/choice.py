@@ -64,7 +64,11 @@ class MethodChoice:
             return torch.arange(channels).repeat(heads, 1)
         try:
             kept = self.method.select(evidence, keep, **self.options)
-        except (ValueError, TypeError) as error:  # an option of a wrong type, singular statistics
+        except (
+            ValueError,
+            TypeError,
+            RuntimeError,
+        ) as error:  # a wrong option, singular statistics
             raise StatetrimError(f"method {name!r} cannot continue: {error}") from error
         if (
             not isinstance(kept, Tensor)
@@ -125,7 +129,9 @@ def _check_evidence(evidence: AnyEvidence, method: Method, layer: int) -> None:
     """Raise StatetrimError if weights contain nan or infinity, or unless each needed sum exists, is
     finite and fits the weights. Statistics may come from an untrusted file."""
     heads, channels = evidence.shape
-    shapes: dict[str, tuple[int, ...] | None] = {"output_square": None}
+    shapes: dict[str, tuple[int, ...] | None] = {
+        "output_square": None, "state_ranks": None, "state_read": (heads, channels)
+    }  # fmt: skip
     if isinstance(evidence, Evidence):
         kind, weights = "query or key", [evidence.query_weight, evidence.key_weight]
         shapes |= {

@@ -6,8 +6,8 @@ other heads could replace it is not considered.
 
 from torch import Tensor
 
-from ..artifacts.statistics import REFIT_SUM_NAMES
-from .contract import HeadEvidence, needs, selects, top
+from ...artifacts.statistics import REFIT_SUM_NAMES
+from ..contract import HeadEvidence, needs, selects, top
 
 
 @selects("head")

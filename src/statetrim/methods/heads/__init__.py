@@ -1,0 +1,1 @@
+"""Methods that select whole heads."""
