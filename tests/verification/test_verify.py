@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from typer.testing import CliRunner
 import statetrim as st
 from helpers import tiny
 from helpers.engine import InProcess, have_ended, wait_until, write_stand_in
-from statetrim.artifacts.verification import Agreement
+from statetrim.artifacts.verification import Agreement, agreement_table
 from statetrim.commands import app
 from statetrim.verification.engine import EngineError, Request, run_engine
+from statetrim.verification.verify import _engine_faults, _sample_notes
 
 SETTINGS: dict[str, Any] = {"engine": "mlx", "count": 6, "length": 24, "generate": 5}
 PLACES = {"texts": 6 * 23, "continuations": 6 * 5}
@@ -278,6 +280,17 @@ def test_the_change_is_paired_by_sequence() -> None:
         100 * (1 - 0.05 ** (1 / 30))
     )  # exact form of the rule of three
     assert verification.agreement_change("b", "continuations") is None
+
+
+def test_a_single_sequence_has_no_interval_and_few_positions_are_said() -> None:
+    for count, loss, notes in ((1, "+10.00", 1), (9, "+10.00 (+10.00 to +10.00)", 0)):
+        before = agreement("a", [10] * count)
+        after = replace(agreement("b", [9] * count), own=[10] * count)
+        verification = st.Verification("mlx", "x", "float32", ["a", "b"], [before, after])
+        assert agreement_table(verification).rows[1][3] == loss
+        assert len(list(_sample_notes(verification, "b"))) == notes
+        fault, *_ = _engine_faults(verification, "b", "MLX-LM")
+        assert fault.endswith(f"100.0 %; {10 * count} positions are few: compare more")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from ..maths.table import Table
 from .record import Artifact, as_fields, header
 
 CONFIDENCE_LEVEL = 0.95
+MAX_MARGIN = 100.0  # points; a wider interval of a share says nothing
 
 Kind = Literal["texts", "continuations"]
 """Given texts, or continuations that the engine generated and transformers then scored."""
@@ -135,13 +136,16 @@ class Verification(Artifact):
 
 def agreement_table(verification: Verification) -> Table:
     """A row per model and kind of sequences. What a cut lost against the original is in points,
-    with its interval; empty for the original, and if one of them did not run."""
+    with its interval unless the sequences are too few for one; empty for the original, and if one
+    of them did not run."""
     rows = []
     for agreement in verification.agreements:
         change, loss = verification.agreement_change(agreement.model, agreement.kind), ""
         if change is not None and agreement.model != verification.models[0]:
             lost = -change
-            loss = f"{lost.estimate:+.2f} ({lost.low:+.2f} to {lost.high:+.2f})"
+            loss = f"{lost.estimate:+.2f}"
+            if lost.margin <= MAX_MARGIN:
+                loss += f" ({lost.low:+.2f} to {lost.high:+.2f})"
         agreed = f"{sum(agreement.agreed):,} of {sum(agreement.places):,}"
         gap = f"{agreement.largest_gap:.2g}"
         rows.append((agreement.model, agreement.kind, agreed, loss, gap))

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..artifacts.verification import Verification
+from ..artifacts.verification import MAX_MARGIN, Verification
 from ..maths.units import parse_token_count
 from ..options import as_record, takes_options
 from ..progress import OnProgress, Progress, progress_reporter
@@ -37,6 +37,7 @@ from .options import VerifyOptions
 MAX_CHARACTERS = 2000  # of a document, to compare tokenizers on
 MAX_AGREEMENT_LOSS = 1.0  # points that a cut may significantly lose against its original
 MAX_ENGINE_GAP = 5.0  # points of disagreement beyond what the engine's dtype explains
+FEW_POSITIONS = 100  # below, some near ties are already more than MAX_ENGINE_GAP
 
 
 @takes_options(VerifyOptions)
@@ -115,6 +116,7 @@ def _verify(
             agreements = compare_choices(model, name, getattr(torch, dtype), choices)
             verification.agreements.extend(agreements)
         faults += _engine_faults(verification, name, engine_name)
+        notes += _sample_notes(verification, name)
     return replace(
         verification,
         faults=_without_empty(verification.faults),
@@ -209,18 +211,27 @@ def _engine_faults(verification: Verification, name: str, engine: str) -> Iterat
         if agreement is None:
             continue
         share, own_share = agreement.share("agreed_float32"), agreement.share("own")
+        places = sum(agreement.places)
         if 100 * (own_share - share) > MAX_ENGINE_GAP:
             yield (
                 f"{engine} chooses as transformers in float32 at only {100 * share:.1f} % of the "
                 f"positions in {kind}, where {verification.dtype} itself does at "
                 f"{100 * own_share:.1f} %"
-            )
+            ) + (f"; {places} positions are few: compare more" if places < FEW_POSITIONS else "")
         change = None if name == original else verification.agreement_change(name, kind)
         if change is not None and change.high < 0 and change.estimate < -MAX_AGREEMENT_LOSS:
             yield (
                 f"{engine} agrees with transformers less than on the original in {kind}: "
                 f"{change.estimate:+.2f} points ({change.low:+.2f} to {change.high:+.2f})"
             )
+
+
+def _sample_notes(verification: Verification, name: str) -> Iterator[str]:
+    """A sentence for each kind of tokens with too few sequences for an interval of the loss."""
+    for kind in verification.kinds:
+        change = verification.agreement_change(name, kind)
+        if change is not None and change.margin > MAX_MARGIN:
+            yield f"its loss in {kind} has no interval: compare more sequences, with --count"
 
 
 def _default_dtype(engine: str, model: Checkpoint) -> str:
