@@ -51,10 +51,11 @@ def table(words: str) -> str:
         sizes = st.inspect(folder, **{k: v for k, v in vars(arguments).items() if k != "model"})
     rows = sizes.deployment.capacity
     names = [f"{row.shape}, {row.state_dtype}" for row in rows]
+    states = [f"{row.fit.states:g} x {bytes_text(row.fit.state_bytes)}" for row in rows]
     lines = [
         f"| computed for {arguments.model} | {' | '.join(names)} |",
         f"|---|{'---:|' * len(rows)}",
-        f"| state of a request | {' | '.join(bytes_text(row.fit.state_bytes) for row in rows)} |",
+        f"| states of a request | {' | '.join(states)} |",
     ]
     gains = [
         f"{row.fit.sequences:.4g} ({row.fit.sequences / rows[0].fit.sequences:.2f}x)"
