@@ -1,4 +1,4 @@
-"""Every command that docs/ shows is run on tiny models, or listed here with the reason."""
+"""Every command of a page runs on tiny models, or results/questions.md lists it with the reason."""
 
 import re
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.doc_pages import PAGES, Command, commands
+from helpers.doc_pages import PAGES, ROOT, Command, commands
 from helpers.doc_world import NotReady, World, has_all_arguments, with_small_sizes
 from helpers.hub_layouts import CONFIGS
 
@@ -16,29 +16,24 @@ ELSEWHERE = {
     "quickstart.md": "tests/test_readme.py runs it, from the built wheel",
     "commands.md": "is made from the help, and shows no values",
 }
-NOT_RUN = {
-    r"statetrim demo": "takes a minute; tests/test_readme.py",
-    r"statetrim evaluate .*--engine vllm": "needs vLLM; just evaluate-vllm",
-    r"statetrim (COMMAND|--traceback)": "stands for any command",
-    r"torchrun .*-m statetrim": "several processes: `slow` below; arguments in test_tools.py",
-    r"just ": "takes minutes or hours; recipe and arguments in test_tools.py",
-    r"python (studies|benchmarks)/": "the same; script and arguments in test_tools.py",
-    r"pip install": "the environment is there; extras and paths in test_tools.py",
-    r"(VLLM_\w+=\w+ )?vllm serve": "needs vLLM",
-    r"python -m (vllm|sglang)\.": "needs vLLM, or SGLang",
-    r"mlx_lm\.\w+ ": "needs MLX",
-    r"python convert_hf_to_gguf.py|llama-(server|quantize) ": "needs llama.cpp",
-    r"curl ": "asks a server",
-    r"sbatch ": "needs SLURM",
-    r"python -c \"import sys, ": "needs fla, or loads what `recover` just wrote",
-    r"hf (download|auth login)": "needs the network",
-    r"mkdocs serve": "serves until it is stopped; CI builds the site",
-}
+EXCEPTIONS = ROOT / "results" / "questions.md"
 HELP = (
     "\nMend the page. If the command is right and needs a file or a size that is missing here, add "
-    "it to tests/helpers/doc_world.py; if it cannot run at all, to NOT_RUN in "
-    "tests/docs/test_commands.py, with the reason."
+    "it to tests/helpers/doc_world.py; if it cannot run at all, to the table "
+    "of results/questions.md, with the reason."
 )
+
+
+def exceptions() -> list[str]:
+    """Patterns of the commands in the table of results/questions.md, where ... is any text."""
+    _, _, place = EXCEPTIONS.read_text(encoding="utf-8").partition("<!-- not run -->")
+    rows = [line.split(" | ") for line in place.partition("<!-- end -->")[0].splitlines()[3:]]
+    assert rows and all(len(row) == 2 and row[1].strip(" |") for row in rows), "each has a reason"
+    starts = [start for row in rows for start in re.findall(r"`([^`]+)`", row[0])]
+    return [re.escape(start).replace(r"\.\.\.\ ", ".*") for start in starts]
+
+
+NOT_RUN = exceptions()
 
 
 def shown_commands() -> list[Command]:
@@ -49,8 +44,14 @@ def shown_commands() -> list[Command]:
     ]
 
 
-def reason_not_run(command: Command) -> str | None:
-    return next((why for start, why in NOT_RUN.items() if re.match(start, command.text)), None)
+def is_exception(command: Command) -> bool:
+    return any(re.match(start, command.words) for start in NOT_RUN)
+
+
+def test_every_exception_occurs() -> None:
+    words = [command.words for command in shown_commands() if command.page != EXCEPTIONS.name]
+    unused = [start for start in NOT_RUN if not any(re.match(start, text) for text in words)]
+    assert not unused, "no page shows these; remove them from results/questions.md"
 
 
 def commands_to_run(page: Path) -> Iterator[Command]:
@@ -63,7 +64,7 @@ def commands_to_run(page: Path) -> Iterator[Command]:
             continue
         if page.parent.name == "examples" and command.words.startswith("torchrun"):
             yield in_one_process(command)
-        elif not reason_not_run(command):
+        elif not is_exception(command):
             yield command
 
 
