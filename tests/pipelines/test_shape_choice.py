@@ -195,6 +195,7 @@ def test_the_plan_says_who_refuses_which_shape(
     command += ["-o", str(tmp_path / "out")]
     code, _, plan = run([*command, "--to", "0.5"])
     assert not code and "refused by" in plan and "Shapes to compare" in plan
+    assert "by-layer" in run([*command, "--to", "0.5", "--by-layer"])[2] and "by-layer" not in plan
     code, err, _ = run([*command, "--to", "0.5", "--for", "vllm"])
     assert not code and "--for vllm-cpu" in err
     code, err, _ = run([*command, "--to", "0.5", "--for", "sglang"])

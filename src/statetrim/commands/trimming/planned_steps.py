@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from ...artifacts.decision import BY_LAYER
 from ...geometry import Geometry
 from ...maths.formatting import bytes_text, duration_text
 from ...pipelines.estimate import Step
@@ -117,6 +118,8 @@ def _show_candidates(job: Job, *, to_stderr: bool) -> None:
         share = f"{geometry.state_numel / job.model.geometry.state_numel:.0%}"
         sizes = bytes_text(4 * geometry.state_numel), bytes_text(2 * geometry.state_numel)
         rows.append((name, share, *sizes, refused))
+    if job.options.by_layer:
+        rows.append((BY_LAYER, "", "", "", "all without a plugin"))
     predicted = "all are predicted, the best three measured"
     terminal.print_table(
         f"Shapes to compare: {predicted if predicts_shapes(job) else 'all are measured'}, one is "
