@@ -193,14 +193,14 @@ def _arguments(model: str, tmp_path: Path, work: str) -> list[str]:
     ]  # fmt: skip
 
 
-def _results(work: Path) -> dict[str, Any]:
+def _results(work: Path, *not_here: str) -> dict[str, Any]:
     """What a run wrote, without times; checks that all steps ended, except those that need data of
-    the hub."""
+    the hub and those that begin with `not_here`."""
     content: dict[str, Any] = json.loads((work / "results.json").read_text())
     missing = {step["name"] for step in content["steps"] if step.pop("ended") != "done"}
     no_data = {"evaluate fda", "evaluate swde"}
     no_data |= set() if DATA.exists() else {"evaluate hellaswag", "evaluate squad"}
-    assert not {name for name in missing - no_data if not name.startswith("niah")}
+    assert not {name for name in missing - no_data if not name.startswith(("niah", *not_here))}
     for row in (*content["steps"], *content["stored_states"]):
         for timed in ("seconds", "encode_ms", "decode_ms"):
             row.pop(timed, None)
@@ -278,13 +278,15 @@ def test_a_run_that_is_killed_ten_times_ends_like_one_that_is_not(
 def test_a_whole_run_on_pretended_gpus(
     tmp_path: Path, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All steps in this process, where a tensor on the wrong device is an error. Pretended GPUs
-    have no gradient, so the cut is not recovered."""
+    """In this process, where a tensor on the wrong device is an error. Pretended GPUs have no
+    gradient, so the cut is not recovered, and answers to GSM8K would take long."""
 
     def attempt(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         if "recover" in command:
             shutil.copytree(tmp_path / "work/fitted-uniform-50", tmp_path / "work/recovered")
             return subprocess.CompletedProcess(command, 0)
+        if command[1].endswith(".py"):
+            return subprocess.CompletedProcess(command, 1)
         try:
             _run_here(command)
         except (Exception, SystemExit) as error:
@@ -298,5 +300,5 @@ def test_a_whole_run_on_pretended_gpus(
     monkeypatch.setattr(sys, "argv", arguments)
     with torch.no_grad(), pretended_cuda(1) as cards:
         kit_run.main()
-    gpus = _results(tmp_path / "work")["environment"]["gpus"]
+    gpus = _results(tmp_path / "work", "gsm8k")["environment"]["gpus"]
     assert [gpu["name"] for gpu in gpus] == ["pretended"] and cards.used == {"cuda:0"}

@@ -1,0 +1,89 @@
+"""The tables and the picture of results/speech.md: what cuts change in the speech model.
+
+    python studies/plot_speech.py results/speech.jsonl results/speech.md
+
+Draws `speech.png` next to the results.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import matplotlib.pyplot as plt
+
+from arguments import path_parser
+from plot_methods import table
+from plot_shapes import fill
+
+Row = dict[str, Any]
+COLOURS = {  # Okabe and Ito's
+    "product": "#0072B2", "energy": "#009E73", "drrqr": "#56B4E9", "s_wanda": "#E69F00",
+    "l1": "#D55E00", "rand": "#000000", "ghost": "#CC79A7",
+}  # fmt: skip
+DEFAULTS = ("product", "readout_greedy", "default")
+"""The methods that a command takes by default, for keys, values and both."""
+
+
+def cell(figures: list[list[float]], scale: float, digits: int) -> str:
+    """Mean over samples of clips, with the lowest and highest end of their intervals."""
+    estimates, lows, highs = zip(*figures, strict=True)
+    numbers = (mean(estimates), min(lows), max(highs))
+    estimate, low, high = (f"{scale * number:.{digits}f}" for number in numbers)
+    return f"{estimate} ({low} to {high})"
+
+
+def by_cut(rows: list[Row]) -> dict[tuple[str, str, str], list[Row]]:
+    """(axis, what is kept, method) -> the lines of all samples; widths by layer may differ."""
+    cuts: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        kept = row.get("to") or f"{row['share']:.0%} of the keys"
+        cuts.setdefault((row["axis"], kept, row["method"]), []).append(row)
+    return cuts
+
+
+def losses_table(rows: list[Row]) -> str:
+    lines = []
+    for cut, same in by_cut(rows).items():
+        kl = cell([row["kl"] for row in same], 1, 4)
+        lines.append([*cut, kl, cell([row["other class"] for row in same], 100, 1)])
+    return table(["axis", "kept", "method", "KL, nats", "frames with another class, %"], lines)
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """The frames whose class changes: by keys kept and method, and by the bytes of a state."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2))
+    points: dict[str, list[tuple[int, float]]] = {}
+    bytes_kept: dict[str, list[tuple[float, float]]] = {}
+    for (axis, kept, method), same in by_cut(rows).items():
+        changed = 100 * mean(row["other class"][0] for row in same)
+        keys, values = (int(size) for size in kept.split("x")) if "x" in kept else (0, 64)
+        if axis == "keys":
+            points.setdefault(method, []).append((keys, changed))
+        if keys and method in DEFAULTS:
+            bytes_kept.setdefault(axis, []).append((keys * values / 4096 * 100, changed))
+    for method, line in points.items():
+        left.plot(*zip(*line, strict=True), "o-", color=COLOURS[method], label=method)
+    left.set(xlabel="keys kept of 64", ylabel="frames with another class, %", xticks=[16, 32, 48])
+    for (axis, places), colour in zip(bytes_kept.items(), COLOURS.values(), strict=False):
+        right.plot(*zip(*places, strict=True), "o-", color=colour, label=axis)
+    right.set(xlabel="bytes of the state, %", xticks=[12.5, 25, 37.5, 50, 75])
+    for panel in (left, right):
+        panel.set_yscale("log")
+        panel.legend(frameon=False, ncols=2, fontsize=8, loc="lower right")
+        panel.invert_xaxis()
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    options = path_parser(__doc__, "results", "page").parse_args()
+    rows = [json.loads(line) for line in options.results.read_text().splitlines()]
+    draw(rows, options.results.with_suffix(".png"))
+    fill([options.page], {"losses": losses_table(rows)})
+
+
+if __name__ == "__main__":
+    main()
