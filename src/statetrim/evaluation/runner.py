@@ -25,6 +25,7 @@ from .original import OriginalResults
 from .samples import MQAR_ROWS, Samples
 
 LONG_MQAR = {"pairs": 16, "length": 512}  # few pairs, long before their queries
+MQAR_TOKENS = 4 * sum(recall.PAIR_COUNTS) + LONG_MQAR["length"]  # of one sample of every setting
 
 VLLM_BATCH = 256
 """Sequences passed to vLLM at a time, which schedules them itself. Not "auto": lm-eval then asks

@@ -17,6 +17,7 @@ from ..storage.checkpoint import Checkpoint
 
 _DISK_BYTES_PER_SECOND = 1e9  # a common SSD; not measured
 _EFFICIENCY = 0.3  # fraction of the matrix product's speed that a model reaches
+_FLOPS_PER_STATE_ELEMENT = 40  # and token, of the recurrence: with PyTorch's kernels on a CPU
 _SECONDS_PER_LAYER = 2e-3  # per batch of any size: the time to launch kernels
 _WEIGHT_FRACTION = 0.7  # of free memory; the rest is for activations
 PROCESS_BYTES = 600 * 2**20  # memory of Python, torch and transformers without a model
@@ -74,7 +75,8 @@ def reading_seconds(
 ) -> float:
     """Seconds of a forward pass over `tokens`, plus streaming if the weights do not fit."""
     batches = max(1, tokens // (batch_size * length))
-    seconds = 2 * _active_parameters(model) * tokens / (_EFFICIENCY * machine.flops)
+    flops = 2 * _active_parameters(model) + _FLOPS_PER_STATE_ELEMENT * model.geometry.state_numel
+    seconds = flops * tokens / (_EFFICIENCY * machine.flops)
     layers = max(model.geometry.layers, default=0) + 1  # up to the last linear one
     seconds += batches * layers * _SECONDS_PER_LAYER
     if needs_streaming(model, 1, machine.memory):

@@ -1,5 +1,6 @@
 """The steps of a run of `trim`, with an estimate of what each takes."""
 
+from ..evaluation.runner import MQAR_TOKENS
 from ..options import takes_options
 from ..serving.state_size import weight_bytes
 from ..storage.models import ModelLike, as_checkpoint
@@ -63,7 +64,8 @@ class _Estimate:
             does = f"{job.recovery_tokens:,} tokens, distilled from the original"
             memory = self.process + 3 * self.weights
             result.append(Step("recover", does, seconds, memory, 2 * self.nbytes))
-        result.append(self.evaluate(2 + bool(job.recovery_tokens) + job.runs_control))
+        has_changed_since_cut = job.runs_refit or bool(job.recovery_tokens)
+        result.append(self.evaluate(2 + has_changed_since_cut + job.runs_control))
         if job.runs_benchmark:
             seconds, memory = 60 * self.read(64 * 16, 16, 64), self.process + 2 * self.weights
             result.append(Step("benchmark", "both, in turns", seconds, memory))
@@ -95,10 +97,10 @@ class _Estimate:
         return Step("refit", does, seconds, memory, self.nbytes + moments)
 
     def evaluate(self, models: int) -> Step:
-        """Evaluation of `models`; the original runs again with each cut, to compare logits."""
+        """Evaluation of `models`, each once: the hidden states of the original are kept."""
         tasks, limit = self.options.tasks, self.options.limit
-        tokens = limit * EVAL_LENGTH * len(tasks)
-        seconds = (2 * models - 1) * self.read(tokens, 8, EVAL_LENGTH)
+        tokens = sum(MQAR_TOKENS if task == "mqar" else EVAL_LENGTH for task in tasks)
+        seconds = models * self.read(limit * tokens, 8, EVAL_LENGTH)
         does = f"{', '.join(tasks)} on {models} models, {limit} samples a task"
         return Step("evaluate", does, seconds, self.process + 2 * self.weights, self.nbytes)
 
@@ -113,11 +115,11 @@ class _Estimate:
             count = MEASURED
         if self.options.by_layer:
             layers = len(job.model.geometry.layers)
-            seconds = (1 + 4 * layers) * self.evaluate(1).seconds
+            seconds = (1 + 4 * layers) * self.read(2 * job.shape_tokens, 8, EVAL_LENGTH)
             does, memory = f"{layers} layers, each cut alone", self.process + self.weights
             result.append(Step("sensitivity", does, seconds, memory))
             count += 1
         seconds = 2 * cost.copying_seconds(self.nbytes) + 2 * self.read(job.tokens)
-        seconds = count * (seconds + self.evaluate(2).seconds)
+        seconds = count * seconds + self.evaluate(1 + count).seconds
         does, memory = f"{count} shapes: cut, refit, evaluate", self.process + 2 * self.weights
         return [*result, Step("compare", does, seconds, memory, 4 * self.nbytes)]

@@ -1,0 +1,55 @@
+"""The estimate counts what a run reads, and the recurrence as well as the weights."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+import statetrim as st
+from helpers import tiny
+from statetrim.pipelines import stages
+from statetrim.pipelines.estimate import Machine, reading_seconds
+
+MACHINE = Machine(1e9, 2**40, "cpu")
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
+def test_evaluation_is_estimated_for_the_tokens_that_models_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Original, cut, refitted cut and random cut, on text and all settings of recall."""
+    model = st.open(tiny.build("qwen3_5_text", tmp_path / "model", vocab_size=1024))
+    text = tiny.write_text(tmp_path / "text.jsonl", 8000)
+    options: Any = {"text": text, "to": "6x4", "tokens": 512, "length": 64, "limit": 2}
+    monkeypatch.setattr(Machine, "measure", lambda placement: MACHINE)
+    steps = st.estimate(model, **options, benchmark=False)
+    (step,) = (step for step in steps if step.name == "evaluate")
+    tokens, evaluate = 0, stages.evaluate.run
+
+    def count(module: torch.nn.Module, args: Any) -> None:
+        nonlocal tokens
+        if type(module).__name__.endswith("RMSNormGated"):  # of every linear layer
+            tokens += args[0].numel() // args[0].shape[-1]  # and value head
+
+    def counted(*args: Any) -> Any:
+        with register_module_forward_pre_hook(count):
+            return evaluate(*args)
+
+    monkeypatch.setattr(stages.evaluate, "run", counted)
+    st.trim(model, **options, benchmark=False, out=tmp_path / "out")
+    tokens //= len(model.geometry.layers) * model.geometry.num_v_heads
+    expected = reading_seconds(model, tokens, 8, 512, MACHINE)
+    assert step.seconds == pytest.approx(expected, rel=0.1)
+
+
+def test_wider_states_take_longer_to_read(tmp_path: Path) -> None:
+    """The recurrence of 128x128 states costs more than the weights of a small model."""
+    seconds = []
+    for width in (16, 128):
+        widths: Any = {"linear_key_head_dim": width, "linear_value_head_dim": width}
+        model = st.open(tiny.build("qwen3_5_text", tmp_path / str(width), **widths))
+        weights = sum(tensor.numel() for tensor in map(model.tensor, model.tensors))
+        seconds.append(reading_seconds(model, 2**20, 8, 512, MACHINE) / weights)
+    assert seconds[1] > 3 * seconds[0]
