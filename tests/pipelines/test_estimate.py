@@ -9,7 +9,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 import statetrim as st
 from helpers import tiny
-from statetrim.pipelines import stages
+from statetrim.evaluation.evaluate import evaluate
 from statetrim.pipelines.estimate import Machine, reading_seconds
 
 MACHINE = Machine(1e9, 2**40, "cpu")
@@ -26,7 +26,7 @@ def test_evaluation_is_estimated_for_the_tokens_that_models_read(
     monkeypatch.setattr(Machine, "measure", lambda placement: MACHINE)
     steps = st.estimate(model, **options, benchmark=False)
     (step,) = (step for step in steps if step.name == "evaluate")
-    tokens, evaluate = 0, stages.evaluate.run
+    tokens, run = 0, evaluate.run
 
     def count(module: torch.nn.Module, args: Any) -> None:
         nonlocal tokens
@@ -35,9 +35,9 @@ def test_evaluation_is_estimated_for_the_tokens_that_models_read(
 
     def counted(*args: Any) -> Any:
         with register_module_forward_pre_hook(count):
-            return evaluate(*args)
+            return run(*args)
 
-    monkeypatch.setattr(stages.evaluate, "run", counted)
+    monkeypatch.setattr(evaluate, "run", counted)
     st.trim(model, **options, benchmark=False, out=tmp_path / "out")
     tokens //= len(model.geometry.layers) * model.geometry.num_v_heads
     expected = reading_seconds(model, tokens, 8, 512, MACHINE)
