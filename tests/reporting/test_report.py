@@ -6,6 +6,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -299,6 +300,20 @@ def test_scores_of_other_weights_are_told_apart(artifacts: Path, tmp_path: Path)
             build_document(read_findings([tmp_path / "SMALL", tmp_path / "scores.json"]))
         )
         assert ("scores are of other weights" in with_file) is is_other  # shown, with a warning
+
+
+def test_an_analysis_of_the_original_belongs_to_a_report_of_the_cut(
+    artifacts: Path, tmp_path: Path
+) -> None:
+    """As in the demo; that of a third model does not."""
+    analysis, original = st.Analysis.load(artifacts / "analysis.json"), st.open(artifacts / "MODEL")
+    for source, belongs in ((original.digest, True), ("0" * 64, False)):
+        lineage = {**analysis.lineage, "source": source}
+        replace(analysis, lineage=lineage, baseline=None).save(tmp_path / "analysis.json")
+        paths = [artifacts / "MODEL", artifacts / "SMALL", tmp_path / "analysis.json"]
+        page = render_markdown(build_document(read_findings(paths)))
+        assert ("the analysis is of other weights" not in page) is belongs
+        assert ("Mean use: the original" in page) is belongs
 
 
 def test_values_alone(artifacts: Path, tmp_path: Path) -> None:

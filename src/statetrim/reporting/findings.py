@@ -135,6 +135,13 @@ class Findings:
         return faults
 
     @property
+    def analyzes_original(self) -> bool:
+        """Whether the analysis is of the original, and not of the cut."""
+        if self.analysis is None or self.original is None or not self.original.shards:
+            return False
+        return self.original.has_digest(self.analysis.lineage.get("source"))
+
+    @property
     def mismatches(self) -> Iterator[str]:
         """A sentence for each artifact that does not belong to the others."""
         planned = {} if self.plan is None else self.plan.lineage
@@ -155,8 +162,8 @@ class Findings:
         cut = self.cut
         if cut is None or not cut.shards:
             return
-        analysis_source = self.analysis.lineage.get("source") if self.analysis else None
-        if analysis_source and not cut.has_digest(analysis_source):
+        analyzed = self.analysis.lineage.get("source") if self.analysis else None
+        if analyzed and not cut.has_digest(analyzed) and not self.analyzes_original:
             yield "the analysis is of other weights than this checkpoint's"
         for run in self.verifications:
             if cut.digest not in (run.lineage.get("models") or []):

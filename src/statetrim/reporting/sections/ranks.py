@@ -25,7 +25,7 @@ def blocks(findings: Findings) -> Iterator[Block]:
             "--length 512 -o analysis.json",
         )
         return
-    analyses = {"this model": analysis}
+    analyses = {"the original" if findings.analyzes_original else "this model": analysis}
     if analysis.baseline:
         analyses = {"before": analysis.baseline, "after": analysis}
     layer, head = rank_pictures.fullest_head(analysis)
