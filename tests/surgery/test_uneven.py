@@ -68,6 +68,7 @@ def test_only_on_an_explicit_flag_and_the_config_and_the_card_say_so(
     assert small.config[LAYER_WIDTHS_FIELD] == {"0": [12, 8], "1": [6, 4]}
     card = (small.path / "README.md").read_text()
     assert "**Stock libraries cannot load it**" in card
+    assert "MLX-LM run Qwen3-Next and Qwen3.5 with the plugins" in card
     assert small.geometry.state_numel == model.geometry.state_numel * 5 // 8
     engines = st.inspect(small).deployment.engines
     assert engines and not any(line.serves for line in engines)

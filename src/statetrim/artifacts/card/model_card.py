@@ -41,8 +41,8 @@ def model_card(
     sizes.append(change_row("parameters", model.parameters, parameters, ""))
     loading_text = (
         f"**Stock libraries cannot load it**: its layers differ in width (`{LAYER_WIDTHS_FIELD}` "
-        f"in its config). `statetrim.load` runs it, and vLLM with the plugin of statetrim, "
-        "which stores wide layers in parts."
+        "in its config). `statetrim.load` runs it. vLLM, which then stores wide layers in parts, "
+        "and MLX-LM run Qwen3-Next and Qwen3.5 with the plugins of statetrim."
         if after.widths
         else "It loads in stock libraries; no code of statetrim is needed."
     )
