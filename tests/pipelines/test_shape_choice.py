@@ -145,6 +145,19 @@ def test_widths_by_layer_are_one_of_the_shapes(
     assert not quiet.started, "a finished job has nothing left to do"
 
 
+def test_one_shape_in_all_layers_is_not_compared_twice(
+    checkpoint: Load, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from statetrim.pipelines import by_layer
+
+    monkeypatch.setattr(by_layer, "_measure_layers", lambda *_: None)
+    monkeypatch.setattr(by_layer, "allocate_for_engine", lambda *_: "0=6x4,2=6x4")
+    options = TrimOptions(to=0.5, by_layer=True, text=str(text))
+    job, watch = Job.from_options(st.open(checkpoint("qwen3_next")), options), RecordingObserver()
+    assert by_layer.allocate_by_layer(job, None, tmp_path, watch) is None
+    assert watch.messages == ["no widths by layer are expected to lose less than 6x4 in all"]
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

@@ -51,6 +51,7 @@ def allocate_by_layer(
         observer.on_message(f"widths by layer are not compared: {error}")
         return None
     if not target.after.widths:
+        observer.on_message(f"no widths by layer are expected to lose less than {target} in all")
         return None
     nll, recall = allocation.losses(measured)
     expected = (
