@@ -1,6 +1,6 @@
 """The tables and the picture of results/speech.md: what cuts change in the speech model.
 
-    python studies/plot_speech.py results/speech.jsonl results/speech.md
+    python studies/plot_speech.py results/speech{,-recovery}.jsonl results/speech.md
 
 Draws `speech.png` next to the results.
 """
@@ -52,6 +52,20 @@ def losses_table(rows: list[Row]) -> str:
     return table(["axis", "kept", "method", "KL, nats", "frames with another class, %"], lines)
 
 
+def recovery_table(rows: list[Row], recovered: list[Row]) -> str:
+    """Before and after recovery, of the samples that were recovered."""
+    lines = []
+    for cut, after in by_cut(recovered).items():
+        samples, cells = {row["sample"] for row in after}, list[str]()
+        before = [row for row in by_cut(rows)[cut] if row["sample"] in samples]
+        for figure, scale, digits in (("kl", 1, 4), ("other class", 100, 1)):
+            for same in (before, after):
+                cells.append(cell([row[figure] for row in same], scale, digits))
+        lines.append([*cut[1:], *cells])
+    header = ["kept", "method", "KL, nats", "after", "frames with another class, %", "after"]
+    return table(header, lines)
+
+
 def draw(rows: list[Row], path: Path) -> None:
     """The frames whose class changes: by keys kept and method, and by the bytes of a state."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2))
@@ -79,10 +93,15 @@ def draw(rows: list[Row], path: Path) -> None:
 
 
 def main() -> None:
-    options = path_parser(__doc__, "results", "page").parse_args()
-    rows = [json.loads(line) for line in options.results.read_text().splitlines()]
+    options = path_parser(__doc__, "results", "recovery", "page").parse_args()
+    rows, recovered = (
+        [json.loads(line) for line in file.read_text().splitlines()]
+        for file in (options.results, options.recovery)
+    )
     draw(rows, options.results.with_suffix(".png"))
-    fill([options.page], {"losses": losses_table(rows)})
+    fill(
+        [options.page], {"losses": losses_table(rows), "recovery": recovery_table(rows, recovered)}
+    )
 
 
 if __name__ == "__main__":

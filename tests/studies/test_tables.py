@@ -19,7 +19,7 @@ FILL_COMMANDS = {  # page -> scripts that fill its tables, with their result fil
     "recall.md": [("tables", "recall")],
     "recovery.md": [("plot_recovery", "recovery.jsonl")],
     "snapshots.md": [("table_snapshots", "snapshots.jsonl")],
-    "speech.md": [("plot_speech", "speech.jsonl")],
+    "speech.md": [("plot_speech", "speech.jsonl", "speech-recovery.jsonl")],
     "shapes.md": [("plot_shapes", "shapes.jsonl", "uneven.jsonl")],
     "two-axes.md": [("plot_axes", "two-axes.jsonl"), ("tables", "recall")],
     "uneven.md": [
