@@ -53,6 +53,8 @@ def test_devices_that_are_not_here_are_one_sentence(checkpoint: Load) -> None:
     ):
         with pytest.raises(st.StatetrimError, match=message):
             st.load(checkpoint("delta_net"), **options)  # type: ignore[arg-type]
+        with pytest.raises(st.StatetrimError, match=message):
+            free_memory(Placement(**options))  # type: ignore[arg-type]
     with pretended_cuda(2), pytest.raises(st.StatetrimError, match="this machine has 2 GPUs"):
         Placement(device="cuda:2").input_device  # noqa: B018
 

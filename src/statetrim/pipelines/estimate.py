@@ -11,7 +11,7 @@ from math import prod
 
 import torch
 
-from ..runtime.placement import Placement, free_gpu_memory
+from ..runtime.placement import Placement
 from ..serving.state_size import weight_bytes
 from ..storage.checkpoint import Checkpoint
 
@@ -54,7 +54,7 @@ def free_memory(placement: Placement | None = None) -> int:
     with a device map the sum over GPUs of what weights may take."""
     placement = placement or Placement()
     if placement.device_map is not None:
-        return sum((placement.max_memory_bytes or free_gpu_memory()).values())
+        return sum(placement.gpu_memory.values())
     if placement.input_device.type == "cuda":
         return int(torch.cuda.mem_get_info(placement.input_device)[0])
     try:

@@ -105,18 +105,23 @@ class Devices(OneDevice):
         return max(1, torch.cuda.device_count()) if self.device_map else 1
 
     @property
-    def from_pretrained_kwargs(self) -> dict[str, Any]:
-        """Arguments of `from_pretrained` that load weights directly onto their devices. Refuses a
-        device map without a GPU."""
-        if self.device_map is None:
-            return {"device_map": {"": self.input_device}}
+    def gpu_memory(self) -> dict[int, int]:
+        """Bytes per GPU index that weights may take with a device map. Refuses one without a
+        GPU."""
         import torch
 
         if not torch.cuda.is_available():
             raise StatetrimError(
                 "--device-map auto spreads a model over GPUs, and there is none here"
             )
-        return {"device_map": "auto", "max_memory": self.max_memory_bytes or free_gpu_memory()}
+        return self.max_memory_bytes or free_gpu_memory()
+
+    @property
+    def from_pretrained_kwargs(self) -> dict[str, Any]:
+        """Arguments of `from_pretrained` that load weights directly onto their devices."""
+        if self.device_map is None:
+            return {"device_map": {"": self.input_device}}
+        return {"device_map": "auto", "max_memory": self.gpu_memory}
 
 
 @options
