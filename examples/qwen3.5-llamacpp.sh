@@ -16,5 +16,5 @@ statetrim trim Qwen/Qwen3.5-27B --to 64x64 --for llamacpp --text text.jsonl --de
 statetrim verify OUT --baseline Qwen/Qwen3.5-27B --engine llamacpp --engine-python llamacpp-env/bin/python --text test.jsonl -o verification.json
 
 # Convert and serve
-python convert_hf_to_gguf.py OUT --outfile model.gguf
+llamacpp-env/bin/python llamacpp-env/llama.cpp/convert_hf_to_gguf.py OUT --outfile model.gguf
 llama-server -m model.gguf -c 32768 --parallel 8 --port 8000
