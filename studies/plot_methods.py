@@ -22,7 +22,7 @@ from arguments import path_parser
 Row = dict[str, Any]
 FIRST = 128  # windows that every case was measured on
 KEEP = (0.75, 0.5, 0.25)
-STYLES = {  # Okabe and Ito's colours, and a marker each
+STYLES = {  # Okabe and Ito's colours, one of Tol's, and a marker each
     "rand": ("#000000", "x"),
     "l1": ("#999999", "v"),
     "s_wanda": ("#E69F00", "^"),
@@ -31,7 +31,7 @@ STYLES = {  # Okabe and Ito's colours, and a marker each
     "drrqr normalized": ("#CC79A7", "D"),
     "energy": ("#56B4E9", "P"),
     "product": ("#009E73", "*"),
-    "ghost": ("#F0E442", "h"),
+    "ghost": ("#882255", "h"),
 }
 IDENTITY = ("calibration", "method", "score", "keep", "seed")
 PLAIN = {"calibration": "text", "score": "qk"}
