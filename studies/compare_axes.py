@@ -84,10 +84,11 @@ class AxesEvaluator(Evaluator):
         return row
 
 
-def recall_accuracies(live: Any, pairs: int, rows: int, seed: int) -> Tensor:
+def recall_accuracies(live: Any, pairs: int, rows: int, seed: int, hops: int = 1) -> Tensor:
     """Float64 [rows]: the share of a sequence's pairs that the model recalls."""
     generator = torch.Generator().manual_seed(seed)
-    ids, query_positions = mqar.batch(live.config.vocab_size, pairs, rows, generator)
+    draw = mqar.two_hop_batch if hops == 2 else mqar.batch
+    ids, query_positions = draw(live.config.vocab_size, pairs, rows, generator)
     correct = (
         mqar.query_logits(live, ids, query_positions).argmax(-1) == ids[:, query_positions + 1]
     )

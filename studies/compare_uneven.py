@@ -7,7 +7,8 @@ for a share of the state's bytes: freely among the measured widths, and as squar
 all, or half of both axes). Each cut is refitted and compared with the uniform square of the same
 bytes, with the same statistics, on other text and recall sequences: NLL and KL over windows of 256
 tokens, MQAR; intervals are 95 %, paired by window and by sequence. A line per cut is added to the
-results; lines that exist are not measured again. `plot_uneven.py` draws them.
+results; lines that exist are not measured again. `plot_uneven.py` draws them. `--hops 2` measures
+recall that needs two lookups, for a model of train_tiny.py that learned it.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ import argparse
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from math import isqrt
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
+import mqar
 import statetrim as st
 from arguments import study_parser
 from compare_axes import recall_accuracies
@@ -39,9 +43,17 @@ Row = dict[str, Any]
 class ByLayerEvaluator(ShapesEvaluator):
     """Measures NLL, KL, recall by the number of pairs, and the mean of recall."""
 
+    def __init__(
+        self, model: st.Checkpoint, test: Path, count: int, pairs: list[int], hops: int = 1
+    ) -> None:
+        self.hops = hops
+        super().__init__(model, test, count, pairs)
+
     @torch.inference_mode()
     def samples(self, live: Any) -> dict[str, torch.Tensor]:
-        by_pairs = {f"recall {n}": recall_accuracies(live, n, ROWS, seed=4321) for n in self.pairs}
+        by_pairs = {
+            f"recall {n}": recall_accuracies(live, n, ROWS, 4321, self.hops) for n in self.pairs
+        }
         mean = torch.stack([*by_pairs.values()]).mean(0)
         return self.on_text(live) | by_pairs | {"recall": mean}
 
@@ -106,7 +118,7 @@ def study(options: argparse.Namespace, seed: int, done: list[Row]) -> Iterator[R
         ):
             continue
         evaluator = evaluator or ByLayerEvaluator(
-            model, options.test, options.windows, options.pairs
+            model, options.test, options.windows, options.pairs, options.hops
         )
         statistics = statistics or collect_statistics(model, options, skip, work)
         for leftover in ("cut", "refit"):  # of a killed run
@@ -140,15 +152,24 @@ def measure_sensitivity(
     path = work / "sensitivity.json"
     if path.exists():
         return st.Sensitivity.load(path)
-    return st.sensitivity(
-        model, options.text, widths=WIDTHS, windows=32, rows=16, skip=skip, out=path
-    )
+    with ExitStack() as patches:
+        if options.hops == 2:
+            measuring = "statetrim.analysis.sensitivity"
+            patches.enter_context(patch(f"{measuring}.associations", two_hops))
+            patches.enter_context(patch(f"{measuring}.LOADS", options.pairs))
+        return st.sensitivity(
+            model, options.text, widths=WIDTHS, windows=32, rows=16, skip=skip, out=path
+        )
+
+
+def two_hops(vocabulary: int, pairs: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return mqar.two_hop_batch(vocabulary, pairs, rows, torch.Generator().manual_seed(0))
 
 
 def main() -> None:
     parser = study_parser(
         __doc__, "model", "text", "test", "work", results="results/uneven.jsonl", seeds=[0, 1],
-        windows=64, pairs=[16, 32, 63],
+        windows=64, pairs=[16, 32, 63], hops=1,
     )  # fmt: skip
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -34,6 +34,26 @@ def batch(
     return torch.cat([pair.flatten(1), between, again.flatten(1)], 1), positions
 
 
+def two_hop_batch(
+    vocab: int, pairs: int, rows: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """`ids` [rows, 6 * pairs]: `m v m v ...`, then `k m k m ...`, then `k v k v ...`, each in a new
+    order; and the positions [pairs] of the last keys, whose values no layer can look up alone.
+    The tokens between, m, are of the last quarter of the vocabulary."""
+    quarter = vocab // 4
+
+    def distinct(start: int) -> Tensor:
+        return start + torch.rand(rows, quarter, generator=generator).topk(pairs, dim=-1).indices
+
+    def shuffled(first: Tensor, second: Tensor) -> Tensor:
+        order = torch.rand(rows, pairs, generator=generator).argsort(-1)
+        return torch.stack([first.gather(1, order), second.gather(1, order)], -1).flatten(1)
+
+    keys, between, values = distinct(quarter), distinct(3 * quarter), distinct(2 * quarter)
+    lists = shuffled(between, values), shuffled(keys, between), shuffled(keys, values)
+    return torch.cat(lists, 1), 4 * pairs + 2 * torch.arange(pairs)
+
+
 def query_logits(model: Any, ids: Tensor, query_positions: Tensor) -> Tensor:
     """Logits [rows, pairs, vocabulary] at `query_positions`."""
     hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
@@ -42,10 +62,11 @@ def query_logits(model: Any, ids: Tensor, query_positions: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def accuracy(model: Any, pairs: int, rows: int = 128, seed: int = 1234) -> float:
+def accuracy(model: Any, pairs: int, rows: int = 128, seed: int = 1234, hops: int = 1) -> float:
     """Share of values that the model ranks first."""
     generator = torch.Generator().manual_seed(seed)
-    ids, query_positions = batch(model.config.vocab_size, pairs, rows, generator)
+    draw = two_hop_batch if hops == 2 else batch
+    ids, query_positions = draw(model.config.vocab_size, pairs, rows, generator)
     correct = (
         query_logits(model.eval(), ids, query_positions).argmax(-1) == ids[:, query_positions + 1]
     )

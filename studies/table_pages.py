@@ -1,6 +1,7 @@
-"""results/pages.jsonl -> the table of results/uneven.md: one shape or widths by layer, in vLLM.
+"""Two tables of results/uneven.md: one shape or widths by layer in vLLM, and recall of two lookups.
 
-python studies/table_pages.py results/pages.jsonl results/uneven.jsonl results/uneven.md
+python studies/table_pages.py results/pages.jsonl results/uneven.jsonl results/two-hops.jsonl \\
+    results/uneven.md
 """
 
 from __future__ import annotations
@@ -32,23 +33,39 @@ def pages_table(pages: list[Row], uniform: list[Row]) -> str:
         if all(cut["kind"] == "uniform" for cut in cuts):
             continue  # nothing to compare it with
         for cut in cuts:
-            shapes = {width.partition("=")[2] for width in cut["widths"].split(",")}
-            widths = shapes.pop() if len(shapes) == 1 else cut["widths"].replace(",", " ")
             nll, recall = change(cut, "nll", 1, 4), change(cut, "recall", 100, 1)
             share, heads = f"{cut['share']:.2f}", str(cut.get("heads", ""))
-            lines.append([cut["model"], str(cut["seed"]), share, heads, widths, nll, recall])
+            leading = [cut["model"], str(cut["seed"]), share, heads]
+            lines.append([*leading, shapes_text(cut), nll, recall])
     return table(["model", "seed", "share", "heads", "widths", "nats", "points of recall"], lines)
 
 
+def two_hops_table(rows: list[Row]) -> str:
+    """Each share of the bytes with one shape for all layers, and with widths by layer."""
+    lines = []
+    for row in sorted(rows, key=lambda row: (-row["share"], row["seed"])):
+        if row["kind"] != "squares":
+            lost = change(row, "recall", 100, 1)
+            lines.append([f"{row['share']:.2f}", str(row["seed"]), shapes_text(row), lost])
+    return table(["share", "seed", "widths", "points of recall"], lines)
+
+
+def shapes_text(cut: Row) -> str:
+    """The shape of all layers, or the widths by layer."""
+    shapes = {width.partition("=")[2] for width in cut["widths"].split(",")}
+    return shapes.pop() if len(shapes) == 1 else str(cut["widths"]).replace(",", " ")
+
+
 def main() -> None:
-    options = path_parser(__doc__, "results", "uneven", "page").parse_args()
+    options = path_parser(__doc__, "results", "uneven", "two_hops", "page").parse_args()
     rows = [
         [json.loads(line) for line in path.read_text().splitlines()]
-        for path in (options.results, options.uneven)
+        for path in (options.results, options.uneven, options.two_hops)
     ]
-    pages, uneven = rows
+    pages, uneven, two_hops = rows
     uniform = [row for row in uneven if row["kind"] == "uniform"]
-    fill([options.page], {"pages": pages_table(pages, uniform)})
+    tables = {"pages": pages_table(pages, uniform), "two-hops": two_hops_table(two_hops)}
+    fill([options.page], tables)
 
 
 if __name__ == "__main__":

@@ -55,6 +55,7 @@ class Recipe:
     first_pairs: int = 2
     most_pairs: int = 24
     most_filler: int = 0  # random tokens between the pairs and their keys, at the most pairs
+    hops: int = 1  # 2: half of the batches need two lookups, which no layer can do alone
     text_rows: int = 4
     text_length: int = 256
     learning_rate: float = 3e-3
@@ -315,18 +316,21 @@ class Run:
             torch.randint(self.recipe.first_pairs, self.pairs + 1, (), generator=self.generator)
         )
         pairs = self.pairs if frontier else easier_pairs
-        filler = self._draw_filler()
-        rows = max(1, self.recipe.recall_tokens // (4 * pairs + filler))
-        ids, query_positions = mqar.batch(
-            self.recipe.vocab_size, pairs, rows, self.generator, filler
-        )
+        two_hops = self.recipe.hops == 2 and torch.rand((), generator=self.generator) < 0.5
+        filler = 0 if two_hops else self._draw_filler()
+        rows = max(1, self.recipe.recall_tokens // ((6 if two_hops else 4) * pairs + filler))
+        vocabulary, generator = self.recipe.vocab_size, self.generator
+        if two_hops:
+            ids, query_positions = mqar.two_hop_batch(vocabulary, pairs, rows, generator)
+        else:
+            ids, query_positions = mqar.batch(vocabulary, pairs, rows, generator, filler)
         logits, target = (
             mqar.query_logits(self.model, ids, query_positions),
             ids[:, query_positions + 1],
         )
         loss = F.cross_entropy(logits.flatten(0, 1), target.flatten())
         loss.backward()  # type: ignore[no-untyped-call]
-        if pairs == self.pairs:
+        if pairs == self.pairs and (two_hops or self.recipe.hops == 1):
             accuracy = float((logits.argmax(-1) == target).float().mean())
             self.recent_accuracy = 0.7 * self.recent_accuracy + 0.3 * accuracy
             if self.recent_accuracy > 0.9 and self.pairs < self.recipe.most_pairs:
@@ -447,7 +451,8 @@ def main() -> None:
     print(f"{recipe.kind}: {sum(p.numel() for p in run.model.parameters()):,} parameters")
     train(run)
     run.model.eval()
-    recall = {pairs: mqar.accuracy(run.model, pairs) for pairs in (4, 8, 16, 24, 32)}
+    hops = recipe.hops
+    recall = {pairs: mqar.accuracy(run.model, pairs, hops=hops) for pairs in (4, 8, 16, 24, 32)}
     print(f"{run.seconds:.0f} s; recall", {pairs: round(x, 3) for pairs, x in recall.items()})
     run.model.save_pretrained(arguments.out)
     if arguments.tokenizer is not None:

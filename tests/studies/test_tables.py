@@ -24,7 +24,7 @@ FILL_COMMANDS = {  # page -> scripts that fill its tables, with their result fil
     "two-axes.md": [("plot_axes", "two-axes.jsonl"), ("tables", "recall")],
     "uneven.md": [
         ("plot_uneven", "uneven.jsonl", "uneven-capacity.json"),
-        ("table_pages", "pages.jsonl", "uneven.jsonl"),
+        ("table_pages", "pages.jsonl", "uneven.jsonl", "two-hops.jsonl"),
         ("tables", "uneven-recall"),
     ],
 }
