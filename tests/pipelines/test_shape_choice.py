@@ -12,9 +12,11 @@ import statetrim as st
 from helpers import tiny
 from helpers.refusal import check_refusal, run
 from statetrim.artifacts.steps import read_seen_texts
+from statetrim.commands.trimming.result import _load_line, _serving_lines
 from statetrim.pipelines.job import Job
 from statetrim.pipelines.observer import Observer
 from statetrim.pipelines.options import TrimOptions
+from statetrim.serving.engines import NEEDS_PLUGIN
 
 Load = Callable[[str], Path]
 OPTIONS: dict[str, Any] = {
@@ -140,6 +142,12 @@ def test_widths_by_layer_are_one_of_the_shapes(
     assert (out / "statetrim" / "sensitivity.json").exists()
     page = (out / "statetrim" / "report" / "report.md").read_text()
     assert "by-layer (chosen)" in page and "without a cut with a 16-bit state" in page
+    assert _load_line(small, "transformers").startswith("load it:   statetrim.load(")
+    assert (
+        "served by" in page
+        and NEEDS_PLUGIN in page
+        and NEEDS_PLUGIN in _serving_lines(small, None)[0]
+    )
     quiet = RecordingObserver()
     st.trim(model, out=out, watch=quiet, **options)
     assert not quiet.started, "a finished job has nothing left to do"

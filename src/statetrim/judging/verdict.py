@@ -180,7 +180,7 @@ def cut_warnings(scores: Scores, model: str) -> list[str]:
     for control in random_controls(scores):
         if control == model:
             continue
-        for task in dict.fromkeys(x.task for x in informative):
+        for task in dict.fromkeys(x.task for x in informative if x.loss.low > 0):
             advantage = _advantage_over_control(scores, model, control, task)
             if advantage and advantage.estimate <= 0:
                 texts.append(

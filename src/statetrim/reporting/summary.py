@@ -11,7 +11,7 @@ from ..request import parse_request
 from ..serving.capacity.compare import DEFAULT_CONTEXT, DEFAULT_MEMORY_GIB, alternatives
 from ..serving.deployment import ship_verdict
 from ..serving.engine_names import command_below_comment
-from ..serving.engines import compatibility_of_geometry, known_lines
+from ..serving.engines import NEEDS_PLUGIN, compatibility_of_geometry, known_lines
 from ..serving.target import resolve_target
 from .commands import command_arguments, recover_command, serving_commands, trim_command
 from .document import Fact, Summary
@@ -130,10 +130,13 @@ def _engine_fact(findings: Findings) -> Iterator[Fact]:
         return
     rows = known_lines(compatibility_of_geometry(str(model.config.get("model_type")), geometry))
     accepting = {row.engine for row in rows if row.serves}
-    refusing = {row.engine for row in rows} - accepting
+    by_plugin = {row.engine for row in rows if row.error == NEEDS_PLUGIN}
+    refusing = {row.engine for row in rows} - accepting - by_plugin
     commands = serving_commands(findings)
     serving = [name for name in commands if name in accepting]
     lines = [f"served by {', '.join(serving)}" if serving else "no engine is known to serve it"]
+    if by_plugin:
+        lines = [f"served by {', '.join(sorted(by_plugin))}: {NEEDS_PLUGIN}"]
     if refusing:
         lines.append(f"refused by {', '.join(sorted(refusing))}")
     command_lines: list[str] = []

@@ -8,7 +8,7 @@ from ...pipelines.job import CONTROL_METHOD, Job
 from ...pipelines.stages import DECISION, RECORD
 from ...serving.deployment import serve_commands, ship_verdict
 from ...serving.engine_names import ENGINE_NAMES, command_with_comment, requested_engine
-from ...serving.engines import compatibility_of_geometry
+from ...serving.engines import NEEDS_PLUGIN, compatibility_of_geometry
 from ...storage.checkpoint import Checkpoint
 from ...storage.output import ARTIFACTS
 from .. import terminal
@@ -48,9 +48,7 @@ def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_js
         "",
     ):
         terminal.print_text(sentence)
-    import_hint = "" if checks["runtime"] == "transformers" else "   # after: import fla"
-    loader = f"{cut.family.auto_class(cut.config)}.from_pretrained"
-    terminal.print_command(f"load it:   {loader}({str(cut.path)!r}){import_hint}")
+    terminal.print_command(_load_line(cut, checks["runtime"]))
     for line in _serving_lines(cut, requested_engine(record)):
         is_command = line.startswith("serve it:")
         (terminal.print_command if is_command else terminal.print_text)(line)
@@ -103,15 +101,29 @@ def columns_text(scores: Scores) -> str:
     return "; ".join(sentences)
 
 
+def _load_line(cut: Checkpoint, runtime: str) -> str:
+    """How to load it; widths by layer need our loader."""
+    loader, package = f"{cut.family.auto_class(cut.config)}.from_pretrained", "fla"
+    if cut.geometry.widths:
+        loader, package = "statetrim.load", "statetrim"
+    is_stock = runtime == "transformers" and not cut.geometry.widths
+    hint = "" if is_stock else f"   # after: import {package}"
+    return f"load it:   {loader}({str(cut.path)!r}){hint}"
+
+
 def _serving_lines(cut: Checkpoint, first_engine: str | None) -> list[str]:
-    """A command for each engine that serves this cut, and the names of those that refuse it."""
+    """A command for each engine that serves this cut, and the names of those that need a plugin or
+    refuse it."""
     commands = serve_commands(cut, cut.geometry, str(cut.path), first_engine=first_engine)
     lines = []
     for engine, command in commands.items():
         if engine in ENGINE_NAMES.values():
             lines.append(f"serve it:  {command_with_comment(engine, command)}")
     rows = compatibility_of_geometry(str(cut.config.get("model_type")), cut.geometry)
-    refusing = {row.engine for row in rows if row.verdict == "refused"}
+    by_plugin = {row.engine for row in rows if row.error == NEEDS_PLUGIN}
+    refusing = {row.engine for row in rows if row.verdict == "refused"} - by_plugin
+    if by_plugin:
+        lines.append(f"served by {', '.join(sorted(by_plugin))}: {NEEDS_PLUGIN}")
     inspect = f"statetrim inspect {cut.path}"
     if refusing:
         lines.append(f"refused by {', '.join(sorted(refusing))}: {inspect} shows why")
