@@ -10,6 +10,7 @@ from ..storage.auxiliary_files import copy_all_but_weights
 from ..storage.checkpoint import Checkpoint, open_checkpoint, path_inside, require_prunable
 from ..storage.json_file import write_json, write_text
 from ..storage.output import ARTIFACTS, CARD
+from ..storage.quantized.siblings import is_sibling
 from .plan import Plan
 from .record import Artifact, as_fields, parse_record
 
@@ -142,16 +143,19 @@ def read_origin(model: Checkpoint, original: Checkpoint) -> dict[str, Any] | Non
     """The digest of the model that `model` was cut from ("source"), the names of its "methods", and
     whether it was trained after the cut ("recovered"); None for a model that was not cut.
 
-    A digest of `original` in the form of an earlier version is replaced by today's. If the plan
+    A digest of `original` in the form of an earlier version is replaced by today's, and so is that
+    of the model for which the plan was made, if `original` is its quantised release. If the plan
     cannot be read, the source is None and there are no methods.
     """
     if not (model.path / ARTIFACTS / "plan.json").is_file():
         return None
     plan = _plan_fields(model)
-    source = _plan_lineage(plan).get("source")
+    lineage = _plan_lineage(plan)
+    source = lineage.get("source")
+    is_original = original.has_digest(source) or is_sibling(original, lineage)
     methods = [plan.get("method"), plan.get("value_method"), plan.get("head_method")]
     return {
-        "source": original.digest if original.has_digest(source) else source,
+        "source": original.digest if is_original else source,
         "methods": [name for name in methods if isinstance(name, str) and name != "none"],
         "recovered": (model.path / ARTIFACTS / "recover.json").is_file(),
     }
