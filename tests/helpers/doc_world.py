@@ -41,7 +41,7 @@ VALUE_REPLACEMENTS = {
 
 SMALL_OPTIONS: dict[str, dict[str, str]] = {
     "analyze": {"--tokens": "256", "--length": "64", "--burn-in": "8"},
-    "analyze --sensitivity": {"--tokens": "512", "--length": "64", "--burn-in": "8"},
+    "analyze --sensitivity": {"--tokens": "512", "--length": "64"},
     "benchmark": {"--batch-sizes": "1", "--lengths": "8", "--rounds": "1"},
     "calibrate": {"--tokens": "256", "--length": "64"},
     "evaluate": {"--limit": "2", "--batch-size": "8"},

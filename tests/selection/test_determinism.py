@@ -19,9 +19,10 @@ from statetrim.methods import find_method, method_names
 KEEP = 5
 SEED = 3
 CALIBRATED = [name for name in method_names() if find_method(name).needs]
+WITH_SCORE = [name for name in method_names("key") if name not in ("rand", "ghost")]
 CASES: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in method_names("key")),
-    *((name, {"score": side}) for name in method_names("key") if name != "rand" for side in "qk"),
+    *((name, {"score": side}) for name in WITH_SCORE for side in "qk"),
     ("drrqr", {"normalized": True}),
 ]
 
