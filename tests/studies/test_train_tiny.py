@@ -87,3 +87,17 @@ def test_hybrid_is_built_in_the_class_of_transformers(tmp_path: Path, warm_forke
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["model_type"] == "qwen3_5_text"
     assert config["layer_types"] == ["linear_attention"] * 3 + ["full_attention"]
+
+
+def test_two_lookups_lead_to_each_value(scripts: tuple[Any, Any]) -> None:
+    pairs = 5
+    generator = torch.Generator().manual_seed(0)
+    ids, positions = scripts[0].two_hop_batch(512, pairs, 3, generator)
+    for tokens in ids.tolist():
+        listed = list(zip(tokens[::2], tokens[1::2], strict=True))
+        value_of, between_of = dict(listed[:pairs]), dict(listed[pairs : 2 * pairs])
+        asked = {tokens[position]: tokens[position + 1] for position in positions}
+        assert asked == {key: value_of[between] for key, between in between_of.items()}
+        assert len(asked) == pairs and not asked.keys() & value_of.keys(), (
+            "one lookup is not enough"
+        )

@@ -64,11 +64,8 @@ class MethodChoice:
             return torch.arange(channels).repeat(heads, 1)
         try:
             kept = self.method.select(evidence, keep, **self.options)
-        except (
-            ValueError,
-            TypeError,
-            RuntimeError,
-        ) as error:  # a wrong option, singular statistics
+        except (ValueError, TypeError, RuntimeError) as error:
+            # A wrong option, singular statistics.
             raise StatetrimError(f"method {name!r} cannot continue: {error}") from error
         if (
             not isinstance(kept, Tensor)
