@@ -95,9 +95,9 @@ def test_two_lookups_lead_to_each_value(scripts: tuple[Any, Any]) -> None:
     ids, positions = scripts[0].two_hop_batch(512, pairs, 3, generator)
     for tokens in ids.tolist():
         listed = list(zip(tokens[::2], tokens[1::2], strict=True))
-        value_of, between_of = dict(listed[:pairs]), dict(listed[pairs : 2 * pairs])
-        asked = {tokens[position]: tokens[position + 1] for position in positions}
-        assert asked == {key: value_of[between] for key, between in between_of.items()}
-        assert len(asked) == pairs and not asked.keys() & value_of.keys(), (
+        value_of, middle_of = dict(listed[:pairs]), dict(listed[pairs : 2 * pairs])
+        answers = {tokens[position]: tokens[position + 1] for position in positions}
+        assert answers == {key: value_of[middle] for key, middle in middle_of.items()}
+        assert len(answers) == pairs and not answers.keys() & value_of.keys(), (
             "one lookup is not enough"
         )
