@@ -5,7 +5,8 @@
 Cuts MODEL by the defaults on text and recall sequences, refits it on the same mix, then trains it
 in stages: the first layer's mixer to the original's output, then all mixers end to end. Widths by
 layer, those of compare_pages.py in `--pages`, are trained end to end only. The control is the
-original after the second stage. One JSON line per model; finished steps are not repeated.
+original after the second stage. The seed is that of the calibration and of the training, each on
+text of its own. One JSON line per model; finished steps are not repeated.
 """
 
 from __future__ import annotations
@@ -29,9 +30,15 @@ from statetrim.runtime.loading import load_live, load_tokenizer
 from statetrim.storage.json_file import read_json
 
 Row = dict[str, Any]
-BY_LAYER = {"1/2 by layer": 1 / 2, "1/4 by layer": 1 / 4}
+# Share of the bytes, and the heads for which pages were counted: None for the model's own.
+BY_LAYER: dict[str, tuple[float, int | None]] = {
+    "1/2 by layer": (1 / 2, None),
+    "1/4 by layer": (1 / 4, None),
+    "1/4 by layer for 16 heads": (1 / 4, 16),
+}
 CALIBRATED = 2**15
 SEEN = 2**17  # tokens of text that calibration may have read
+TRAINED = 2**22  # tokens of text that training may have read
 
 
 class Study:
@@ -74,9 +81,9 @@ class Study:
         """The shape as `--to` takes it."""
         if shape in SHAPES:
             return "{}x{}".format(*SHAPES[shape])
-        heads = self.model.geometry.num_v_heads
-        chosen = {"model": self.model.path.name, "seed": self.options.seed, "heads": heads}
-        chosen["share"] = BY_LAYER[shape]
+        share, heads = BY_LAYER[shape]
+        chosen = {"model": self.model.path.name, "seed": self.options.seed, "share": share}
+        chosen["heads"] = heads or self.model.geometry.num_v_heads
         lines = map(json.loads, self.options.pages.read_text().splitlines())
         widths: str = next(row["widths"] for row in lines if chosen.items() <= row.items())
         return widths
@@ -85,8 +92,9 @@ class Study:
         self, small: st.Checkpoint, stage: Row, **control_options: Any
     ) -> tuple[st.Checkpoint, Row]:
         """The checkpoint after one training stage, and figures of the training."""
+        seed = self.options.seed
         stage_key = "-".join(f"{key[:3]}{value}" for key, value in stage.items() if key != "name")
-        stage_key += "-control" if control_options else ""
+        stage_key += f"-control-seed{seed}" if control_options else ""
         out = self.options.work / f"{small.path.name}-{stage_key}".replace(" ", "")
         options = {key.replace(" ", "_"): value for key, value in stage.items() if key != "name"}
         if "layerwise" not in stage:
@@ -94,7 +102,7 @@ class Study:
         start = time.process_time()
         done = st.recover(
             small, teacher=self.model, text=self.options.text, out=out, length=256, batch_size=8,
-            skip=2 * SEEN, whole=True, progress=False,
+            skip=2 * SEEN + seed * TRAINED, seed=seed, whole=True, progress=False,
             **options, **control_options,
         )  # fmt: skip
         record = read_json(out / "statetrim" / "recover.json", 2**26)
@@ -177,7 +185,7 @@ def main() -> None:
     add({"kind": "original"}, study.model, {})
     if not options.first_only:
         control, details = study.train(study.model, last, control=True)
-        add({"kind": "control", "training": [last]}, control, details)
+        add({"kind": "control", "seed": options.seed, "training": [last]}, control, details)
     for shape in options.shapes:
         row: Row = {"shape": shape, "seed": options.seed, "widths": study.widths(shape)}
         small = study.cut(shape)

@@ -1,6 +1,7 @@
 """The rule that chooses a shape: a table of cases, and reading of damaged files."""
 
 import json
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
@@ -49,6 +50,17 @@ def test_the_sentence_says_what_is_known() -> None:
     unclear = recommend([ORIGINAL, point("32x64", 1, 1, margin=9.0)])
     assert "too few samples" in unclear.reason and unclear.chosen
     assert recommend([ORIGINAL]).chosen is None and recommend([]).chosen is None
+
+
+def test_the_original_with_fewer_bits_is_compared_but_not_chosen() -> None:
+    cut, better = point("32x64", 2, 2), point("32x64", 0.1, 0.1)
+    rounded = replace(better, keep=64, method="none", state_dtype="bfloat16")
+    recommendation = recommend([ORIGINAL, cut, rounded])
+    assert recommendation.chosen and recommendation.chosen.point is cut
+    assert "without a cut, a bfloat16 state (50%)" in recommendation.reason
+    by_shape = {str(item.point): item for item in recommendation.cuts}
+    assert by_shape["64x64 in bfloat16"].on_frontier and not by_shape["32x64"].on_frontier
+    assert recommend([ORIGINAL, rounded]).chosen is None
 
 
 def test_sources_count_alike_in_a_prediction() -> None:

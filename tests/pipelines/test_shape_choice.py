@@ -132,7 +132,7 @@ def test_widths_by_layer_are_one_of_the_shapes(
     small = st.trim(model, out=out, watch=watch, **options)
     assert "sensitivity" in watch.started and "prune (by-layer)" in watch.started
     decision = st.Decision.load(out / "statetrim" / "decision.json")
-    *uniform, point = decision.points
+    *uniform, point = [point for point in decision.points if not point.is_rounded]
     assert decision.chosen == str(point) == "by-layer" and small.geometry.widths
     assert point.widths == ",".join(f"{i}={k}x{v}" for i, (k, v) in small.geometry.shapes.items())
     assert point.state_bytes == 4 * small.geometry.state_numel
@@ -140,6 +140,7 @@ def test_widths_by_layer_are_one_of_the_shapes(
     assert decision.expected in watch.messages and "points of recall" in decision.expected
     assert f"{point.sequences:.1f} after the cut" in decision.expected
     assert (out / "statetrim" / "sensitivity.json").exists()
+    _check_16_bit_state(decision, in_vllm=engine is None)
     page = (out / "statetrim" / "report" / "report.md").read_text()
     assert "by-layer (chosen)" in page and "without a cut with a 16-bit state" in page
     assert _load_line(small, "transformers").startswith("load it:   statetrim.load(")
@@ -151,6 +152,18 @@ def test_widths_by_layer_are_one_of_the_shapes(
     quiet = RecordingObserver()
     st.trim(model, out=out, watch=quiet, **options)
     assert not quiet.started, "a finished job has nothing left to do"
+
+
+def _check_16_bit_state(decision: st.Decision, *, in_vllm: bool) -> None:
+    """For vLLM the original with a state in bfloat16 is one of the points; MLX-LM has no option."""
+    rounded = [point for point in decision.points if point.is_rounded]
+    assert len(rounded) == in_vllm
+    assert ("without a cut, a bfloat16 state" in decision.sentence) == in_vllm
+    original = decision.points[0]
+    for point in rounded:
+        assert str(point) == f"{original} in bfloat16" and point.method == "none"
+        assert 2 * point.state_bytes == original.state_bytes
+        assert 0 < point.scores["text kl"].value < decision.points[1].scores["text kl"].value
 
 
 def test_one_shape_in_all_layers_is_not_compared_twice(

@@ -68,13 +68,20 @@ class MeasuredShape:
     keep: int
     keep_values: int
     method: str  # "none" for the original
-    state_bytes: int  # per sequence, float32
+    state_bytes: int  # per sequence, in `state_dtype`
     scores: Mapping[str, ShapeScore]  # by "task metric"
     widths: str = ""  # by layer, in the format of `--to`; the others are the widest then
     sequences: float | None = None  # that fit in vLLM
+    state_dtype: str = "float32"  # in which the state was stored when it was measured
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether it was measured with fewer bits per number than float32."""
+        return self.state_dtype != "float32"
 
     def __str__(self) -> str:
-        return BY_LAYER if self.widths else f"{self.keep}x{self.keep_values}"
+        suffix = f" in {self.state_dtype}" if self.is_rounded else ""
+        return BY_LAYER if self.widths else f"{self.keep}x{self.keep_values}{suffix}"
 
     def check(self) -> None:
         for name in ("keep", "keep_values", "state_bytes"):
@@ -92,7 +99,7 @@ class Decision(Artifact):
     KIND = "decision"
 
     model: str = ""
-    points: Sequence[MeasuredShape] = ()  # the original first, then every cut
+    points: Sequence[MeasuredShape] = ()  # the original first, then cuts, then it in 16 bits
     chosen: str | None = None
     sentence: str = ""
     predicted: Mapping[str, float] = field(default_factory=dict)  # cost by shape, lowest first

@@ -66,15 +66,17 @@ def recommend(points: Sequence[MeasuredShape]) -> Recommendation:
     """Choose the smallest state within the limits of the verdict, of equal sizes the one that loses
     least; if none is within the limits, the one that comes nearest.
 
-    The original is the point without a method. There is no random cut to compare with, so this is
-    no verdict.
+    The original is the first point without a method; another is the original with fewer bits per
+    number, which is compared but not chosen. There is no random cut to compare with, so this is no
+    verdict.
     """
     original = next((point for point in points if point.method == "none"), None)
-    if original is None or len(points) < 2:
+    if original is None or all(point.method == "none" for point in points):
         return Recommendation([], None, "no shape was measured together with the original")
     judged = [_judge_point(original, point) for point in points if point is not original]
     cuts = [replace(cut, on_frontier=_is_on_frontier(cut, judged)) for cut in judged]
-    chosen = min(cuts, key=lambda cut: cut.rank)
+    rounded = [cut for cut in cuts if cut.point.method == "none"]
+    chosen = min((cut for cut in cuts if cut not in rounded), key=lambda cut: cut.rank)
     reason = "the smallest state within the limits"
     if not chosen.is_within:
         clear = any(cut.limit_status is LimitStatus.BEYOND for cut in cuts)
@@ -82,6 +84,9 @@ def recommend(points: Sequence[MeasuredShape]) -> Recommendation:
         reason = f"{why}, and this one comes nearest"
     worst = f"; {loss_text(chosen.worst)}" if chosen.worst else ""
     size = f"{chosen.point} ({chosen.share:.0%} of the state)"
+    for cut in rounded:
+        worst += f"; without a cut, a {cut.point.state_dtype} state ({cut.share:.0%})"
+        worst += f": {loss_text(cut.worst)}" if cut.worst else ""
     return Recommendation(cuts, chosen, f"{size}: {reason}{worst}")
 
 

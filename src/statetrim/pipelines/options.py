@@ -117,6 +117,13 @@ class TrimOptions(Devices):
             raise StatetrimError(f"{engine} has no plugin for widths by layer: omit --by-layer")
 
     @property
+    def compares_16_bit_state(self) -> bool:
+        """Whether the original with a 16-bit state, which vLLM offers, is compared with the cuts:
+        with widths by layer, unless the cuts themselves are measured with fewer bits."""
+        in_vllm = engine_name(self.for_ or "vllm") == "vLLM"
+        return self.by_layer and in_vllm and self.state_dtype is None
+
+    @property
     def request(self) -> Request:
         """What to keep; half of the bytes if only an engine is named. Raises StatetrimError if the
         options do not say it."""

@@ -74,6 +74,9 @@ def choose_shape(job: Job, directory: Path, observer: Observer) -> Job:
         for point in points[1:]:  # so that the disk holds at most two cuts
             if str(point) != chosen:
                 _delete_cut(runners[str(point)])
+    if job.options.compares_16_bit_state:
+        points.append(_measure_16_bit_state(any_runner))
+        recommendation = recommend(points)
     refused = {str(candidate.shape): candidate.refused for candidate in job.candidates}
     lineage = {"statetrim": __version__, "source": job.model.digest, "to": str(job.options.request)}
     Decision(
@@ -167,6 +170,23 @@ def _measure_cut(runner: StageRunner) -> Scores:
             cut = runner.ensure_refitted(cut, f"fitted-{name}")
         runner.ensure_scores([cut], path)
     return Scores.load(path)
+
+
+def _measure_16_bit_state(runner: StageRunner) -> MeasuredShape:
+    """The scores of the original with its state in bfloat16, an alternative to a cut."""
+    dtype, path = "bfloat16", runner.directory / "scores-bfloat16.json"
+    options = replace(runner.job.options, state_dtype=dtype)
+    runner = replace(runner, job=replace(runner.job, options=options), shape=dtype, step="compare")
+    runner.ensure_scores([runner.job.model], path)
+    scores, model = Scores.load(path), runner.job.model
+    original = _measured_shape(runner.job, scores, 0)
+    return replace(
+        original,
+        scores=_measured_shape(runner.job, scores, 1).scores,
+        state_bytes=original.state_bytes // 2,
+        sequences=vllm_sequences(model, model.geometry, dtype),
+        state_dtype=dtype,
+    )
 
 
 def _delete_cut(runner: StageRunner) -> None:

@@ -120,6 +120,7 @@ class _Estimate:
             result.append(Step("sensitivity", does, seconds, memory))
             count += 1
         seconds = 2 * cost.copying_seconds(self.nbytes) + 2 * self.read(job.tokens)
-        seconds = count * seconds + self.evaluate(1 + count).seconds
+        models = 1 + count + self.options.compares_16_bit_state
+        seconds = count * seconds + self.evaluate(models).seconds
         does, memory = f"{count} shapes: cut, refit, evaluate", self.process + 2 * self.weights
         return [*result, Step("compare", does, seconds, memory, 4 * self.nbytes)]

@@ -67,13 +67,17 @@ def _show_decision(decision: Decision) -> None:
     for point in decision.points:
         cells = [_measurement_text(point.scores[name]) for name in metrics]
         sizes = bytes_text(point.state_bytes), bytes_text(point.state_bytes / 2)
+        if point.is_rounded:
+            sizes = "", sizes[0]
         rows.append((str(point), *sizes, *cells))
     title = f"{decision.model}: quality against state"
     header = ("keys x values", "state", "in bfloat16", *metrics)
     terminal.print_table(title, header, rows, left=())
+    measured = any(point.is_rounded for point in decision.points)
+    unknown = "" if measured else " (what it costs was not measured)"
     terminal.print_text(
-        "state in float32, per sequence; bfloat16 is the engine's option and needs no cut (what it "
-        "costs was not measured); intervals of 95%, paired with the original"
+        f"state in float32, per sequence; bfloat16 is the engine's option and needs no cut{unknown}"
+        "; intervals of 95%, paired with the original"
     )
     terminal.print_text(f"chosen: {decision.sentence}")
 

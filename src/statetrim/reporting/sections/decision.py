@@ -104,12 +104,15 @@ def _shapes_table(findings: Findings, decision: Decision, cuts: Sequence[JudgedC
             model_type = str(findings.original.config.get("model_type"))
             lines = compatibility_of_shape(model_type, Shape(cut.point.keep, cut.point.keep_values))
             engines = dict.fromkeys(line.engine for line in lines if line.current and line.serves)
-            cells.append("with a plugin" if cut.point.widths else ", ".join(engines))
+            if cut.point.is_rounded:
+                cells.append("an option of vLLM and SGLang")
+            else:
+                cells.append("with a plugin" if cut.point.widths else ", ".join(engines))
         rows.append([*cells, findings.compared_plans.get(shape, "")])
     caption = (
         "On the frontier: no other shape is as small and loses as little. Measured on other text "
         f"than the quality above. Without a cut, a bfloat16 state takes {bytes_text(original / 2)} "
-        "per sequence; each of these takes half of what is listed in bfloat16"
+        "per sequence; each of the cuts takes half of what is listed in bfloat16"
     )
     if counted and findings.original is not None:
         caption += f". {as_sentence(sequences_text(findings.original))}"
@@ -149,7 +152,7 @@ def _method_and_axes(decision: Decision, cut: MeasuredShape) -> str:
     "original" for the original; only the method if there is no original to compare with.
     """
     if cut.method == "none":
-        return "original"
+        return f"original, {cut.state_dtype}" if cut.is_rounded else "original"
     original = next((point for point in decision.points if point.method == "none"), None)
     axes = []
     if original and cut.keep != original.keep:
@@ -175,7 +178,7 @@ def _picture(decision: Decision, name: str) -> Drawing | None:
     points_by_label: dict[str, list[Point]] = {}
     original_value = None
     for cut, score in shown:
-        if cut.method == "none":
+        if cut.method == "none" and not cut.is_rounded:
             original_value = score.value
         shape = str(cut)[:20]
         point = Point(cut.state_bytes / scale, score.value, *_interval_bounds(score), label=shape)
