@@ -109,33 +109,47 @@ def stage_of(training: Row) -> str:
     return f"{training['tokens'] / 1e6:.2f}M at {training['learning rate']:g}"
 
 
-def repair_table(rows: list[Row]) -> str:
-    """What training recovers; the control is the original after the same training."""
+def shape_of(row: Row) -> tuple[str, str]:
+    """Share of the bytes, and widths: one for all layers, or by layer. Empty for an original."""
+    shape = row.get("shape", "")
+    if not shape:
+        return "", ""
+    uniform = SHAPES.get(shape)
+    widths = "x".join(map(str, uniform)) if uniform else row["widths"].replace(",", " ")
+    return shape.partition(" ")[0], widths
+
+
+# Of the second stage, for all models.
+LAST_STAGE = {"tokens": 2**19, "learning rate": 0.001, "recall": 0.25}
+
+
+def repaired_table(rows: list[Row]) -> str:
+    """Cuts after both stages against the control with the same training."""
     cells = []
     for row in rows:
-        fraction = row.get("shape", "").partition(" ")[0]
-        side = ""
-        if fraction:
-            uniform = SHAPES.get(row["shape"])
-            side = "x".join(map(str, uniform)) if uniform else row["widths"].replace(",", " ")
+        if row["kind"] != "all layers" or not LAST_STAGE.items() <= row["training"][-1].items():
+            continue
+        first = [f"{stage['tokens'] / 1e6:.1f}M" for stage in row["training"][:-1]]
+        changes = row["against control"]
+        points = [signed([100 * x for x in changes[f"recall {pairs}"]], 1) for pairs in LOADS[1:]]
+        leading = [row["model"], *shape_of(row), str(row["seed"]), "".join(first)]
+        cells.append([*leading, signed(changes["nll"]), *points])
+    cells.sort(key=lambda line: (line[0], line[1] != "1/2"))
+    header = ["model", "state bytes", "shape", "seed", "tokens for the first layer", "NLL"]
+    return table([*header, *(f"recall at {pairs}, points" for pairs in LOADS[1:])], cells)
+
+
+def repair_table(rows: list[Row]) -> str:
+    """What each stage recovers; the control is the original after the second one."""
+    cells = []
+    for row in rows:
         tokens = ", ".join(map(stage_of, row.get("training", [])))
-        differences = row.get("against control", {})
-        against = [
-            signed(differences[name]) if differences else "" for name in ("nll", "recall 32")
-        ]
         change = "" if row["kind"] == "original" else loss(row)
-        leading = [row["model"], fraction, side, WHAT[row["kind"]], tokens]
-        cells.append([*leading, change, recall(row), *against])
-    header = [
-        "model",
-        "state bytes",
-        "shape",
-        "stage",
-        "tokens, learning rate",
-        "NLL change",
-        PAIRS,
-    ]
-    return table([*header, "NLL minus control's", "recall at 32 minus control's"], cells)
+        seed = str(row.get("seed", ""))
+        leading = [row["model"], *shape_of(row), seed, WHAT[row["kind"]], tokens]
+        cells.append([*leading, change, recall(row)])
+    header = ["model", "state bytes", "shape", "seed", "stage", "tokens, learning rate"]
+    return table([*header, "NLL change", PAIRS], cells)
 
 
 def heads_table(rows: list[Row]) -> str:
@@ -180,13 +194,14 @@ TABLES = {
     "layers": layers_table,
     "default": default_table,
     "repair": repair_table,
+    "repaired": repaired_table,
     "heads": heads_table,
     "cut-heads": cut_heads_table,
     "beyond": beyond_table,
 }
 
 
-FILES = {"axes": "mixes"}
+FILES = {"axes": "mixes", "repaired": "repair"}
 
 
 def main() -> None:
