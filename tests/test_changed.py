@@ -1,22 +1,18 @@
 """`just check` runs the tests of changed files; every file of the package has tests."""
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from helpers.modules import load_module
 
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
 def tool() -> Any:
-    path = ROOT / "tools" / "changed_tests.py"
-    spec = importlib.util.spec_from_file_location("changed_tests", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(ROOT / "tools" / "changed_tests.py")
 
 
 def test_the_tests_in_the_place_of_a_change(tool: Any) -> None:

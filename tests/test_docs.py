@@ -1,27 +1,20 @@
 """Generated parts of the documentation: error messages on the troubleshooting page, commands and
 public names on their reference pages."""
 
-import importlib.util
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helpers.modules import load_module
+
 ROOT = Path(__file__).parents[1]
-
-
-def imported(path: str) -> Any:
-    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
 def hooks() -> Any:
-    return imported("mkdocs_hooks.py")
+    return load_module(ROOT / "mkdocs_hooks.py")
 
 
 def page(name: str) -> str:
@@ -41,7 +34,7 @@ def test_every_module_that_raises_is_in_one_section_of_troubleshooting(hooks: An
 
 def test_reference_pages_are_as_the_source_makes_them() -> None:
     """They are committed, so that they can be read without building the site."""
-    reference = imported("tools/write_reference.py")
+    reference = load_module(ROOT / "tools" / "write_reference.py")
     for name, kind, content in (
         ("commands.md", "commands", reference.commands()),
         ("api.md", "api", reference.names()),

@@ -1,16 +1,16 @@
 """Workflows, issue forms, container images and releases. Each YAML file is checked by a schema."""
 
-import importlib.util
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
+
+from helpers.modules import load_module
 
 ROOT = Path(__file__).parents[1]
 SCHEMAS = {
@@ -20,6 +20,7 @@ SCHEMAS = {
     ".github/ISSUE_TEMPLATE/config.yml": "vendor.github-issue-config",
     "CITATION.cff": "vendor.citation-file-format",
 }
+RELEASE_TOOL = ROOT / "tools" / "check_release.py"
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
@@ -27,14 +28,6 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(word) for word in command], capture_output=True, text=True, check=False, cwd=ROOT
     )
-
-
-def release_tool() -> Any:
-    spec = importlib.util.spec_from_file_location("check_release", ROOT / "tools/check_release.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("pattern", SCHEMAS)
@@ -91,7 +84,7 @@ def test_pythons_of_the_workflow_are_those_of_the_project() -> None:
 def test_the_wheel_holds_the_package_and_its_types() -> None:
     from hatchling.builders.wheel import WheelBuilder
 
-    kinds = release_tool().KINDS
+    kinds = load_module(RELEASE_TOOL).KINDS
     builder = WheelBuilder(str(ROOT))
     names = {file.distribution_path for file in builder.recurse_included_files()}
     names = {name for name in names if "__pycache__" not in name}
@@ -102,7 +95,7 @@ def test_the_wheel_holds_the_package_and_its_types() -> None:
 def test_a_release_needs_its_version_everywhere(tmp_path: Path) -> None:
     for name in ("pyproject.toml", "CITATION.cff", "CHANGELOG.md"):
         shutil.copy(ROOT / name, tmp_path)
-    tool = release_tool()
+    tool = load_module(RELEASE_TOOL)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     faults = list(tool.tree_faults("v9.9.9", tmp_path))
     assert len(faults) == 3 and project["version"] in faults[0]

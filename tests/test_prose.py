@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import typer
 
+from helpers.doc_pages import commands
 from helpers.prose import ROOT, RULES, python_violations, violations
 from statetrim.commands import app
 
@@ -27,7 +28,7 @@ PYTHON_FILES = [
     for path in sorted((ROOT / folder).rglob("*.py"))
 ]
 PROGRAM: Any = typer.main.get_command(app)
-FENCE = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 
 
 def prose(text: str) -> str:
@@ -88,27 +89,18 @@ def test_help_follows_the_rules() -> None:
         assert max(len(one.split()) for one in sentences(text)) <= 30, place
 
 
-def commands() -> Iterator[tuple[str, str]]:
-    for path in PAGES:
-        for language, block in FENCE.findall(path.read_text(encoding="utf-8")):
-            if language in ("", "console", "bash", "sh"):
-                for line in block.replace("\\\n", " ").splitlines():
-                    match = re.match(r"\s*(?:\$ )?(?:\w+=\S+ )*statetrim ([a-z]+.*)", line)
-                    if match:
-                        yield path.name, match[1].partition("  #")[0]
-
-
 def test_every_command_in_the_docs_has_options_that_exist() -> None:
     """Those of the README and the quickstart are run too (test_readme.py)."""
-    lines = list(commands())
+    shown = [command for page in PAGES for command in commands(page) if not command.inline]
+    lines = [command for command in shown if command.words.startswith("statetrim ")]
     assert len(lines) > 40
-    for page, line in lines:
-        name, *words = shlex.split(line)
-        assert name in PROGRAM.commands, f"{page}: {line}"
+    for line in lines:
+        _, name, *words = shlex.split(line.words)
+        assert name in PROGRAM.commands, str(line)
         command = PROGRAM.commands[name]
         context = typer.Context(command)
         words = [word for word in words if word not in ("--quiet", "--traceback", "...")]
         try:
             command.make_parser(context).parse_args(words)
         except Exception as error:
-            raise AssertionError(f"{page}: statetrim {line}: {error}") from error
+            raise AssertionError(f"{line}: {error}") from error

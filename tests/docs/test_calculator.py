@@ -1,33 +1,24 @@
 """The calculator page computes what the package computes, in a browser and in JavaScript."""
 
 import dataclasses
-import importlib.util
 import json
 import random
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helpers.modules import load_module
 from statetrim.serving.capacity import arithmetic
 
 ROOT = Path(__file__).parents[2]
 VECTORS = 600
 
 
-def tool(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-write_calculator, screenshots = tool("write_calculator"), tool("screenshots")
+write_calculator = load_module(ROOT / "tools" / "write_calculator.py")
+screenshots = load_module(ROOT / "tools" / "screenshots.py")
 RUN = """vectors => vectors.map(([engine, model, kind, settings]) =>
   calculator.engines[engine](calculator.models[model][kind], settings))"""
 

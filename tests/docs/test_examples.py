@@ -1,14 +1,13 @@
 """Scripts of examples/ and their pages agree; test_commands.py runs them."""
 
-import importlib.util
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from helpers.doc_pages import ROOT, block_commands, script_commands
+from helpers.modules import load_module
 from statetrim.serving.engines import Shape, compatibility_of_shape, serve_command
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.md"))
@@ -20,15 +19,6 @@ MODEL_TYPES = {
 }
 WHOLE_VALUES = {"nemotron_h": 64}
 """Model type -> values of a head where an example keeps all of them."""
-
-
-def tool() -> Any:
-    path = ROOT / "tools" / "write_examples.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_there_are_eleven_and_each_is_listed() -> None:
@@ -58,7 +48,8 @@ def test_slurm_files_have_commands_of_their_scripts() -> None:
 def test_the_gain_is_what_inspect_computes(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert "| computed for " in text
-    assert tool().filled(text) == text, "run: python tools/write_examples.py"
+    tool = load_module(ROOT / "tools" / "write_examples.py")
+    assert tool.filled(text) == text, "run: python tools/write_examples.py"
 
 
 @pytest.mark.parametrize("page", EXAMPLES, ids=lambda page: page.stem)

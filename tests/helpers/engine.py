@@ -4,7 +4,6 @@
 its own process. `InProcess` answers in this process, for tests that only need the answers.
 """
 
-import stat
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -83,10 +82,15 @@ def write_stand_in(folder: Path, mode: str = "") -> tuple[Path, Path]:
     for name in ("mlx", "mlx_lm"):
         metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n"
         (folder / f"{name}-0.dist-info" / "METADATA").write_text(metadata)
+    return write_python(folder), pids
+
+
+def write_python(folder: Path) -> Path:
+    """A Python executable that imports the packages in `folder` first."""
     python = folder / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
-    python.chmod(python.stat().st_mode | stat.S_IXUSR)
-    return python, pids
+    python.chmod(0o755)
+    return python
 
 
 def have_ended(*folders: Path) -> bool:
