@@ -23,7 +23,6 @@ _SHAPE = {
     "fuse_cross_entropy": False,
 }  # fmt: skip
 _HEAD_DIM = {**_SHAPE, "num_heads": 2, "head_dim": 12, "expand_v": 2.0}
-_SOFTMAX_LAYER = {"layers": [1], "num_heads": 4}
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "delta_net": {**_SHAPE, "num_heads": 4, "expand_k": 1.0, "expand_v": 0.5},

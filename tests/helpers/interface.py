@@ -10,7 +10,7 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import is_dataclass
 from typing import Any
 
 import typer
@@ -62,34 +62,12 @@ def function_facts(name: str, function: Any) -> Iterator[str]:
     signature = function if isinstance(function, inspect.Signature) else inspect.signature(function)
     yield f"{name}(): {type_text(signature.return_annotation)}"
     for parameter in signature.parameters.values():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            yield f"{name}(**): {type_text(parameter.annotation)}"
-            yield from unpacked_facts(name, function)
-            continue
         star = "*, " if parameter.kind is parameter.KEYWORD_ONLY else ""
         star = "*" if parameter.kind is parameter.VAR_POSITIONAL else star
         default = (
             "" if parameter.default is parameter.empty else f"={default_text(parameter.default)}"
         )
         yield f"{name}({star}{parameter.name}{default}): {type_text(parameter.annotation)}"
-
-
-def unpacked_facts(name: str, function: Any) -> Iterator[str]:
-    """The fields of an options dataclass that the function also takes as keyword arguments."""
-    hints = typing.get_type_hints(function)
-    classes: list[Any] = [
-        annotation for hint in hints.values() for annotation in (hint, *typing.get_args(hint))
-    ]
-    for options in (
-        annotation
-        for annotation in classes
-        if isinstance(annotation, type) and is_dataclass(annotation)
-    ):
-        if not options.__name__.endswith("Options"):
-            continue
-        for field in fields(options):
-            assert field.default is not MISSING, f"{options.__name__}.{field.name}"
-            yield f"{name}(*, {field.name}={default_text(field.default)}): {type_text(field.type)}"
 
 
 def default_text(default: Any) -> str:
@@ -105,8 +83,7 @@ def type_text(annotation: Any) -> str:
         if inspect.isclass(annotation) and not typing.get_args(annotation)
         else str(annotation)
     )
-    text = re.sub(r"(?<!\w)(?:\w+\.)+(?=\w)", "", text).strip("'\"")
-    return re.sub(r"\*<class '(\w+)'>", r"Unpack[\1]", text)
+    return re.sub(r"(?<!\w)(?:\w+\.)+(?=\w)", "", text).strip("'\"")
 
 
 def command_line_facts() -> list[str]:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from helpers.step_by_step import step_by_step
+
 CALLS: Counter[str] = Counter()
 INFINITY = float("inf")
 
@@ -42,19 +44,13 @@ def _delta_rule(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial: Tensor | None,
     normalize: bool, final: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Token by token, float64; q and k [batch, time, heads, channels]."""
+    """In float64; q and k [batch, time, heads, channels]."""
     dtype, q, k, v, g, beta = q.dtype, *(x.double() for x in (q, k, v, g, beta))
     if normalize:
         q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))
-    q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], dim=2) for x in (q, k))
-    state = k.new_zeros(*k[:, 0].shape, v.shape[-1]) if initial is None else initial.double()
-    outputs = []
-    for t in range(q.shape[1]):
-        state = state * g[:, t, :, None, None].exp()
-        error = v[:, t] - torch.einsum("bhkv,bhk->bhv", state, k[:, t])
-        state = state + torch.einsum("bhk,bhv->bhkv", k[:, t], error * beta[:, t, :, None])
-        outputs.append(torch.einsum("bhkv,bhk->bhv", state, q[:, t]) * q.shape[-1] ** -0.5)
-    return torch.stack(outputs, 1).to(dtype), state.float() if final else None
+    state = None if initial is None else initial.double()
+    output, state = step_by_step(q, k, v, g=g, beta=beta, initial_state=state)
+    return output.to(dtype), state.float() if final else None
 
 
 def mamba_chunk_scan_combined(

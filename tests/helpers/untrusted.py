@@ -86,23 +86,34 @@ class Cases:
         return cases
 
     def refused(self) -> Callable[..., None]:
-        """A test that every case is refused."""
+        """A test that every case is refused in this process, within MAX_SECONDS of CPU time."""
 
         @pytest.mark.timeout(60)
         @_for_each(self.all)
         def test(case: Case, sound: SoundCheckpoint, scratch: Path, little_memory: None) -> None:
-            check_refused(case, sound, scratch)
+            root, arguments = _spoiled(case, sound, scratch)
+            before = fingerprint(root)
+            started = time.process_time()  # wall time depends on other processes
+            check_refusal(*run(arguments), case.message)
+            assert time.process_time() - started < MAX_SECONDS
+            _check_unchanged(root, before)
 
         return test
 
 
 def refused_within_a_gigabyte(cases: list[Case]) -> Callable[..., None]:
-    """A test that the cases are refused in a process with little memory."""
+    """A test that the cases are refused in a separate process that needs less than MAX_BYTES."""
 
     @pytest.mark.timeout(120)
     @_for_each(cases)
     def test(case: Case, sound: SoundCheckpoint, scratch: Path, forker: Forker) -> None:
-        check_refused_within_a_gigabyte(case, sound, scratch, forker)
+        root, arguments = _spoiled(case, sound, scratch)
+        before = fingerprint(root)
+        result = forker.run(arguments)
+        check_refusal(result["code"], result["err"], result["out"], case.message)
+        assert result["peak"] < MAX_BYTES
+        assert result["cpu_seconds"] < MAX_SECONDS
+        _check_unchanged(root, before)
 
     return test
 
@@ -228,34 +239,6 @@ def _memory_bytes(kind: str) -> int:
 # --- the checks -----------------------------------------------------------------------------------
 
 
-def check_refused(case: Case, sound: SoundCheckpoint, scratch: Path) -> None:
-    """The case is refused in this process, within MAX_SECONDS of CPU time."""
-    root, arguments = _spoiled(case, sound, scratch)
-    before = fingerprint(root)
-    started = time.process_time()  # wall time depends on other processes
-    code, err, out = run(arguments)
-    assert time.process_time() - started < MAX_SECONDS
-    check_refusal(code, err, out, case.message)
-    assert fingerprint(root) == before
-    assert not (root / "executed").exists()
-    shutil.rmtree(root)
-
-
-def check_refused_within_a_gigabyte(
-    case: Case, sound: SoundCheckpoint, scratch: Path, forker: Forker
-) -> None:
-    """The case is refused in a separate process that needs less than MAX_BYTES in all."""
-    root, arguments = _spoiled(case, sound, scratch)
-    before = fingerprint(root)
-    result = forker.run(arguments)
-    check_refusal(result["code"], result["err"], result["out"], case.message)
-    assert result["peak"] < MAX_BYTES
-    assert result["cpu_seconds"] < MAX_SECONDS
-    assert fingerprint(root) == before
-    assert not (root / "executed").exists()
-    shutil.rmtree(root)
-
-
 def check_refused_by_the_installed_command(
     case: Case, sound: SoundCheckpoint, scratch: Path
 ) -> None:
@@ -266,6 +249,13 @@ def check_refused_by_the_installed_command(
     result = subprocess.run(command, capture_output=True, text=True)
     check_refusal(result.returncode, result.stderr, result.stdout, case.message)
     assert fingerprint(root) == before
+
+
+def _check_unchanged(root: Path, before: dict[str, Any]) -> None:
+    """Nothing was written and nothing was executed; then the files are removed."""
+    assert fingerprint(root) == before
+    assert not (root / "executed").exists()
+    shutil.rmtree(root)
 
 
 _NUMBERS = itertools.count()

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 import statetrim as st
-from helpers import tiny
 from helpers.masking import kernel_names
 from statetrim.artifacts.statistics import LayerStatistics
 from statetrim.methods.contract import HeadEvidence
@@ -22,11 +21,6 @@ from statetrim.runtime.loading import load
 
 LENGTH = 40  # not a multiple of the 16 tokens between two states
 SAMPLED = [15, 31, 39]
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_text(tmp_path_factory.mktemp("text") / "text.jsonl", 2000)
 
 
 def calibrate(model: st.Checkpoint, text: Path, *methods: str) -> st.Statistics:

@@ -9,16 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 import statetrim as st
-from helpers import tiny
 from statetrim.commands import app
 from statetrim.progress import Progress
 
 OPTIONS: dict[str, Any] = {"calibration_tokens": 1024, "windows": 2, "rows": 2}
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_text(tmp_path_factory.mktemp("text") / "words.jsonl", 40_000)
 
 
 def test_every_layer_width_and_axis(checkpoint: Callable[[str], Path], text: Path) -> None:

@@ -7,13 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import statetrim as st
-from helpers import tiny
 from statetrim.methods import find_method, method_names
 
 KEEP = 5
@@ -27,11 +25,6 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 Kept = list[list[list[int]]]  # layer, head, channel
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_text(tmp_path_factory.mktemp("text") / "words.jsonl", 1000)
 
 
 def plans(directory: Path, text: Path) -> list[Kept]:
