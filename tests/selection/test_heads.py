@@ -12,15 +12,14 @@ import torch
 import statetrim as st
 from helpers import tiny
 from helpers.refusal import run
+from statetrim.artifacts.plan import load_carried_plan
 from statetrim.artifacts.statistics import LayerStatistics
 from statetrim.geometry import resolve_heads
 from statetrim.methods.contract import HeadEvidence
 from statetrim.methods.heads.head_energy import select as by_energy
 from statetrim.methods.heads.head_refit import select as by_refit
 from statetrim.surgery.refit import layer_errors
-from statetrim.verification.provenance import config_faults, load_carried_plan, weight_faults
-
-WORDS = 4000
+from statetrim.verification.provenance import config_faults, weight_faults
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +27,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> st.Checkpoint:
     """Six value heads of three key heads."""
     heads = {"linear_num_key_heads": 3, "linear_num_value_heads": 6}
     return st.open(tiny.build("qwen3_5_text", tmp_path_factory.mktemp("model") / "m", **heads))
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_text(tmp_path_factory.mktemp("text") / "text.jsonl", WORDS)
 
 
 @pytest.fixture(scope="module")

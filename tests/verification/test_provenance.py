@@ -10,6 +10,7 @@ import torch
 
 import statetrim as st
 from helpers import tiny
+from statetrim.artifacts.plan import load_carried_plan
 from statetrim.errors import StatetrimError
 from statetrim.verification import provenance
 
@@ -26,7 +27,7 @@ def prune(model: st.Checkpoint, out: Path) -> st.Checkpoint:
 
 
 def faults(model: st.Checkpoint, small: st.Checkpoint) -> list[str]:
-    plan = provenance.load_carried_plan(small)
+    plan = load_carried_plan(small)
     assert plan is not None
     return [
         *provenance.config_faults(model, small, plan),
@@ -97,7 +98,7 @@ def test_a_changed_config_is_named(checkpoint: Callable[[str], Path], tmp_path: 
     model = st.open(checkpoint("qwen3_5_text"))
     small = prune(model, tmp_path / "small")
     tiny.edit_json(small.path / "config.json", linear_key_head_dim=8, rms_norm_eps=1e-5)
-    plan = provenance.load_carried_plan(small)
+    plan = load_carried_plan(small)
     assert plan is not None
     assert list(provenance.config_faults(model, st.open(small.path), plan)) == [
         "config field 'linear_key_head_dim' is 8, and this cut needs 6",

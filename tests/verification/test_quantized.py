@@ -8,6 +8,7 @@ import torch
 import statetrim as st
 from helpers import tiny
 from helpers.quantized import FORMATS, quantize_checkpoint
+from statetrim.artifacts.plan import load_carried_plan
 from statetrim.verification import provenance
 
 SIZES = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
@@ -25,7 +26,7 @@ def cut_of(model: Path, plan_source: Path, out: Path) -> Path:
 
 def weight_faults(model: Path, cut: Path) -> list[str]:
     pruned = st.open(cut)
-    plan = provenance.load_carried_plan(pruned)
+    plan = load_carried_plan(pruned)
     assert plan is not None
     return list(provenance.weight_faults(st.open(model), pruned, plan))
 

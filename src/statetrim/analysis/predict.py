@@ -18,7 +18,7 @@ from ..artifacts.plan import Plan
 from ..errors import StatetrimError
 from ..maths.least_squares import fit_least_squares, relative_residual
 from ..progress import Advance, OnProgress, counter, ignore_progress
-from ..runtime.kernel_hooks import hook_kernels
+from ..runtime.kernel_hooks import hook_kernels, without_bias
 from ..runtime.live import LiveModel, MixerCall, hook_mixers
 from ..runtime.loading import load_live
 from ..runtime.placement import Placement
@@ -182,8 +182,7 @@ class _MaskedRuns:
             self._captured["values"] = args[0]
 
         def capture_output(module: nn.Module, args: Any, output: Tensor) -> None:
-            bias = getattr(module, "bias", None)
-            self._captured["output"] = output if bias is None else output - bias
+            self._captured["output"] = without_bias(module, output)
 
         with ExitStack() as stack:
             for layer in layers:

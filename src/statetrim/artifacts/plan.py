@@ -11,10 +11,14 @@ from ..errors import StatetrimError
 from ..geometry import Axis, ChannelRows, Geometry, Kept, kept_head_masks, kept_masks
 from ..maths.formatting import list_text, range_text, shorten
 from ..maths.table import Table, Tabular
+from ..storage.checkpoint import Checkpoint, path_inside
+from ..storage.output import ARTIFACTS
 from .record import Artifact, as_fields, header, parse_record
 
 Channels = Mapping[int, Tensor]
 """Layer -> kept channels [heads, keep], int64, ascending in each head."""
+PLAN_FILE = f"{ARTIFACTS}/plan.json"
+"""The plan of a cut, in its directory."""
 _COUNTS = ("keep", "keep_values", "keep_heads")
 """Properties that a file states too, next to the lists of which they are the lengths."""
 
@@ -229,6 +233,11 @@ class Plan(Artifact, Tabular):
                 continue
             if not channels or min(channels) < 0 or max(channels) >= 10**6:
                 raise ValueError(f"{name} must list the channels of layers, which count from 0")
+
+
+def load_carried_plan(cut: Checkpoint) -> Plan | None:
+    """The plan in the cut's directory, by which it was pruned; None if it carries none."""
+    return Plan.load(path_inside(cut.path, PLAN_FILE)) if (cut.path / PLAN_FILE).exists() else None
 
 
 def _check_layers(geometry: Geometry, kept: Channels) -> None:

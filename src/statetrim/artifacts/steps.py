@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from ..errors import StatetrimError
+from ..families.contract import text_config
 from ..storage.auxiliary_files import copy_all_but_weights
 from ..storage.checkpoint import Checkpoint, open_checkpoint, path_inside, require_prunable
 from ..storage.json_file import write_json, write_text
 from ..storage.output import ARTIFACTS, CARD
 from ..storage.quantized.siblings import is_sibling
-from .plan import Plan
+from .plan import PLAN_FILE, Plan
 from .record import Artifact, as_fields, parse_record
 
 
@@ -147,7 +148,7 @@ def read_origin(model: Checkpoint, original: Checkpoint) -> dict[str, Any] | Non
     of the model for which the plan was made, if `original` is its quantised release. If the plan
     cannot be read, the source is None and there are no methods.
     """
-    if not (model.path / ARTIFACTS / "plan.json").is_file():
+    if not (model.path / PLAN_FILE).is_file():
         return None
     plan = _plan_fields(model)
     lineage = _plan_lineage(plan)
@@ -163,8 +164,7 @@ def read_origin(model: Checkpoint, original: Checkpoint) -> dict[str, Any] | Non
 
 def vocabulary_size(model: Checkpoint) -> int | None:
     """The vocabulary size by the config, which is the perplexity of guessing; None if unknown."""
-    text_config = model.config.get("text_config")
-    for config in (model.config, text_config if isinstance(text_config, dict) else {}):
+    for config in (model.config, text_config(model.config)):
         if type(config.get("vocab_size")) is int:
             return int(config["vocab_size"])
     return None
@@ -186,7 +186,7 @@ def read_seen_texts(model: Checkpoint) -> list[SeenText]:
 def _plan_fields(model: Checkpoint) -> dict[str, Any]:
     """The fields of a cut's plan, whose types are not checked; empty if it cannot be read."""
     try:
-        return Plan.read_fields(path_inside(model.path, f"{ARTIFACTS}/plan.json"))
+        return Plan.read_fields(path_inside(model.path, PLAN_FILE))
     except StatetrimError:
         return {}
 

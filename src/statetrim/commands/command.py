@@ -9,6 +9,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
 
+from ..common_options import parse_names
 from ..options import option_info
 
 
@@ -115,7 +116,7 @@ def _value(item: Field[Any], typed: Any) -> Any:
     if info.parse is not None:
         return info.parse(typed)
     if isinstance(item.default, tuple) and isinstance(typed, str):
-        return [name.strip() for name in typed.split(",") if name.strip()]
+        return parse_names(typed)
     return typed
 
 

@@ -286,6 +286,14 @@ def nested_config(config: Config, name: str) -> Config:
     return value
 
 
+def text_config(config: Config) -> Config:
+    """The config of the text model inside a multimodal one, else `config`."""
+    for name in ("text_config", "llm_config"):
+        if isinstance(config.get(name), dict):
+            return dict(config[name])
+    return config
+
+
 def nested_text_config(config: Config, model_types: tuple[str, ...], *names: str) -> Config:
     """A copy of the nested config of a text model, with its `model_type`, from the first of the
     fields `names` that is set. Refuses a model type outside `model_types`; the first of these is

@@ -15,7 +15,6 @@ from .contract import (
     attention_kv_cache_size,
     int_field,
     layer_types_field,
-    layers_of_type,
     num_layers,
     num_softmax_layers,
 )
@@ -36,16 +35,14 @@ class OlmoHybrid(LinearFieldsFamily):
         default_dim = max(1, int(0.75 * hidden / key_heads))
         head_k_dim = int_field(config, "linear_key_head_dim", default=default_dim)
         head_v_dim = int_field(config, "linear_value_head_dim", default=2 * head_k_dim)
-        return Geometry(
-            layers=layers_of_type(_layer_types(config), "linear_attention"),
-            num_k_heads=key_heads,
-            num_v_heads=value_heads,
-            head_k_dim=head_k_dim,
-            head_v_dim=head_v_dim,
-            conv_key_heads=2 * key_heads,
-            conv_value_heads=value_heads,
-            conv_width=int_field(config, "linear_conv_kernel_dim", default=4),
-        )
+        explicit = {
+            "layer_types": _layer_types(config),
+            "linear_num_key_heads": key_heads,
+            "linear_num_value_heads": value_heads,
+            "linear_key_head_dim": head_k_dim,
+            "linear_value_head_dim": head_v_dim,
+        }
+        return super().geometry(config | explicit)
 
     def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         return query_key_rows(geometry) + value_rows(geometry)

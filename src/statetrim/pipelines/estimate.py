@@ -11,6 +11,7 @@ from math import prod
 
 import torch
 
+from ..families.contract import text_config
 from ..runtime.placement import Placement
 from ..serving.state_size import weight_bytes
 from ..storage.checkpoint import Checkpoint
@@ -92,8 +93,7 @@ def copying_seconds(nbytes: int) -> float:
 def _active_parameters(model: Checkpoint) -> float:
     """Parameters that compute on a token: of the experts of an MoE only the routed share, and no
     embeddings."""
-    text_config = model.config.get("text_config")
-    config = text_config if isinstance(text_config, dict) else model.config
+    config = text_config(model.config)
     experts_per_token = config.get("num_experts_per_tok")
     experts = config.get("num_experts") or config.get("num_local_experts")
     active_fraction = 1.0

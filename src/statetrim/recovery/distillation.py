@@ -13,9 +13,8 @@ from torch.nn import functional
 
 from ..errors import StatetrimError
 from ..runtime.live import LiveModel, find_decoder
+from ..runtime.logits import probe_ids
 from .fsdp import full_value
-
-_PROBE_TOKENS = 8  # tokens on which the head is compared with the model's own logits
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +57,7 @@ def get_logit_head(live: LiveModel) -> LogitHead:
     scale = getattr(config, "lm_head_multiplier", 1.0) / getattr(config, "logits_scaling", 1.0)
     cap = getattr(config, "final_logit_softcapping", None)
     head = LogitHead(live.lm_head, float(scale), cap)
-    ids = torch.arange(_PROBE_TOKENS).unsqueeze(0) % config.vocab_size
+    ids = probe_ids(config.vocab_size)
     with torch.no_grad():
         stock_logits = _stock_logits(live, head, ids)[0].float()
         hidden = live.hidden_states(ids)[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..artifacts.analysis import Analysis
 from ..artifacts.decision import Decision
-from ..artifacts.plan import Plan
+from ..artifacts.plan import PLAN_FILE, Plan
 from ..artifacts.record import Artifact, kind_of
 from ..artifacts.scores import Scores
 from ..artifacts.sensitivity import Sensitivity
@@ -24,7 +24,6 @@ from ..storage.output import ARTIFACTS
 from ..storage.quantized.siblings import is_sibling
 
 SWEEP_FILE = "sweep.json"
-PLAN_FILE = f"{ARTIFACTS}/plan.json"
 CARRIED_KINDS = ("prune", "refit", "recover", "trim", "scores", "analysis", "timings", "decision")
 """Kinds of files, next to the plan, that a cut carries; files that the user gives win."""
 PLURALS = {

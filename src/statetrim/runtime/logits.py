@@ -23,7 +23,7 @@ _PROBE_TOKENS = 8
 
 
 def probe_ids(vocab_size: int) -> Tensor:
-    """Ids [1, time] on which `LogitReader` compares the head's output with the model's logits."""
+    """Ids [1, time] on which the head's output is compared with the model's logits."""
     return torch.arange(_PROBE_TOKENS).unsqueeze(0) % vocab_size
 
 

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import StatetrimError
+from ..families.contract import text_config
 from ..geometry import KERNEL_TILE, Geometry
 from ..options import takes_options
 from ..request import parse_request
@@ -14,7 +15,7 @@ from .deployment import Deployment, deployment
 from .engines import Shape, known_engines
 from .options import InspectOptions
 from .shapes import Answer, answers_by_engine, common_shapes
-from .state_size import StateSize, stored_dtype, text_config
+from .state_size import StateSize, stored_dtype
 from .target import candidate_targets, resolve_target, target_for_shape
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..families.contract import Config
+from ..families.contract import text_config
 from ..geometry import Geometry
 from ..storage.checkpoint import Checkpoint
 
@@ -40,14 +40,6 @@ class StateSize:
             geometry.num_v_heads,
             geometry.tensor_parallel,
         )
-
-
-def text_config(config: Config) -> Config:
-    """The config of the text model inside a multimodal one, else `config`."""
-    for name in ("text_config", "llm_config"):
-        if isinstance(config.get(name), dict):
-            return dict(config[name])
-    return config
 
 
 def weight_bytes(model: Checkpoint) -> int:

@@ -9,13 +9,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..artifacts.plan import Plan
+from ..artifacts.plan import load_carried_plan
 from ..artifacts.statistics import LayerStatistics, Statistics
 from ..errors import StatetrimError
-from ..storage.checkpoint import Checkpoint, path_inside
+from ..storage.checkpoint import Checkpoint
 from ..storage.output import ARTIFACTS
-
-_PLAN_FILE = f"{ARTIFACTS}/plan.json"
 
 
 def restrict_to_kept_heads(small: Checkpoint, statistics: Statistics) -> Statistics:
@@ -25,10 +23,10 @@ def restrict_to_kept_heads(small: Checkpoint, statistics: Statistics) -> Statist
     Otherwise `statistics` are returned unchanged, such as those of `small` itself. Raises
     StatetrimError if recovery has trained `small`, or if these sums are missing.
     """
-    if not (small.path / _PLAN_FILE).exists() or small.has_digest(statistics.lineage.get("source")):
+    plan = load_carried_plan(small)
+    if plan is None or plan.kept_heads is None:
         return statistics
-    plan = Plan.load(path_inside(small.path, _PLAN_FILE))
-    if plan.kept_heads is None or plan.lineage.get("source") != statistics.lineage.get("source"):
+    if plan.lineage.get("source") != statistics.lineage.get("source"):
         return statistics
     if (small.path / ARTIFACTS / "recover.json").exists():
         raise StatetrimError(

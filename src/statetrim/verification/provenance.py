@@ -15,19 +15,13 @@ from ..artifacts.plan import Plan
 from ..artifacts.steps import RecoverRecord
 from ..families.contract import resized_config
 from ..geometry import ChannelRows, Role
-from ..storage.channel_rows import LayerRows
+from ..storage.channel_rows import LayerRows, names_by_layer
 from ..storage.checkpoint import Checkpoint, path_inside
 from ..storage.output import ARTIFACTS
 from ..storage.quantized.rewrite import cut_values
 from ..storage.safetensors_file import TensorEdit
 
-PLAN_FILE = f"{ARTIFACTS}/plan.json"
 _MIN_NEAREST = 0.5  # share of a trained tensor's rows that must be nearest to their origin
-
-
-def load_carried_plan(cut: Checkpoint) -> Plan | None:
-    """The plan in the cut's directory, by which it was pruned; None if it carries none."""
-    return Plan.load(path_inside(cut.path, PLAN_FILE)) if (cut.path / PLAN_FILE).exists() else None
 
 
 def config_faults(original: Checkpoint, cut: Checkpoint, plan: Plan) -> Iterator[str]:
@@ -61,8 +55,7 @@ def weight_faults(original: Checkpoint, cut: Checkpoint, plan: Plan) -> Iterator
     own. Tensors that pruning leaves alone are not compared.
     """
     trained = _trained_tensors(cut)
-    norms = _tensors_of_role(original, "shared_norm") if plan.kept_values else []
-    shared_norms = {original.channel_rows[name].layer: name for name in norms}
+    shared_norms = names_by_layer(original.channel_rows, "shared_norm") if plan.kept_values else {}
     prunes_heads = plan.kept_heads is not None
     cut_rows = cut.head_rows if prunes_heads else cut.channel_rows
     original_rows = original.head_rows if prunes_heads else original.channel_rows
@@ -108,11 +101,6 @@ def _expected_tensor(
     return torch.ones_like(tensor) if role == "shared_norm" and shared_norms else tensor
 
 
-def _tensors_of_role(model: Checkpoint, role: Role) -> list[str]:
-    rows = model.channel_rows.items()
-    return [name for name, layer_rows in rows if layer_rows.channel_rows[0].role == role]
-
-
 def _moved_role(
     expected: Tensor, actual: Tensor, channel_rows: Sequence[ChannelRows]
 ) -> Role | None:
@@ -144,5 +132,5 @@ def _trained_tensors(cut: Checkpoint) -> set[str]:
             record = path_inside(cut.path, f"{ARTIFACTS}/{path.name}")
             names.update(RecoverRecord.load(record).trained_tensors)
         else:
-            names.update(_tensors_of_role(cut, "o_proj"))
+            names.update(names_by_layer(cut.channel_rows, "o_proj").values())
     return names

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..artifacts.plan import load_carried_plan
 from ..artifacts.verification import MAX_MARGIN, Verification
 from ..maths.units import parse_token_count
 from ..options import as_record, takes_options
@@ -160,7 +161,7 @@ def _without_empty(messages: Mapping[str, list[str]]) -> dict[str, list[str]]:
 def _compare_with_plan(original: Checkpoint, cut: Checkpoint) -> tuple[list[str], list[str]]:
     """Faults of the cut's config and weights by the plan it carries, and notes on why they were
     not compared; weights are compared only if the config has no fault."""
-    plan = provenance.load_carried_plan(cut)
+    plan = load_carried_plan(cut)
     if plan is None:
         return [], ["it carries no plan, so its weights were not compared with the original's"]
     if plan.lineage.get("source") != original.digest and not is_sibling(original, plan.lineage):

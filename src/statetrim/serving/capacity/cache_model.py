@@ -4,12 +4,12 @@ from collections import Counter
 from typing import Any
 
 from ...errors import StatetrimError
-from ...families.contract import int_field
+from ...families.contract import int_field, text_config
 from ...families.kimi_linear import KimiLinear
 from ...families.mamba2 import Mamba2
 from ...geometry import MAX_CHANNELS, MAX_LAYERS, Geometry
 from ...storage.checkpoint import Checkpoint
-from ..state_size import DTYPE_BYTES, served_dtype, text_config
+from ..state_size import DTYPE_BYTES, served_dtype
 from .arithmetic import CacheModel, StateLayers
 
 

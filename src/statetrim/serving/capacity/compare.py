@@ -3,11 +3,12 @@
 from dataclasses import dataclass, replace
 
 from ...errors import StatetrimError
+from ...families.contract import text_config
 from ...geometry import Geometry
 from ...maths.units import GIB
 from ...storage.checkpoint import Checkpoint
 from ..options import KV_DTYPE_BYTES, ServingOptions
-from ..state_size import DTYPE_BYTES, served_dtype, text_config
+from ..state_size import DTYPE_BYTES, served_dtype
 from .arithmetic import Fit, Settings, llamacpp, mlx, moved_bytes, sglang, vllm
 from .cache_model import cache_model, default_state_dtype
 from .parts import in_parts
