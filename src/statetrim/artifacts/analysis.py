@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.nn import functional
 
-from ..errors import StatetrimError
+from ..errors import StatetrimError, errors_of
 from ..geometry import Geometry
 from ..maths.table import Table, Tabular
 from ..maths.units import MIB
@@ -268,11 +268,8 @@ def _read_arrays(path: Path, digest: str) -> dict[str, Tensor]:
         raise StatetrimError(f"{path} cannot be read: {error.strerror}") from None
     if hashlib.sha256(content).hexdigest() != digest:
         raise StatetrimError(f"{path} is not the file that was written with its analysis.json")
-    try:
+    with errors_of(f"{path} cannot be read as arrays"):
         return dict(load(content))
-    except Exception as error:
-        reason = str(error).partition("\n")[0][:120]
-        raise StatetrimError(f"{path} cannot be read as arrays: {reason}") from None
 
 
 def _pop_model(stored: _StoredModel, name: str, arrays: dict[str, Tensor], path: Path) -> Analysis:

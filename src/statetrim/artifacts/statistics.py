@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from ..errors import StatetrimError
+from ..errors import StatetrimError, errors_of
 from ..maths.formatting import list_text
 from ..storage.models import load_if_path
 from ..storage.safetensors_file import save_tensors
@@ -132,13 +132,10 @@ class Statistics:
         """Read a file of `save`; raises StatetrimError if it is missing, damaged or incomplete."""
         if not Path(path).is_file():  # reading a pipe would block
             raise StatetrimError(f"{path} is missing, or not a file")
-        try:
-            with safe_open(path, framework="pt") as file:
-                stored = json.loads((file.metadata() or {}).get("statetrim", "{}"))
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except Exception as error:
-            reason = str(error).partition("\n")[0][:150]
-            raise StatetrimError(f"{path} cannot be read as statistics: {reason}") from None
+        action = f"{path} cannot be read as statistics"
+        with errors_of(action), safe_open(path, framework="pt") as file:
+            stored = json.loads((file.metadata() or {}).get("statetrim", "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         metadata = stored if isinstance(stored, dict) else {}
         check_header(metadata, "statistics", path)
         if not isinstance(metadata.get("lineage", {}), dict):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..artifacts.scores import Score
-from ..errors import StatetrimError, is_out_of_memory
+from ..errors import StatetrimError, errors_of, is_out_of_memory
 from ..storage.text import import_datasets
 from ..tasks import Task
 from ..tasks.unit import PERPLEXITY, SHARE
@@ -149,12 +149,9 @@ def run_task(
     from lm_eval.tasks import TaskManager
 
     manager = TaskManager(include_path=str(directory), include_defaults=False)
-    try:
+    with errors_of(f"lm-eval cannot open the task {task.name}"):
         task_dict = manager.load([task.name])
         lm_eval_task = task_dict["tasks"][task.name]
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        raise StatetrimError(f"lm-eval cannot open the task {task.name}: {reason}") from None
     if lm_eval_task.get_config("num_fewshot") is None:
         lm_eval_task.set_config(key="num_fewshot", value=0)
     # Not simple_evaluate, which also calls git and seeds generators that nothing here uses.

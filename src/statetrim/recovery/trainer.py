@@ -24,7 +24,7 @@ from transformers import (
     default_data_collator,
 )
 
-from ..errors import StatetrimError
+from ..errors import StatetrimError, errors_of
 from ..maths.units import MIB
 from ..progress import OnProgress, Progress
 from ..storage.atomic import atomic_write, sync
@@ -308,11 +308,8 @@ def list_checkpoints(directory: Path) -> list[Path]:
 def _load_tensors(checkpoint: str) -> dict[str, Tensor]:
     """All tensors of a saved training state. Raises StatetrimError if they cannot be read."""
     path = Path(checkpoint) / TENSORS_FILE
-    try:
+    with errors_of(f"{path} cannot be read", f"; remove {checkpoint}"):
         return load_file(path)
-    except Exception as error:
-        reason = str(error).partition("\n")[0][:200]
-        raise StatetrimError(f"{path} cannot be read: {reason}; remove {checkpoint}") from None
 
 
 def _get_tensor(tensors: dict[str, Tensor], name: str, shape: Any) -> Tensor:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..errors import StatetrimError
+from ..errors import StatetrimError, errors_of
 from ..maths.units import MIB
 from .atomic import atomic_write
 
@@ -35,7 +35,7 @@ def parse_json(text: bytes, name: str, *, allow_nan: bool = False) -> dict[str, 
     """The JSON object in `text`, checked as in `read_json` except for its size."""
     if text.count(b"[") + text.count(b"{") > _MAX_CONTAINERS:
         raise StatetrimError(f"{name} holds more than {_MAX_CONTAINERS} lists and objects")
-    try:
+    with errors_of(f"{name} is not valid JSON", kinds=(ValueError, RecursionError)):
         value = json.loads(
             text.decode(),
             object_pairs_hook=_reject_repeated_keys,
@@ -44,9 +44,6 @@ def parse_json(text: bytes, name: str, *, allow_nan: bool = False) -> dict[str, 
         _check_depth(value)
         if b"\\u" in text:  # half a surrogate pair can be decoded but not encoded
             json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        reason = str(error).partition("\n")[0][:120]
-        raise StatetrimError(f"{name} is not valid JSON: {reason}") from None
     if not isinstance(value, dict):
         raise StatetrimError(f"{name} must hold a JSON object")
     return value

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # check_text_source must not import torch
     from torch import Tensor
 
-from ..errors import StatetrimError
+from ..errors import StatetrimError, errors_of
 
 SUFFIXES = (".txt", ".jsonl", ".parquet")
 
@@ -94,14 +94,10 @@ def import_datasets() -> Any:
 
 def _dataset_documents(name: str, **options: Any) -> Iterator[str]:
     """Stream the texts of the train split; StatetrimError if it cannot be read, also halfway."""
-    try:
+    # Within, such as by a parquet file that is damaged after its header.
+    with errors_of(f"the dataset {name} cannot be read"):
         for row in import_datasets().load_dataset(name, split="train", streaming=True, **options):
             yield _row_text(row)
-    except StatetrimError:
-        raise
-    except Exception as error:  # such as a parquet file that is damaged after its header
-        reason = str(error).partition("\n")[0][:200]
-        raise StatetrimError(f"the dataset {name} cannot be read: {reason}") from None
 
 
 def _row_text(row: Any) -> str:
