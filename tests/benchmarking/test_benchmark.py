@@ -1,7 +1,6 @@
 """Timings: what is measured and how models are compared; a small script stands in for vLLM."""
 
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 import statetrim as st
-from helpers.engine import have_ended, wait_until
+from helpers.engine import have_ended, wait_until, write_python
 from statetrim.benchmarking import stopwatch
 from statetrim.benchmarking.benchmark import DECODE_CYCLE
 from statetrim.benchmarking.stopwatch import RoundTimes, measure_peak_memory, time_in_turns
@@ -183,10 +182,7 @@ def stand_in(folder: Path, *, broken: bool = False) -> tuple[Path, Path]:
     engines.mkdir()
     text = STAND_IN.format(pids=str(pids), engines=str(engines), broken=broken)
     (package / "api_server.py").write_text(text)
-    python = folder / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
-    python.chmod(python.stat().st_mode | stat.S_IXUSR)
-    return python, pids
+    return write_python(folder), pids
 
 
 def all_ended(pids: Path) -> bool:

@@ -57,7 +57,9 @@ CASES: dict[str, tuple[Callable[[], Verdict], Outcome, str]] = {
     "some recall lost": (
         lambda: judged(model(recall=0.84, nats=3.0, kl=0.05)), Outcome.RECOVER, "may restore"),
     "some recall lost after recovery": (
-        lambda: judged(model(recall=0.84, nats=3.0, kl=0.05), recovered=True),
+        lambda: judge_cut(scores(
+            {"original": ORIGINAL, "cut": model(recall=0.84, nats=3.0, kl=0.05), "rand": RANDOM},
+            cuts={"cut": {"recovered": True}})),
         Outcome.STOP, "after recovery"),
     "some perplexity lost": (
         lambda: judged(model(nats=3.06, kl=0.05)), Outcome.RECOVER, "perplexity rises by 6."),

@@ -85,13 +85,8 @@ def benchmark(models: ModelLike | Sequence[ModelLike], options: BenchmarkOptions
                     cards=options.num_gpus,
                 )
                 loads.append(load)
-            return benchmark_vllm(
-                checkpoints[1:],
-                baseline=checkpoints[0],
-                python=options.engine_python or sys.executable,
-                loads=loads,
-                progress=report,
-            )
+            python = Path(options.engine_python or sys.executable)
+            return benchmark_vllm(checkpoints, python, loads, report)
 
     return run_and_save(options.out, record, run_benchmark, Timings.load)
 

@@ -19,10 +19,9 @@ from typing import Any
 
 from ..artifacts.timings import Timing, Timings, unique_names
 from ..errors import StatetrimError
-from ..progress import OnProgress, Progress, ignore_progress
+from ..progress import OnProgress, Progress
 from ..runtime.child_process import Process, last_error, python_process
 from ..storage.checkpoint import Checkpoint, require_prunable
-from ..storage.models import ModelLike, as_checkpoint, as_checkpoints
 from ..version import __version__
 
 MAX_REQUESTS = 4096
@@ -207,19 +206,19 @@ def _free_port() -> int:
 
 
 def benchmark_vllm(
-    models: ModelLike | Sequence[ModelLike],
-    *,
-    baseline: ModelLike,
-    python: str | Path,
+    checkpoints: Sequence[Checkpoint],
+    python: Path,
     loads: Sequence[ServerLoad],
-    progress: OnProgress = ignore_progress,
+    progress: OnProgress,
 ) -> Timings:
-    """Start a vLLM server for each load and model, one at a time, and return its metrics.
+    """Start a vLLM server for each load and model, one at a time, and return its metrics; the first
+    model is the baseline.
 
     `python` is the executable of the environment in which vLLM is installed. Raises StatetrimError
     if a model cannot be pruned, or if a server does not start or does not answer.
     """
-    checkpoints = [require_prunable(m) for m in (as_checkpoint(baseline), *as_checkpoints(models))]
+    for checkpoint in checkpoints:
+        require_prunable(checkpoint)
     names = unique_names([checkpoint.name for checkpoint in checkpoints])
     records: list[Timing] = []
     logs: dict[str, list[str]] = {}
@@ -228,7 +227,7 @@ def benchmark_vllm(
         for name, checkpoint in zip(names, checkpoints, strict=True):
             label = f"{name}, {load.length} tokens"
             progress(Progress(len(logs), len(loads) * len(checkpoints), "settings", label))
-            metrics, logs[label] = serve_under_load(Path(python), checkpoint.path, load)
+            metrics, logs[label] = serve_under_load(python, checkpoint.path, load)
             for metric, (value, unit) in metrics.items():
                 before, _ = baseline_metrics.get(metric, (0.0, unit))
                 ratio = value / before if before else None

@@ -98,17 +98,16 @@ def judge_cut(
     scores: Scores | None,
     model: str | None = None,
     *,
-    recovered: bool = False,
     served: Sequence[str] | None = None,
     doubts: Sequence[str] = (),
     faults: Sequence[str] = (),
 ) -> Verdict:
     """Judge one model of the scores, by default the first after the original.
 
-    `recovered`: recovery has trained it, so it is not advised again. `served` are the engines that
-    serve its shape (None if unknown; without any it does not ship). `doubts` are reasons not to
-    trust the scores, such as scores of other weights; any of `faults`, those of a `Verification`,
-    means do not ship. If its scores cannot be compared with the original's, the outcome is UNKNOWN.
+    `served` are the engines that serve its shape (None if unknown; without any it does not ship).
+    `doubts` are reasons not to trust the scores, such as scores of other weights; any of `faults`,
+    those of a `Verification`, means do not ship. If its scores cannot be compared with the
+    original's, the outcome is UNKNOWN.
     """
     if faults:
         return Verdict(model or "the cut", Outcome.STOP, faults[0], [], list(faults[1:]))
@@ -127,7 +126,7 @@ def judge_cut(
     informative = sorted(informative_losses(all_losses), key=severity, reverse=True)
     facts = [_fact_text(scores, x) for x in informative if _strictest_limit(x)]
     doubts = [*doubts, *source_mismatches(scores, name)]
-    recovered = recovered or _recorded_origin(scores, name).get("recovered") is True
+    recovered = _recorded_origin(scores, name).get("recovered") is True
     outcome, reason = _decide_outcome(
         scores, name, informative, by_setting, recovered, served, doubts
     )

@@ -1,8 +1,7 @@
 """Which engines serve a cut, with which command, and how many sequences fit."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from ..artifacts.scores import Scores
 from ..errors import StatetrimError
@@ -41,9 +40,6 @@ class Deployment:
     context: int | None  # tokens
     capacity: list[Capacity]  # original, then cut; each in the engine's dtypes of the state
     try_first: list[Gain]  # flags of the engine, without and with the cut
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     @property
     def served_original(self) -> Fit:

@@ -42,13 +42,8 @@ def candidate_shapes(
 
     Widths are eighths of an axis, or one power of two for both. Shapes that another one contains on
     both axes are left out, except without `engine` the widest that every engine serves. Raises
-    StatetrimError if there is no such shape, or unless 0 < share < 1.
+    StatetrimError if there is no such shape.
     """
-    if not 0 < share < 1:
-        raise StatetrimError(
-            f"the fraction of the state to keep must be between 0 and 1, not {share:g}; "
-            "0.5 halves it"
-        )
     if engine is not None:
         check_engine(engine, model_type)
     supporting = engines_supporting(model_type)

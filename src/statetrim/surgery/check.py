@@ -5,7 +5,7 @@ channels masked at the kernel, or the pruned heads masked before the output proj
 must decode the logits that it prefills. Loading it shows that stock code accepts it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,20 +45,15 @@ def compare_cut(
     small: Checkpoint,
     *,
     placement: Placement | None = None,
-    progress: Callable[[str], None] = lambda doing: None,
 ) -> CutComparison:
     """Compare `small`, cut from `model` by `plan`, with `model`; both run in float32.
 
-    Raises StatetrimError if they differ by more than rounding explains. `progress` is called with
-    the name of each stage.
+    Raises StatetrimError if they differ by more than rounding explains.
     """
     placement = replace(placement or Placement(), dtype=torch.float32)
-    progress("loading both models")
     before, after = load_live(model, placement), load_live(small, placement)
     ids = before.random_ids(1, TOKENS)  # any tokens: outputs must agree on all of them
-    progress("comparing mixers")
     sliced = _compare_mixers(plan, before, after, ids)
-    progress("comparing prefill and decode")
     decoded = DECODED_TOKENS_FROM_DISK if placement.layerwise else DECODED_TOKENS
     gap, gap_before = _decode_gap(after, ids, decoded), _decode_gap(before, ids, decoded)
     if gap > max(TOLERANCE, _MAX_GAP_RATIO * gap_before):

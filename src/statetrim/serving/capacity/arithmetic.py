@@ -59,7 +59,6 @@ class Settings:
     alignment: int = 16  # vLLM: tokens of a kernel block; 128 on CPUs
     slots: int = 0  # SGLang: states of a running request
     state_ratio: float = 0.9  # SGLang: --mamba-full-memory-ratio; 0: the best for this context
-    max_running: int = 0  # SGLang
     checkpoints: int = 32  # llama.cpp: --ctx-checkpoints
     coded_share: float = 0.0  # of a state's float32 bytes in a coded copy; 0: copied as it is
 
@@ -216,9 +215,7 @@ def sglang(model: CacheModel, settings: Settings) -> Fit:
     cell = layer_token_bytes(model, settings) * softmax_layers(model, settings)
     per_request = sglang_slots(settings)
     drafts = 0 if settings.speculative == 0 else settings.speculative + 1
-    running = settings.max_running
-    if running == 0:
-        running = 48 if drafts > 0 else 4096
+    running = 48 if drafts > 0 else 4096
     ring = 0.0
     if settings.replay and drafts > 0:
         ring = sglang_ring_bytes(model, settings) * (running + 1)
