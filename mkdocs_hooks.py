@@ -21,14 +21,15 @@ MIN_WORDS = 4
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add reports and examples, which are outside docs/, and the script of the calculator."""
+    """Add reports, examples and the file for MLX-LM, which are outside docs/, and the script of the
+    calculator."""
     from mkdocs.structure.files import File
 
     sys.path.append(str(ROOT / "tools"))
     from write_calculator import script
 
     files.append(File.generated(config, "calculator/calculator.js", content=script()))
-    for folder in ("results", "examples"):
+    for folder in ("results", "examples", "plugins/mlx"):
         for path in sorted((ROOT / folder).rglob("*")):
             if path.is_file():
                 name = path.relative_to(ROOT).as_posix()

@@ -236,6 +236,8 @@ def test_the_plan_says_who_refuses_which_shape(
     assert not code and "--for vllm-cpu" not in err
     code, err, _ = run([*command, "--to", "4x100%"])
     assert not code and "is refused by" in err and "vLLM" in err
+    code, err, _ = run([*command, "--to", "4x100%", "--for", "mlx"])
+    assert not code and "is refused by" not in err, "the engine is chosen"
 
 
 def test_for_alone_means_half_of_the_bytes(checkpoint: Load) -> None:

@@ -75,6 +75,11 @@ def test_memory_is_compared_with_what_is_free(folder: Path) -> None:
     assert counts[0] < counts[1]
     card = (folder / "OUT" / "README.md").read_text()
     assert all(size in card for size in sizes)
+    findings = read_findings([folder / "my model", folder / "OUT"])
+    assert findings.trim and findings.trim.recipe
+    findings.trim.recipe["for_"] = "mlx"
+    (memory,) = (f for f in build_document(findings).summary.facts if f.name == "Memory")
+    assert "bfloat16" not in " ".join(memory.lines), "MLX-LM has no such state"
 
 
 def test_sections_without_an_artifact_are_one_line(folder: Path) -> None:

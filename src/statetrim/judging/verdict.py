@@ -227,11 +227,15 @@ def _decide_outcome(
     controls = random_controls(scores)
     if not controls or model in controls:
         return Outcome.UNKNOWN, "no random cut was measured for comparison"
-    for control in controls:
-        for x in informative:
-            advantage = _advantage_over_control(scores, model, control, x.task)
-            if advantage and advantage.low > 0:  # significantly better than a random cut
-                return Outcome.SHIP, _within_limits_text(informative)
+    better = dict.fromkeys(
+        x.task
+        for control in controls
+        for x in informative
+        if (advantage := _advantage_over_control(scores, model, control, x.task))
+        and advantage.low > 0  # significantly
+    )
+    if better:
+        return Outcome.SHIP, _within_limits_text(informative, list(better))
     reason = "a random cut does as well, so these tasks do not show what the state holds"
     return Outcome.UNKNOWN, reason
 
@@ -324,11 +328,15 @@ def metric_label(x: Loss) -> str:
     return x.task if definition and x.metric == definition.metric else f"{x.task}, {x.metric}"
 
 
-def _within_limits_text(informative: Sequence[Loss]) -> str:
-    """The largest loss of each required group, of a cut that ships."""
+def _within_limits_text(informative: Sequence[Loss], better: Sequence[str]) -> str:
+    """The largest loss of each required group, of a cut that ships, and the tasks on which it is
+    significantly better than a random cut."""
     parts = []
     for group in REQUIRED_GROUPS:
         worst = max((x for x in informative if group in x.groups), key=lambda x: x.loss.estimate)
         size = worst.unit.loss_text(worst.loss.estimate)
         parts.append(f"{size} of {group} on {worst.task}")
-    return f"it loses {' and '.join(parts)}, both within their limits and better than a random cut"
+    return (
+        f"it loses {' and '.join(parts)}, both within their limits, and is better than a random "
+        f"cut on {', '.join(better)}"
+    )

@@ -10,7 +10,7 @@ from ..maths.formatting import bytes_text, relative_change_text
 from ..request import parse_request
 from ..serving.capacity.compare import DEFAULT_CONTEXT, DEFAULT_MEMORY_GIB, alternatives
 from ..serving.deployment import ship_verdict
-from ..serving.engine_names import command_below_comment
+from ..serving.engine_names import FLOAT32_ENGINES, command_below_comment, requested_engine
 from ..serving.engines import NEEDS_PLUGIN, compatibility_of_geometry, known_lines
 from ..serving.target import resolve_target
 from .commands import command_arguments, recover_command, serving_commands, trim_command
@@ -100,8 +100,9 @@ def _decision_summary(findings: Findings, advice: Recommendation) -> Summary:
 
 
 def _memory_fact(findings: Findings, cut_geometry: Geometry | None) -> Iterator[Fact]:
-    """One fact: state bytes, and sequences that fit, of original, cut, bfloat16 without a cut, and
-    both; none without both geometries."""
+    """One fact: state bytes, and sequences that fit, of original, cut, and, if the
+    engine of `trim --for` has it, of bfloat16 without and with the cut; none without both
+    geometries."""
     original = findings.original_geometry
     if original is None or cut_geometry is None:
         return
@@ -110,15 +111,17 @@ def _memory_fact(findings: Findings, cut_geometry: Geometry | None) -> Iterator[
     full_text, bfloat16_text, cut_text, both_text = (bytes_text(row.state_bytes) for row in rows)
     lines = [
         f"{full_text} → {cut_text} of state per sequence "
-        f"({relative_change_text(full.state_bytes, cut.state_bytes)}); a bfloat16 state without a "
-        f"cut {bfloat16_text}, both {both_text}"
+        f"({relative_change_text(full.state_bytes, cut.state_bytes)})"
     ]
     if full.sequences is not None:
         lines.append(
             f"{full.sequences:,} → {cut.sequences:,} sequences of {DEFAULT_CONTEXT:,} tokens in "
-            f"{DEFAULT_MEMORY_GIB:g} GiB of cache; bfloat16 alone {bfloat16.sequences:,}, both "
-            f"{both.sequences:,}"
+            f"{DEFAULT_MEMORY_GIB:g} GiB of cache"
         )
+    if requested_engine(findings.trim) not in FLOAT32_ENGINES:
+        lines[0] += f"; a bfloat16 state without a cut {bfloat16_text}, both {both_text}"
+        if full.sequences is not None:
+            lines[1] += f"; bfloat16 alone {bfloat16.sequences:,}, both {both.sequences:,}"
     yield Fact("Memory", lines)
 
 

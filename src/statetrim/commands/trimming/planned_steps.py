@@ -91,8 +91,8 @@ def _show_shape(job: Job) -> None:
         return
     if after.widths:
         terminal.warn(
-            "warning: only statetrim, and vLLM with its plugin, load layers of different widths; "
-            "stock libraries and engines refuse them"
+            "warning: only statetrim, and vLLM or MLX-LM with a plugin, load layers of different "
+            "widths; stock libraries and engines refuse them"
         )
         return
     shape = Shape.from_geometry(after)
@@ -100,7 +100,7 @@ def _show_shape(job: Job) -> None:
         original = Shape.from_geometry(before)
         terminal.note(f"the state is cut to {shape} (keys x values) of {original}")
     refused = refusing_engines(str(job.model.config.get("model_type")), shape)
-    if refused:
+    if refused and not job.options.for_:
         share = after.state_numel / before.state_numel
         terminal.warn(
             f"warning: {shape} is refused by {', '.join(refused)}; --to {share:.2g} compares "

@@ -57,7 +57,8 @@ FLAGS = (
     Flag("llamacpp", "--ctx-checkpoints 8", {"checkpoints": 8},
          "longer prompts are computed again after an edit; saves host memory only",
          "llama.cpp 2026-10: common/common.h"),
-    Flag("mlx", "--prompt-cache-size 2", {}, "fewer prompts are remembered, so more memory is left",
+    Flag("mlx", "--prompt-cache-size 2", {},
+         "two prompts are remembered, not ten; their memory comes on top of these sequences",
          "MLX-LM 0.32.2: server.py"),
 )  # fmt: skip
 """In the order in which they cost least. vLLM #55196 reports that an int8 state of Gated DeltaNet
