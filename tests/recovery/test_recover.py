@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from helpers import tiny
 from helpers.fused import fuse_output_projections
 from helpers.recovery_runs import record
 from helpers.refusal import check_refusal, run
+from statetrim.commands.steps.recover import show_recovery
 from statetrim.families.delta_net import DeltaNet
 from statetrim.progress import Progress
 from statetrim.recovery import trainer as training
@@ -309,7 +311,9 @@ def test_a_teacher_with_another_tokenizer_is_refused(
     assert not list(tmp_path.glob("o*"))
 
 
-def test_records_of_earlier_recoveries_are_kept(pair: Any, tmp_path: Path) -> None:
+def test_records_of_earlier_recoveries_are_kept(
+    pair: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     _, small = pair("delta_net")
     seeds = {}
     for generation in range(3):
@@ -318,6 +322,8 @@ def test_records_of_earlier_recoveries_are_kept(pair: Any, tmp_path: Path) -> No
     for name in ("recover.json", "source_recover.json", "source_source_recover.json"):
         seeds[name] = json.loads((out / "statetrim" / name).read_text())["options"]["seed"]
     assert list(seeds.values()) == [2, 1, 0]
+    show_recovery(small, "OUT", as_json=False)
+    assert re.search(r"^[\d,]+ tokens in", capsys.readouterr().out, re.M)
 
 
 def test_a_tracker_gets_every_step_and_its_files_stay(pair: Any, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def show_recovery(recovered: Checkpoint, output: str, *, as_json: bool) -> None:
     terminal.print_table("Recovery", header, rows)
     trained = len(record.trained_tensors)
     terminal.print_text(
-        f"{curve[-1]['tokens']:,} tokens in {len(curve)} steps; {trained} tensors changed, the "
+        f"{curve[-1]['tokens']:,.0f} tokens in {len(curve)} steps; {trained} tensors changed, the "
         f"others are as they were; written to {output}",
     )
     terminal.print_text(
