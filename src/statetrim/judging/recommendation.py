@@ -13,6 +13,7 @@ from .verdict import (
     LimitStatus,
     limit_status,
     loss_text,
+    metric_label,
     severity,
     ship_limit,
     worst_setting,
@@ -86,7 +87,7 @@ def recommend(points: Sequence[MeasuredShape]) -> Recommendation:
     size = f"{chosen.point} ({chosen.share:.0%} of the state)"
     for cut in rounded:
         worst += f"; without a cut, a {cut.point.state_dtype} state ({cut.share:.0%})"
-        worst += f": {loss_text(cut.worst)}" if cut.worst else ""
+        worst += f": {metric_label(cut.worst)}, {cut.worst.sentence}" if cut.worst else ""
     return Recommendation(cuts, chosen, f"{size}: {reason}{worst}")
 
 

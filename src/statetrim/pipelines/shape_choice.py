@@ -19,6 +19,7 @@ from ..evaluation.original import OriginalResults
 from ..judging.losses import headline_score, metric_loss, uninformative_flags
 from ..judging.recommendation import recommend
 from ..runtime.corpus import Corpus
+from ..runtime.states import StateStorage
 from ..serving.capacity.compare import vllm_sequences
 from ..storage.auxiliary_files import copy_files
 from ..storage.output import is_complete, remove_empty_partial
@@ -173,19 +174,20 @@ def _measure_cut(runner: StageRunner) -> Scores:
 
 
 def _measure_16_bit_state(runner: StageRunner) -> MeasuredShape:
-    """The scores of the original with its state in bfloat16, an alternative to a cut."""
-    dtype, path = "bfloat16", runner.directory / "scores-bfloat16.json"
-    options = replace(runner.job.options, state_dtype=dtype)
-    runner = replace(runner, job=replace(runner.job, options=options), shape=dtype, step="compare")
-    runner.ensure_scores([runner.job.model], path)
-    scores, model = Scores.load(path), runner.job.model
+    """The scores of the original with its state in bfloat16, an alternative to a cut. It is rounded
+    after every token, as in decoding; rounding after every piece of a prompt costs far less."""
+    storage, path = StateStorage("bfloat16", piece=1), runner.directory / "scores-bfloat16.json"
+    model = runner.job.model
+    runner = replace(runner, shape=storage.dtype, step="compare")
+    runner.ensure_scores([model], path, storage)
+    scores = Scores.load(path)
     original = _measured_shape(runner.job, scores, 0)
     return replace(
         original,
         scores=_measured_shape(runner.job, scores, 1).scores,
         state_bytes=original.state_bytes // 2,
-        sequences=vllm_sequences(model, model.geometry, dtype),
-        state_dtype=dtype,
+        sequences=vllm_sequences(model, model.geometry, storage.dtype),
+        state_dtype=storage.dtype,
     )
 
 

@@ -26,6 +26,7 @@ from ..recovery.options import RecoverRunOptions
 from ..recovery.recover import recover
 from ..runtime.corpus import Corpus
 from ..runtime.placement import Placement
+from ..runtime.states import StateStorage
 from ..selection.options import SelectOptions
 from ..selection.select import select_for_target
 from ..serving.deployment import ship_verdict
@@ -245,10 +246,14 @@ class StageRunner:
         plan = self.ensure_plan(f"plan-{CONTROL_METHOD}.json", CONTROL_METHOD)
         return [self.ensure_pruned(CONTROL_METHOD, plan)]
 
-    def ensure_scores(self, models: list[Checkpoint], path: Path) -> None:
-        """Evaluate the original and `models` on the job's tasks; written to `path`."""
+    def ensure_scores(
+        self, models: list[Checkpoint], path: Path, storage: StateStorage | None = None
+    ) -> None:
+        """Evaluate the original and `models` on the job's tasks; written to `path`. The states of
+        `models` are stored as `storage` says, by default in the dtype of the options."""
         job, options = self.job, self.job.options
         text = self.evaluated or job.slices.evaluation
+        stored = storage or StateStorage(options.state_dtype or "float32")
 
         def make(progress: OnProgress) -> None:
             evaluation = derive(
@@ -257,7 +262,8 @@ class StageRunner:
                 baseline=job.model,
                 text=text if "text" in options.tasks else None,
                 layerwise=bool(options.layerwise),
-                state_dtype=options.state_dtype or "float32",
+                state_dtype=stored.dtype,
+                state_piece=stored.piece,
                 original=self.original,
                 out=path,
                 progress=progress,

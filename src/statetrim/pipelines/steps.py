@@ -120,7 +120,8 @@ class _Estimate:
             result.append(Step("sensitivity", does, seconds, memory))
             count += 1
         seconds = 2 * cost.copying_seconds(self.nbytes) + 2 * self.read(job.tokens)
-        models = 1 + count + self.options.compares_16_bit_state
+        # Rounding the state after every token takes about twice as long.
+        models = 1 + count + 2 * self.options.compares_16_bit_state
         seconds = count * seconds + self.evaluate(models).seconds
         does, memory = f"{count} shapes: cut, refit, evaluate", self.process + 2 * self.weights
         return [*result, Step("compare", does, seconds, memory, 4 * self.nbytes)]

@@ -115,7 +115,8 @@ def _shapes_table(findings: Findings, decision: Decision, cuts: Sequence[JudgedC
         "per sequence; each of the cuts takes half of what is listed in bfloat16"
     )
     if counted and findings.original is not None:
-        caption += f". {as_sentence(sequences_text(findings.original))}"
+        sequences = as_sentence(sequences_text(findings.original))
+        caption += f". {sequences.removesuffix('.')}"
     return Table([*header, "plan"], rows, caption)
 
 
