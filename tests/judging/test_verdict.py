@@ -72,7 +72,7 @@ CASES: dict[str, tuple[Callable[[], Verdict], Outcome, str]] = {
         lambda: judged(model(recall=COLLAPSED, kl=0.05)), Outcome.STOP, "recall falls by"),
     "one load collapsed among a hundred easy ones": (
         lambda: judge_cut(scores(easy_loads() | {"rand": RANDOM | EASY})),
-        Outcome.STOP, "mqar, pairs_63"),
+        Outcome.STOP, "mqar, pairs_63 (limit 10 points)"),
     "no engine serves it": (
         lambda: judged(GOOD, served=[]), Outcome.STOP, "no known engine"),
     "an engine serves it": (lambda: judged(GOOD, served=["vLLM"]), Outcome.SHIP, "within"),

@@ -12,11 +12,12 @@ import statetrim as st
 from helpers import tiny
 from helpers.refusal import check_refusal, run
 from statetrim.artifacts.steps import read_seen_texts
+from statetrim.commands.trimming import result
 from statetrim.commands.trimming.result import _load_line, _serving_lines
 from statetrim.pipelines.job import Job
 from statetrim.pipelines.observer import Observer
 from statetrim.pipelines.options import TrimOptions
-from statetrim.serving.engines import NEEDS_PLUGIN
+from statetrim.serving.engines import NEEDS_PLUGIN, Shape, compatibility_of_shape
 
 Load = Callable[[str], Path]
 OPTIONS: dict[str, Any] = {
@@ -152,6 +153,16 @@ def test_widths_by_layer_are_one_of_the_shapes(
     quiet = RecordingObserver()
     st.trim(model, out=out, watch=quiet, **options)
     assert not quiet.started, "a finished job has nothing left to do"
+
+
+def test_an_engine_that_serves_on_some_hardware_is_not_said_to_refuse(
+    checkpoint: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = compatibility_of_shape("qwen3_5", Shape(56, 56))
+    monkeypatch.setattr(result, "compatibility_of_geometry", lambda *_: rows)
+    refused = result._serving_lines(st.open(checkpoint("qwen3_5_text")), None)[-1]
+    assert refused.startswith("refused by llama.cpp on Ampere, ")
+    assert "llama.cpp," not in refused and ", vllm-cpu:" in refused
 
 
 def _check_16_bit_state(decision: st.Decision, *, in_vllm: bool) -> None:

@@ -19,6 +19,7 @@ from .losses import (
     Loss,
     headline_score,
     informative_losses,
+    is_setting,
     main_metrics,
     metric_loss,
     setting_losses,
@@ -315,8 +316,9 @@ def _fact_text(scores: Scores, x: Loss) -> str:
 
 def loss_text(x: Loss) -> str:
     """A loss and its limit, for people; the loss must have one."""
-    limit = ship_limit(x)
-    assert limit is not None
+    limits = _strictest_limit(x)
+    assert limits is not None
+    limit = limits.setting if is_setting(x.task, x.metric) else limits.ship
     verb, suffix = "falls" if x.higher_is_better else "rises", x.unit.suffix
     size = f"{x.loss.estimate:.1f}{suffix}"
     return f"{x.groups[0]} {verb} by {size} on {metric_label(x)} (limit {limit:g}{suffix})"

@@ -52,6 +52,7 @@ def prune(
     ]
     title = "Dry run: nothing was written" if dry_run else "Pruned"
     terminal.print_table(title, ("", "before", "after", "change"), rows)
-    files = f"{len(surgery.shards)} weight files, {len(surgery.auxiliary_files)} other files"
+    shards = len(surgery.shards)
+    files = f"{shards} weight file{'s' * (shards != 1)}, {len(surgery.auxiliary_files)} other files"
     verb = "would go to" if dry_run else "written to"
     terminal.print_text(f"{len(surgery.edits)} tensors cut; {files} {verb} {options.out}")

@@ -125,7 +125,12 @@ def _serving_lines(cut: Checkpoint, first_engine: str | None) -> list[str]:
             lines.append(f"serve it:  {command_with_comment(engine, command)}")
     rows = compatibility_of_geometry(str(cut.config.get("model_type")), cut.geometry)
     by_plugin = {row.engine for row in rows if row.error == NEEDS_PLUGIN}
-    refusing = {row.engine for row in rows if row.verdict == "refused"} - by_plugin
+    served = {row.engine for row in rows if row.serves}
+    refusing = set()
+    for row in rows:
+        if row.verdict == "refused" and row.current and row.engine not in by_plugin:
+            on_some = row.engine in served
+            refusing.add(f"{row.engine} on {row.hardware}" if on_some else row.engine)
     if by_plugin:
         lines.append(f"served by {', '.join(sorted(by_plugin))}: {NEEDS_PLUGIN}")
     inspect = f"statetrim inspect {cut.path}"
