@@ -95,15 +95,11 @@ def text_source(name: str, value: Any) -> None:
         check_text_source(value)
 
 
-def executable(name: str, value: str | Path) -> None:
-    """A program that can be started."""
-    if shutil.which(value) is None:
-        raise StatetrimError(f"{value} cannot be started: it is not a program")
-
-
 def executables(name: str, value: Iterable[str | Path]) -> None:
+    """Programs that can be started."""
     for program in value:
-        executable(name, program)
+        if shutil.which(program) is None:
+            raise StatetrimError(f"{program} cannot be started: it is not a program")
 
 
 def one_of(*choices: str) -> Check:

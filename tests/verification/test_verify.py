@@ -20,7 +20,6 @@ from helpers.engine import InProcess, have_ended, wait_until, write_stand_in
 from statetrim.artifacts.verification import Agreement, agreement_table
 from statetrim.commands import app
 from statetrim.verification.engine import EngineError, Request, run_engine
-from statetrim.verification.options import VerifyOptions
 from statetrim.verification.verify import _engine_faults, _sample_notes
 
 SETTINGS: dict[str, Any] = {"engine": "mlx", "count": 6, "length": 24, "generate": 5}
@@ -248,6 +247,7 @@ def test_the_command_writes_shows_and_ends_with_1_at_a_fault(
         ({"dtype": "int8"}, "dtype is float32, float16 or bfloat16, not 'int8'"),
         ({"length": 3}, "3 tokens is too short"),
         ({"count": 0}, "count cannot be 0"),
+        ({"engine_python": "nowhere"}, "nowhere cannot be started: it is not a program"),
     ],
 )
 def test_wrong_arguments_are_told(
@@ -257,11 +257,6 @@ def test_wrong_arguments_are_told(
         verify(pair, text, **changed)
     with pytest.raises(st.StatetrimError, match="is given twice"):
         verify((pair[1], pair[1]), text)
-
-
-def test_a_wrong_program_is_refused_before_models_are_read(text: Path) -> None:
-    with pytest.raises(st.StatetrimError, match="nowhere cannot be started"):
-        VerifyOptions(baseline="missing", engine="mlx", text=text, engine_python="nowhere")
 
 
 def agreement(model: str, agreed: list[int], places: int = 10) -> Agreement:

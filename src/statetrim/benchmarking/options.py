@@ -43,10 +43,7 @@ class BenchmarkOptions(Devices, ProgressOptions):
         check=checks.one_of("vllm"),
     )
     engine_python: str | Path | None = option(
-        default=None,
-        help="Python executable of vLLM's environment.",
-        parse=Path,
-        check=checks.executable,
+        default=None, help="Python executable of vLLM's environment.", parse=Path
     )
     requests: int = option(default=64, help="With --engine: number of concurrent requests.")
     memory_gib: float = option(default=0.25, help="With --engine: cache memory in GiB.")

@@ -27,7 +27,6 @@ class VerifyOptions(ProgressOptions):
         default=None,
         help="Python executable of the engine's environment; by default of this one.",
         parse=Path,
-        check=checks.executable,
         in_record=False,
     )
     text: str | Path = option(help=TEXT_HELP, check=checks.text_source)
