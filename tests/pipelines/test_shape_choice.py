@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ from helpers.refusal import check_refusal, run
 from statetrim.artifacts.steps import read_seen_texts
 from statetrim.commands.trimming import result
 from statetrim.commands.trimming.result import _load_line, _serving_lines
+from statetrim.evaluation.evaluate import evaluate
+from statetrim.evaluation.options import EvaluateOptions
+from statetrim.pipelines import stages
 from statetrim.pipelines.job import Job
 from statetrim.pipelines.observer import Observer
 from statetrim.pipelines.options import TrimOptions
@@ -128,6 +132,13 @@ def test_widths_by_layer_are_one_of_the_shapes(
     # Widths by layer win, whatever random models lose.
     rank = property(lambda cut: not cut.point.widths)
     monkeypatch.setattr(recommendation.JudgedCut, "rank", rank)
+    evaluated: list[EvaluateOptions] = []
+
+    def record(models: list[st.Checkpoint], chosen: EvaluateOptions) -> None:
+        evaluated.append(chosen)
+        evaluate.run(models, chosen)
+
+    monkeypatch.setattr(stages, "evaluate", SimpleNamespace(run=record))
     model, out, watch = st.open(checkpoint("qwen3_next")), tmp_path / "small", RecordingObserver()
     options = OPTIONS | {"text": text, "to": 0.5, "for_": engine, "by_layer": True}
     small = st.trim(model, out=out, watch=watch, **options)
@@ -142,6 +153,8 @@ def test_widths_by_layer_are_one_of_the_shapes(
     assert f"{point.sequences:.1f} after the cut" in decision.expected
     assert (out / "statetrim" / "sensitivity.json").exists()
     _check_16_bit_state(decision, in_vllm=engine is None)
+    pieces = [chosen.state_piece for chosen in evaluated if chosen.state_dtype == "bfloat16"]
+    assert pieces == [1] * (engine is None), "rounded after every token, as in decoding"
     page = (out / "statetrim" / "report" / "report.md").read_text()
     assert "by-layer (chosen)" in page and "without a cut with a 16-bit state" in page
     assert _load_line(small, "transformers").startswith("load it:   statetrim.load(")

