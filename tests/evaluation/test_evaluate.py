@@ -370,9 +370,9 @@ def test_progress_goes_from_nothing_to_everything_once(
 ) -> None:
     text = tiny.write_text(tmp_path / "text.jsonl", 2**12)
     updates: list[Progress] = []
-    st.evaluate(
-        [cut], baseline=checkpoint("delta_net"), tasks=["text", "mqar"], text=text, limit=4,
-        batch_size=1, layerwise=layerwise, progress=updates.append,
+    scores = st.evaluate(
+        [cut], baseline=checkpoint("delta_net"), tasks=["text", "mqar"], text=text, limit=8,
+        batch_size=2, layerwise=layerwise, progress=updates.append,
     )  # fmt: skip
     for label in (f"{name}: {task}" for name in ("delta_net", "cut") for task in ("text", "mqar")):
         shares = [
@@ -382,6 +382,11 @@ def test_progress_goes_from_nothing_to_everything_once(
         ]
         assert shares == sorted(shares) and (shares[0], shares[-1]) == (0, 1), label
         assert len({*shares}) > 4, "it moves"
+    totals = {update.total for update in updates if update.label == "cut: mqar"}
+    settings = [
+        score for score in scores.scores if "pairs_" in score.metric and score.model == "cut"
+    ]
+    assert max(totals) == 8 * len(settings), "sequences, not batches"
 
 
 def test_only_recall_tasks_need_a_fast_tokenizer(tmp_path: Path) -> None:

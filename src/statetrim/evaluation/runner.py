@@ -122,8 +122,12 @@ class ModelRunner:
             for batch in torch.split(ids, self.options.batch_size):
                 batches.append(batch)
                 positions.append(answer_positions)
-        layerwise = self.options.layerwise
-        on_read, on_answered = _progress_callbacks(report, len(batches), read_first=layerwise)
+        on_read, on_answered = _progress_callbacks(
+            report,
+            len(names) * rows,
+            min(rows, self.options.batch_size),
+            read_first=self.options.layerwise,
+        )
         logits_of = self._logits_by_batch(batches, on_read)
         shares: list[float] = []
         for number, batch in enumerate(batches):
@@ -198,7 +202,7 @@ class ModelRunner:
 
 
 def _progress_callbacks(
-    report: harness.ProgressCallback, total: int, batch_size: int = 1, *, read_first: bool
+    report: harness.ProgressCallback, total: int, batch_size: int, *, read_first: bool
 ) -> tuple[Callable[[int], None], Callable[[int], None]]:
     """Two callbacks for the number of batches that were read, and that were compared. With
     `read_first` all are read before the first one is compared, and each of the two counts for half
