@@ -124,12 +124,13 @@ def _run(
                 live.hidden_states(batch)
                 count(batch.numel())
         return
-    for layer_pass in LayerWalk(live, batches).layers(max(tallies) + 1):
-        layers = [layer_pass.number] if layer_pass.number in tallies else []
-        with hook_kernels(live, add, layers=layers):
-            for step in layer_pass.run():
-                if layer_pass.number == max(tallies):
-                    count(batches[step].numel())
+    walk = LayerWalk(live, batches)
+    for number in walk.layers(max(tallies) + 1):
+        with hook_kernels(live, add, layers=[number] if number in tallies else []):
+            for step, batch in enumerate(batches):
+                walk.run_batch(step)
+                if number == max(tallies):
+                    count(batch.numel())
 
 
 class _Tally:

@@ -8,6 +8,7 @@ error measured on others, both from sums, so no activations are kept.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -159,17 +160,18 @@ class _MaskedRuns:
         For a layer without a state it yields an empty tuple and no sums.
         """
         layers = self.live.checkpoint.geometry.layers
-        for layer_pass in LayerWalk(self.live, self.batches).layers(max(layers) + 1):
-            measured = (layer_pass.number,) if layer_pass.number in layers else ()
+        walk = LayerWalk(self.live, self.batches)
+        for number in walk.layers(max(layers) + 1):
+            measured = (number,) if number in layers else ()
             sums_by_source: SourceSums = []
-            first = 0
-            for source in self.sources:
+            steps = count()
+            for batches in self.sources:
                 sums_by_source.append({})
                 with self._hooks(measured, sums_by_source[-1]):
-                    for step in layer_pass.run(range(first, first + len(source))):
-                        if layer_pass.number == max(layers):
-                            advance(self.batches[step].numel())
-                first += len(source)
+                    for batch in batches:
+                        walk.run_batch(next(steps))
+                        if number == max(layers):
+                            advance(batch.numel())
             yield measured, _to_cpu(sums_by_source)
 
     @contextmanager

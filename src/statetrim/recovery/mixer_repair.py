@@ -18,7 +18,7 @@ from ..errors import StatetrimError
 from ..progress import OnProgress, Progress
 from ..runtime.live import MixerCall, hook_mixers
 from ..runtime.loading import load_live
-from ..runtime.sequential import LayerPass, LayerWalk
+from ..runtime.sequential import LayerWalk
 from ..storage.checkpoint import Checkpoint
 from ..storage.safetensors_file import save_tensors
 from .adapters import Adapters, TrainingResult, Update, adapt_mixer, select_mixers
@@ -56,32 +56,32 @@ class LayerwiseRecovery:
         for ids in inputs:
             self.student.check_ids(ids)
         walk = LayerWalk(self.teacher, inputs, self.directory)
-        for layer_pass in walk.layers(max(self.mixers) + 1):
-            if layer_pass.number in self.mixers:
-                self._repair_layer(layer_pass, batches, data.recall, progress)
+        for number in walk.layers(max(self.mixers) + 1):
+            if number in self.mixers:
+                self._repair_layer(walk, batches, data.recall, progress)
             else:
-                for _ in layer_pass.run():
-                    pass
+                for step in range(len(inputs)):
+                    walk.run_batch(step)
         return self._load_result()
 
     def _repair_layer(
         self,
-        layer_pass: LayerPass,
+        walk: LayerWalk,
         batches: list[Batch],
         recall: RecallRows | None,
         progress: OnProgress,
     ) -> None:
         """Run the teacher's layer on all batches, train the student's mixer on each, and save what
         was trained as `layer-NUMBER.safetensors`."""
-        number, tokens, calls = layer_pass.number, 0, list[MixerCall]()
+        number, tokens, calls = walk.layer, 0, list[MixerCall]()
         training = self._start_training(number, len(batches), recall)
         with hook_mixers({number: self.teacher.mixers[number]}, calls.append):
             if recall is not None:
-                for _ in layer_pass.run([len(batches)]):
-                    training.held_out_call = calls.pop()
-                    training.measure_held_out(0)
-            for step in layer_pass.run(range(len(batches))):
-                ids, is_recall = batches[step]
+                walk.run_batch(len(batches))
+                training.held_out_call = calls.pop()
+                training.measure_held_out(0)
+            for step, (ids, is_recall) in enumerate(batches):
+                walk.run_batch(step)
                 tokens += ids.numel()
                 loss = training.step(calls.pop(), is_recall, tokens)
                 label = f"layer {number}"

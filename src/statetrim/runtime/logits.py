@@ -173,9 +173,10 @@ class FinalHiddenStates:
         """Run all batches layer by layer, and keep the last layer's outputs in main memory."""
         walk = LayerWalk(self.live, self._batches)
         depth, last_batch = len(self.live.decoder_layers), len(self._batches) - 1
-        for layer_pass in walk.layers():
-            list(layer_pass.run())
-            report((layer_pass.number + 1) * last_batch // depth)
+        for number in walk.layers():
+            for step in range(len(self._batches)):
+                walk.run_batch(step)
+            report((number + 1) * last_batch // depth)
         for step in range(len(self._batches)):
             self._final_hidden[step] = walk.hidden_store.read(step)
         self._tuple_size = walk.hidden_store.tuple_size

@@ -6,7 +6,7 @@ that was killed resumes with the layer it was in.
 """
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,20 +18,6 @@ from torch import Tensor, nn
 from ..storage.atomic import move_into_place, scratch_path
 from ..storage.safetensors_file import write_tensors
 from .live import LiveModel, MixerCall, hook_mixers, output_hidden_states
-
-
-class LayerPass:
-    """One decoder layer, with its weights in memory, through which the walk's batches are run."""
-
-    def __init__(self, walk: "LayerWalk", number: int) -> None:
-        self.number, self.layer = number, walk.live.decoder_layers[number]
-        self._walk = walk
-
-    def run(self, steps: Iterable[int] | None = None) -> Iterator[int]:
-        """Run batches `steps` (default: all) through the layer; yields each number when done."""
-        for step in range(len(self._walk.batches)) if steps is None else steps:
-            self._walk.run_batch(self, step)
-            yield step
 
 
 class LayerWalk:
@@ -46,30 +32,28 @@ class LayerWalk:
         self.hidden_store = HiddenStore() if directory is None else DiskHiddenStore(directory)
 
     @property
-    def first_layer(self) -> int:
-        """The next layer to run: before the walk 0, or the layer at which it resumes a killed
-        one."""
+    def layer(self) -> int:
+        """The layer that runs, or runs next: before a walk 0, or where it resumes a killed one."""
         return self.hidden_store.layer
 
-    def layers(self, end: int | None = None) -> Iterator[LayerPass]:
-        """Load and yield every layer from `first_layer` to before `end`. Save a layer's results
-        before advancing: then the layer is unloaded and its inputs are deleted."""
+    def layers(self, end: int | None = None) -> Iterator[int]:
+        """Load every layer from `layer` to before `end`, and yield its number. Run all batches, and
+        save the results, before advancing: then it is unloaded and its inputs are deleted."""
         decoder_layers = self.live.decoder_layers
         with self.weights.paused(), ExitStack() as stack:
-            for layer in decoder_layers[: self.first_layer]:
+            for layer in decoder_layers[: self.layer]:
                 stack.callback(_make_identity(layer, self.hidden_store.tuple_size))
-            for number in range(self.first_layer, len(decoder_layers) if end is None else end):
-                layer_pass = LayerPass(self, number)
-                self.weights.load(layer_pass.layer)
-                yield layer_pass
-                self.weights.unload(layer_pass.layer)
+            for layer in decoder_layers[self.layer : end]:
+                self.weights.load(layer)
+                yield self.layer
+                self.weights.unload(layer)
                 self.hidden_store.next_layer()
-                stack.callback(_make_identity(layer_pass.layer, self.hidden_store.tuple_size))
+                stack.callback(_make_identity(layer, self.hidden_store.tuple_size))
 
-    def run_batch(self, layer_pass: LayerPass, step: int) -> None:
-        """Run one batch through one layer and store the output, by the model's own forward pass,
+    def run_batch(self, step: int) -> None:
+        """Run one batch through the layer and store the output, by the model's own forward pass,
         which computes masks and positions: earlier layers are identities, and it stops here."""
-        layer, hidden = layer_pass.layer, self.hidden_store.read(step)
+        layer, hidden = self.live.decoder_layers[self.layer], self.hidden_store.read(step)
         with torch.no_grad(), _replace_input(layer, hidden, self.live.device):
             output = _run_until(layer, self.live, self.batches[step])
         tuple_size = len(output) if isinstance(output, tuple) else 0
@@ -88,10 +72,11 @@ def mixer_calls(live: LiveModel, batches: Sequence[Tensor]) -> Iterator[MixerCal
             yield from calls
             calls.clear()
         return
-    for layer_pass in LayerWalk(live, batches).layers(max(live.mixers) + 1):
+    walk = LayerWalk(live, batches)
+    for _ in walk.layers(max(live.mixers) + 1):
         for step in range(len(batches)):
             with hook_mixers(live.mixers, calls.append):
-                list(layer_pass.run([step]))
+                walk.run_batch(step)
             yield from calls
             calls.clear()
 
