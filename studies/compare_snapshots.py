@@ -30,8 +30,9 @@ from torch.nn import functional
 import statetrim as st
 from arguments import study_parser
 from statetrim.maths.paired import Pairs, difference_interval
+from statetrim.portable.kernels import l2_normalized
 from statetrim.runtime.corpus import Corpus
-from statetrim.runtime.kernel_hooks import L2_EPS, KernelCall, hook_kernels
+from statetrim.runtime.kernel_hooks import KernelCall, hook_kernels
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
 from statetrim.snapshots.metric import Metrics, metric_of
@@ -67,7 +68,7 @@ class Grams:
         for name, x in (("query", call.query), ("key", call.key)):
             x = x.flatten(0, 1).transpose(0, 1).double()
             if self.normalizes:
-                x = x * (x.square().sum(-1, keepdim=True) + L2_EPS).rsqrt()
+                x = l2_normalized(x)
             x = x.repeat_interleave(len(output) // len(x), dim=0)
             grams[name] = grams.get(name, 0) + x.mT @ x
             if name == "query":

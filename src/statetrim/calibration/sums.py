@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ..artifacts.statistics import TEXT, LayerStatistics, Statistics
-from ..runtime.kernel_hooks import L2_EPS, KernelCall, MixerInput, Readout
+from ..portable.kernels import l2_normalized
+from ..runtime.kernel_hooks import KernelCall, Readout
 from ..runtime.states import walk_states
 from ..storage.checkpoint import Checkpoint
 
@@ -32,9 +33,11 @@ class Sums:
         the L2 norm, and the mean square over the channels of the output, [value heads]."""
         for side, activations in (("query", call.queries_by_key_head), ("key", call.key)):
             if f"{side}_gram" in self.sum_names or f"{side}_unit_gram" in self.sum_names:
-                rows = _by_head(activations)
+                # [heads, tokens, channels]
+                rows = activations.flatten(0, 1).transpose(0, 1).double()
                 self._add(call.layer, f"{side}_gram", _gram(rows))
-                self._add(call.layer, f"{side}_unit_gram", _gram(self._normalized(rows)))
+                rows = l2_normalized(rows) if self.model.family.normalizes_keys else rows
+                self._add(call.layer, f"{side}_unit_gram", _gram(rows))
         if "output_square" in self.sum_names:
             square = call.output.flatten(0, -3).double().square().mean(dim=-1).sum(dim=0)
             self._add(call.layer, "output_square", square)
@@ -59,16 +62,9 @@ class Sums:
                 sums = torch.stack([torch.ones_like(counted), counted, singular.sum(-1)], -1)
                 self._add(call.layer, "state_ranks", sums.sum(0))
 
-    def _normalized(self, rows: Tensor) -> Tensor:
-        """Queries or keys after the kernel's L2 norm, if it has one."""
-        if not self.model.family.normalizes_keys:
-            return rows
-        return rows * (rows.square().sum(-1, keepdim=True) + L2_EPS).rsqrt()
-
-    def on_input(self, mixer_input: MixerInput) -> None:
+    def on_input(self, layer: int, hidden: Tensor) -> None:
         """Add the squares of the mixer's input, [hidden]."""
-        square = mixer_input.hidden.flatten(0, -2).double().square().sum(0)
-        self._add(mixer_input.layer, "input_square", square)
+        self._add(layer, "input_square", hidden.flatten(0, -2).double().square().sum(0))
 
     def on_readout(self, readout: Readout) -> None:
         """Add the Gram matrices [value heads, channels, channels] of the output projection's input,
@@ -170,11 +166,6 @@ def to_statistics(sources: Mapping[str, Sums], lineage: Mapping[str, Any]) -> St
     """The sums of all sources, of which one must be "text", as one artifact."""
     by_source = {name: sums.layer_statistics for name, sums in sources.items()}
     return Statistics(by_source.pop(TEXT), lineage, by_source)
-
-
-def _by_head(activations: Tensor) -> Tensor:
-    """[batch, time, heads, channels] -> [heads, tokens, channels], float64."""
-    return activations.flatten(0, 1).transpose(0, 1).double()
 
 
 def _gram(rows: Tensor) -> Tensor:

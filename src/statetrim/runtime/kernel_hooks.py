@@ -20,8 +20,6 @@ from ..families.contract import Family
 from ..storage.checkpoint import Checkpoint
 from .live import LiveModel
 
-L2_EPS = 1e-6  # in every kernel that normalizes q and k
-
 
 @dataclass(frozen=True, eq=False)
 class KernelCall:
@@ -42,14 +40,6 @@ class KernelCall:
 
 
 @dataclass(frozen=True, eq=False)
-class MixerInput:
-    """The input of one layer's mixer."""
-
-    layer: int
-    hidden: Tensor  # [batch, time, hidden]
-
-
-@dataclass(frozen=True, eq=False)
 class Readout:
     """Input and output of one layer's output projection; the input is the kernel's output after
     norm and gate."""
@@ -63,14 +53,15 @@ class Readout:
 def hook_kernels(
     live: LiveModel,
     on_call: Callable[[KernelCall], None],
-    on_input: Callable[[MixerInput], None] | None = None,
+    on_input: Callable[[int, Tensor], None] | None = None,
     on_readout: Callable[[Readout], None] | None = None,
     kept_keys: Mapping[int, Tensor] | None = None,
     kept_values: Mapping[int, Tensor] | None = None,
     layers: Iterable[int] | None = None,
 ) -> Iterator[None]:
-    """Within, every kernel call of the model is passed to `on_call`, every input of a mixer to
-    `on_input`, and every call of an output projection to `on_readout`.
+    """Within, every kernel call of the model is passed to `on_call`, every layer with the
+    input [batch, time, hidden] of its mixer to `on_input`, and every call of an output projection
+    to `on_readout`.
 
     `kept_keys` (layer -> kept channels [key heads, keep]) masks all other key channels of q and k,
     and the output is scaled as by a kernel of the kept width. `kept_values` ([value heads, keep])
@@ -180,7 +171,7 @@ class _Recorder:
         self,
         checkpoint: Checkpoint,
         on_call: Callable[[KernelCall], None],
-        on_input: Callable[[MixerInput], None] | None,
+        on_input: Callable[[int, Tensor], None] | None,
         kept_keys: Mapping[int, Tensor],
         kept_values: Mapping[int, Tensor],
     ) -> None:
@@ -195,7 +186,7 @@ class _Recorder:
         self.layer = layer
         if self.on_input is not None:
             hidden = args[0] if args else kwargs["hidden_states"]
-            self.on_input(MixerInput(layer, hidden.detach()))
+            self.on_input(layer, hidden.detach())
 
     def wrap(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
         """`kernel` with masked arguments and output, which reports each of its calls."""
