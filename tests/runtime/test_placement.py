@@ -64,9 +64,7 @@ def test_memory_is_that_of_the_cards_that_are_used() -> None:
         assert free_memory() == free_memory(Placement(device="cuda:3")) == 10 * 2**30
         assert free_memory(Placement(device_map="auto")) == 4 * (9 * 2**30)
         two = Placement(device_map="auto", max_memory="0=2GiB, 1=1.5 GiB")
-        assert (
-            two.max_memory_bytes == {0: 2 * 2**30, 1: 3 * 2**29} and free_memory(two) == 7 * 2**29
-        )
+        assert two.gpu_memory == {0: 2 * 2**30, 1: 3 * 2**29} and free_memory(two) == 7 * 2**29
         assert free_memory(Placement(device="cpu")) != 10 * 2**30
         served = EvaluateOptions(baseline="M", engine="vllm", device_map="auto")
         assert served.vllm_options == {"tensor_parallel_size": 4}

@@ -107,7 +107,7 @@ class Plan(Artifact, Tabular):
             rows["channels of a key head"] = self.key_width_range
         rows["layers x key heads"] = _layers_by_heads_text(self.kept_heads or self.kept)
         if self.kept_values:
-            rows["channels of a value head"] = range_text(_widths(self.kept_values))
+            rows["channels of a value head"] = str(self.value_width_range)
             rows["layers x value heads"] = _layers_by_heads_text(self.kept_values)
         rows |= {"seed": str(self.seed), "model": shorten(self.lineage.get("source"), 16)}
         return Table("Plan", (), list(rows.items()))

@@ -143,9 +143,7 @@ def _load_in_memory(
         output_loading_info=True,
         **placement.from_pretrained_kwargs,
     )
-    check_complete(module, checkpoint.path, info["missing_keys"])
-    mismatched = [name for name, *_ in info["mismatched_keys"]]
-    check_complete(module, checkpoint.path, mismatched, "mismatched")
+    check_complete(module, checkpoint.path, info["missing_keys"], info["mismatched_keys"])
     verify_weights(module, checkpoint)
     device = module.get_input_embeddings().weight.device
     return LiveModel(module.eval(), checkpoint, device, runtime)

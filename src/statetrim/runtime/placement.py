@@ -84,11 +84,6 @@ class Devices(OneDevice):
         _parse_max_memory(self.max_memory)  # refuses other text
 
     @property
-    def max_memory_bytes(self) -> dict[int, int] | None:
-        """Maximum bytes per GPU index; None if no maximum was given."""
-        return _parse_max_memory(self.max_memory)
-
-    @property
     def input_device(self) -> "torch.device":
         """Where inputs go, and all weights of a model that is not spread. Refuses a device that
         this machine does not have."""
@@ -106,15 +101,18 @@ class Devices(OneDevice):
 
     @property
     def gpu_memory(self) -> dict[int, int]:
-        """Bytes per GPU index that weights may take with a device map. Refuses one without a
-        GPU."""
+        """Bytes per GPU index that weights may take with a device map: `max_memory`, or 90% of what
+        is free now. Main memory is not offered: weights there would be copied to a GPU for every
+        batch. Refuses a device map without a GPU."""
         import torch
 
         if not torch.cuda.is_available():
             raise StatetrimError(
                 "--device-map auto spreads a model over GPUs, and there is none here"
             )
-        return self.max_memory_bytes or free_gpu_memory()
+        gpus = range(torch.cuda.device_count())
+        free = {gpu: int(_WEIGHTS_SHARE * torch.cuda.mem_get_info(gpu)[0]) for gpu in gpus}
+        return _parse_max_memory(self.max_memory) or free
 
     @property
     def from_pretrained_kwargs(self) -> dict[str, Any]:
@@ -141,15 +139,6 @@ def default_device() -> "torch.device":
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
-
-
-def free_gpu_memory() -> dict[int, int]:
-    """Bytes per GPU index that weights may take: 90% of what is free now. Main memory is not
-    offered: weights there would be copied to a GPU for every batch."""
-    import torch
-
-    gpus = range(torch.cuda.device_count())
-    return {gpu: int(_WEIGHTS_SHARE * torch.cuda.mem_get_info(gpu)[0]) for gpu in gpus}
 
 
 def _parse_device(requested: "str | torch.device") -> "torch.device":

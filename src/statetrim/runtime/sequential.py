@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..storage.atomic import move_into_place, scratch_path
@@ -144,9 +145,8 @@ class DiskHiddenStore(HiddenStore):
     def read(self, step: int) -> Tensor | None:
         if not self.layer:
             return None
-        with safe_open(self._input_directory / f"{step}.safetensors", framework="pt") as file:
-            hidden: Tensor = file.get_tensor("hidden")
-            return hidden
+        hidden: Tensor = load_file(self._input_directory / f"{step}.safetensors")["hidden"]
+        return hidden
 
     def write(self, step: int, hidden: Tensor, tuple_size: int) -> None:
         self.tuple_size = tuple_size

@@ -213,9 +213,8 @@ class StoredWeights:
                 tensors[source] = _LazyTensor(self.checkpoint, source)
         with torch.inference_mode(False), _progress_bar_disabled():
             info, _ = convert_and_load_state_dict_in_model(self.module, tensors, config)
-        path, mismatched = self.checkpoint.path, [name for name, *_ in info.mismatched_keys]
-        check_complete(self.module, path, set(names).intersection(info.missing_keys))
-        check_complete(self.module, path, mismatched, "mismatched")
+        missing = set(names).intersection(info.missing_keys)
+        check_complete(self.module, self.checkpoint.path, missing, info.mismatched_keys)
 
 
 class _LazyTensor:
@@ -315,16 +314,21 @@ def _tied_names(module: Any) -> dict[str, list[str]]:
     return tied_names
 
 
-def check_complete(module: Any, path: Any, names: Iterable[str], problem: str = "missing") -> None:
-    """Refuse a checkpoint with `problem` tensors `names`, unless the model ignores all of them."""
-    affected = sorted(names)
-    for pattern in getattr(module, "_keys_to_ignore_on_load_missing", None) or ():
-        affected = [name for name in affected if not re.search(pattern, name)]
-    if affected:
-        raise StatetrimError(
-            f"{path} does not fit its own config: {len(affected)} {problem} tensors, the first is "
-            f"{affected[0]}"
-        )
+def check_complete(
+    module: Any, path: Path, missing: Iterable[str], mismatched: Iterable[tuple[Any, ...]] = ()
+) -> None:
+    """Refuse a checkpoint that lacks tensors, or has some of another shape (tuples that begin with
+    the name), unless the model ignores all of them."""
+    mismatched_names = [name for name, *_ in mismatched]
+    for problem, names in (("missing", missing), ("mismatched", mismatched_names)):
+        affected = sorted(names)
+        for pattern in getattr(module, "_keys_to_ignore_on_load_missing", None) or ():
+            affected = [name for name in affected if not re.search(pattern, name)]
+        if affected:
+            raise StatetrimError(
+                f"{path} does not fit its own config: {len(affected)} {problem} tensors, the first "
+                f"is {affected[0]}"
+            )
 
 
 @contextmanager

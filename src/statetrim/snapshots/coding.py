@@ -34,12 +34,6 @@ class Coded:
         return len(self.payload)
 
     @property
-    def share(self) -> float:
-        """Bytes as a share of those in float32."""
-        heads, keys, values = self.shape
-        return self.nbytes / max(1, heads * keys * values * 4)
-
-    @property
     def codes(self) -> HeadCodes:
         """The codes of every head, unpacked."""
         return layout.parse(self.payload, self.shape, torch.device("cpu"))
@@ -56,7 +50,9 @@ def encode(states: Tensor, tolerance: float = 0.05, metric: Tensor | None = None
     cycle = 1 if metric is None else len(metric)
     coded = []
     for chunk in torch.split(states, cycle * max(1, _HEADS_AT_ONCE // cycle)):
-        weight = None if metric is None else _repeat(metric.to(states), len(chunk))
+        weight = None
+        if metric is not None:
+            weight = metric.to(states).repeat(len(chunk) // cycle, 1, 1)
         coded.append(_encode_heads(chunk, tolerance, weight))
     parts, errors = zip(*coded, strict=True)
     return Coded((heads, keys, values), layout.write(layout.join(parts)), torch.cat(errors))
@@ -71,21 +67,6 @@ def decode(coded: Coded, device: str | torch.device = "cpu") -> Tensor:
     if not all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(states)):
         raise StatetrimError("a coded state holds numbers that are not finite")
     return states
-
-
-def measure(states: Tensor, decoded: Tensor, metric: Tensor | None = None) -> Tensor:
-    """The relative error [heads] of decoded states in the metric, float64."""
-    exact = states.double().reshape(-1, *states.shape[-2:])
-    error = decoded.double().reshape(exact.shape).to(exact.device) - exact
-    if metric is not None:
-        weight = _repeat(metric.to(exact), len(exact))
-        exact, error = weight @ exact, weight @ error
-    return relative(error.flatten(1).norm(dim=1), exact.flatten(1).norm(dim=1))
-
-
-def _repeat(metric: Tensor, heads: int) -> Tensor:
-    """The metric [heads, keys, keys] of more heads than it was given for."""
-    return metric if len(metric) == heads else metric.repeat(heads // len(metric), 1, 1)
 
 
 def _check_states(states: Tensor, tolerance: float, metric: Tensor | None) -> Tensor:
