@@ -28,12 +28,8 @@ HEAD_GATES = ("b_proj.weight", "a_proj.weight", "A_log", "dt_bias")
 """Tensors of the write strength and the decay, with one row or number per head."""
 
 PRECONDITIONER_TENSORS = (
-    "a_atk_proj.weight",
-    "b_atk_proj.weight",
-    "log_atk_scale",
-    "A_log_atk",
-    "dt_bias_atk",
-)
+    "a_atk_proj.weight", "b_atk_proj.weight", "log_atk_scale", "A_log_atk", "dt_bias_atk",
+)  # fmt: skip
 """Tensors of preconditioned delta rules, with numbers per head. The preconditioner they control is
 computed for each key channel separately, so pruning channels leaves these tensors unchanged."""
 

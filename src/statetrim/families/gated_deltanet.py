@@ -69,14 +69,10 @@ class GatedDeltaNet(HeadDimFamily):
     # D and decay are Comba's: one number per key head.
     unchanged_tensors = (*HEAD_GATES, *PRECONDITIONER_TENSORS, "D", "decay")
     kernels = (
-        "chunk_gated_delta_rule",
-        "fused_recurrent_gated_delta_rule",
-        "chunk_comba",
-        "fused_recurrent_comba",
-        "chunk_gated_delta_product",
-        "chunk_precond_gated_delta_rule",
+        "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "chunk_comba",
+        "fused_recurrent_comba", "chunk_gated_delta_product", "chunk_precond_gated_delta_rule",
         "fused_recurrent_precond_gated_delta_rule",
-    )
+    )  # fmt: skip
     other_keys = ("p",)  # Comba's
     projections = (*PROJECTIONS, "a_atk_proj", "b_atk_proj")
 

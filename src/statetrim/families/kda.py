@@ -19,23 +19,13 @@ class KDA(HeadDimFamily):
     model_types = ("kda", "precond_kda")
     portable_types = ("kda",)
     unchanged_tensors = (
-        *(name for name in HEAD_GATES if name != "dt_bias"),
-        *PRECONDITIONER_TENSORS,
-        "v_proj.weight",
-        "v_conv1d.weight",
-        "v_conv1d.bias",
-        "o_norm.weight",
-        "f_proj.0.weight",
-        "g_proj.0.weight",
-        "g_proj.1.weight",
-        "g_proj.1.bias",
-    )
+        *(name for name in HEAD_GATES if name != "dt_bias"), *PRECONDITIONER_TENSORS,
+        "v_proj.weight", "v_conv1d.weight", "v_conv1d.bias", "o_norm.weight", "f_proj.0.weight",
+        "g_proj.0.weight", "g_proj.1.weight", "g_proj.1.bias",
+    )  # fmt: skip
     kernels = (
-        "chunk_kda",
-        "fused_recurrent_kda",
-        "chunk_precond_kda",
-        "fused_recurrent_precond_kda",
-    )
+        "chunk_kda", "fused_recurrent_kda", "chunk_precond_kda", "fused_recurrent_precond_kda",
+    )  # fmt: skip
     projections = (*PROJECTIONS, "b_atk_proj", "f_proj.0", "f_proj.1", "g_proj.0", "g_proj.1")
 
     default_layers, default_heads, default_head_dim, default_expand_v = 24, 16, 128, 1.0

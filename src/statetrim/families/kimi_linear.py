@@ -30,13 +30,9 @@ class KimiLinear(Family):
         "model.language_model.layers.{layer}.self_attn",
     )
     unchanged_tensors = (
-        "A_log",
-        "b_proj.weight",
-        "f_a_proj.weight",
-        "g_a_proj.weight",
-        "g_b_proj.weight",
+        "A_log", "b_proj.weight", "f_a_proj.weight", "g_a_proj.weight", "g_b_proj.weight",
         "o_norm.weight",
-    )
+    )  # fmt: skip
     kernels = ("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention")
     positional_arguments = dict.fromkeys(kernels, ("query", "key", "value"))
     projections = (

@@ -120,14 +120,9 @@ class Mamba2(Family):
         "model.language_model.layers.{layer}.mixer",
     )
     unchanged_tensors: ClassVar[tuple[str, ...]] = (
-        "A_log",
-        "D",
-        "dt_bias",
-        "_fp32_params.A_log",
-        "_fp32_params.D",
-        "_fp32_params.dt_bias",
+        "A_log", "D", "dt_bias", "_fp32_params.A_log", "_fp32_params.D", "_fp32_params.dt_bias",
         "out_proj.bias",
-    )
+    )  # fmt: skip
     kernels: ClassVar[tuple[str, ...]] = ("mamba2_chunk_scan", "mamba2_selective_state_update")
     query_and_key = (("C", "B"),)  # C reads and B writes
     row_buffers = {"mup_vector": "in_proj.weight"}  # noqa: RUF012

@@ -15,13 +15,9 @@ from ..contract import Config, int_field
 class LightNet(FlaFamily):
     model_types = ("lightnet",)
     unchanged_tensors = (
-        "v_proj.weight",
-        "v_conv1d.weight",
-        "v_conv1d.bias",
-        "g_proj.0.weight",
-        "g_proj.1.weight",
+        "v_proj.weight", "v_conv1d.weight", "v_conv1d.bias", "g_proj.0.weight", "g_proj.1.weight",
         "g_norm.weight",
-    )
+    )  # fmt: skip
     kernels = ("chunk_lightnet", "fused_recurrent_lightnet")
     normalizes_keys = False
     state_key_axis = -1

@@ -9,29 +9,19 @@ from ..delta_net import head_dim
 class RWKV6(FlaFamily):
     model_types = ("rwkv6",)
     unchanged_tensors = (
-        "x_proj.0.linear.weight",
-        "x_proj.0.mu",
-        "x_proj.2.weight",
-        "x_bias",
-        "w_proj.linear.lora.0.weight",
-        "v_proj.linear.weight",
-        "g_proj.linear.weight",
-        "g_norm.weight",
-        "g_norm.bias",
-    )
+        "x_proj.0.linear.weight", "x_proj.0.mu", "x_proj.2.weight", "x_bias",
+        "w_proj.linear.lora.0.weight", "v_proj.linear.weight", "g_proj.linear.weight",
+        "g_norm.weight", "g_norm.bias",
+    )  # fmt: skip
     kernels = ("chunk_rwkv6", "fused_recurrent_rwkv6")
     query_and_key = (("r", "k"),)
     normalizes_keys = False
     scales_queries = False
     flattened_tensors = ("bonus",)  # [heads, channels]
     projections = (
-        *(f"{name}_proj.linear" for name in "rkvg"),
-        "w_proj.linear.lora.0",
-        "w_proj.linear.lora.2",
-        "x_proj.0.linear",
-        "x_proj.2",
-        "o_proj",
-    )
+        *(f"{name}_proj.linear" for name in "rkvg"), "w_proj.linear.lora.0",
+        "w_proj.linear.lora.2", "x_proj.0.linear", "x_proj.2", "o_proj",
+    )  # fmt: skip
     read_projections = ("x_proj.2",)
 
     def geometry(self, config: Config) -> Geometry:
