@@ -16,12 +16,7 @@ from safetensors import safe_open
 import statetrim as st
 from helpers.refusal import run
 from statetrim.artifacts.decision import Decision, Prediction
-from statetrim.artifacts.steps import (
-    PruneRecord,
-    RecoverRecord,
-    RefitRecord,
-    TrimRecord,
-)
+from statetrim.artifacts.steps import PruneRecord, RecoverRecord, RefitRecord, TrimRecord
 from statetrim.pipelines.recipe import read_recipe, recipe_of_result
 from statetrim.snapshots.stream import StateFile
 from statetrim.storage.json_file import read_json

@@ -10,15 +10,7 @@ from typing import Any
 import torch
 
 from helpers import raw
-from helpers.untrusted import (
-    CONV,
-    EMBEDDING,
-    ESCAPE,
-    QKV,
-    Cases,
-    SpoilCheckpoint,
-    select,
-)
+from helpers.untrusted import CONV, EMBEDDING, ESCAPE, QKV, Cases, SpoilCheckpoint, select
 from statetrim.families import family_of
 
 CASES = Cases()

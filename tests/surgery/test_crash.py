@@ -92,10 +92,7 @@ def little_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("reported_free", [None, 2**40], ids=["seen before", "found while writing"])
 def test_a_full_disk(
-    tmp_path: Path,
-    little_disk: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    reported_free: int | None,
+    tmp_path: Path, little_disk: Path, monkeypatch: pytest.MonkeyPatch, reported_free: int | None
 ) -> None:
     """Write 4 MiB to a disk of 8 MiB with 3 free; `reported_free` is what the disk reports."""
     root = build(tmp_path / "root", 2**19)

@@ -114,10 +114,7 @@ def load_live(model: ModelLike, placement: Placement | None = None) -> LiveModel
     logger.info("%s runs in %s (%s)", model_type, runtime.name, runtime.reason)
     own_reader = placement.layerwise or bool(checkpoint.quantized)
     load_model = _load_from_files if own_reader else _load_in_memory
-    with (
-        hide_gpu_kernels(device),
-        tempfile.TemporaryDirectory(prefix="statetrim-") as name,
-    ):
+    with hide_gpu_kernels(device), tempfile.TemporaryDirectory(prefix="statetrim-") as name:
         import transformers  # noqa: F401  (binds its kernels now)
 
         staging_directory = Path(name)

@@ -28,9 +28,7 @@ class SnapshotOptions(OneDevice, ProgressOptions):
 
     text: str | Path = option(help=TEXT_HELP, check=checks.text_source)
     statistics: "Statistics | str | Path | None" = option(
-        default=None,
-        help="Statistics of `calibrate`: the metric of errors.",
-        in_record=False,
+        default=None, help="Statistics of `calibrate`: the metric of errors.", in_record=False
     )
     tolerances: tuple[float, ...] = option(
         default=(0.02, 0.05, 0.1),

@@ -40,11 +40,7 @@ class CutComparison:
 
 
 def compare_cut(
-    model: Checkpoint,
-    plan: Plan,
-    small: Checkpoint,
-    *,
-    placement: Placement | None = None,
+    model: Checkpoint, plan: Plan, small: Checkpoint, *, placement: Placement | None = None
 ) -> CutComparison:
     """Compare `small`, cut from `model` by `plan`, with `model`; both run in float32.
 

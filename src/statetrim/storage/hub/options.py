@@ -9,7 +9,5 @@ class PushOptions:
 
     repo: str = option(help="Repository on the hub, OWNER/NAME.", argument=True, kw_only=False)
     private: bool = option(
-        default=True,
-        help="Make the repository public; private by default.",
-        flags=("--public",),
+        default=True, help="Make the repository public; private by default.", flags=("--public",)
     )
