@@ -62,7 +62,7 @@ def test_logits_are_those_of_the_whole_model(model_type: str, checkpoint: Load) 
     for step, ids in enumerate(batches):
         expected = whole.logits(ids)
         assert torch.equal(streamed.logits(ids), expected)
-        with from_final_hidden(walked, walk.hidden_store.read(step), walk.hidden_store.tuple_size):
+        with from_final_hidden(walked, walk.hidden_store, step):
             assert torch.equal(walked.logits(ids), expected)
 
 

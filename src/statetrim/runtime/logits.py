@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .live import LiveModel, output_hidden_states
-from .sequential import LayerWalk, from_final_hidden
+from .live import LiveModel
+from .sequential import HiddenStore, LayerWalk, from_final_hidden
 
 LogitsAt = Callable[[Tensor], Tensor]
 """Positions [n] of a batch -> float32 logits [rows, n, vocabulary]."""
@@ -130,19 +130,18 @@ class FinalHiddenStates:
     ) -> None:
         self.live = live
         vocab_size = int(live.lm_head.weight.shape[0])
-        self._batches = [probe_ids(vocab_size), *batches]
-        self._final_hidden: dict[int, Tensor | None] = {}
-        self._tuple_size = 0
+        self._batches = [probe_ids(vocab_size), *batches]  # the reader's probe is step 0
+        self._store = HiddenStore()
         if live.weights is None:
             self._run_in_memory(report)
         else:
             self._run_layerwise(report)
-        self._reader = LogitReader(live, lambda: self._from_final_hidden(0))
+        self._reader = LogitReader(live, lambda: from_final_hidden(live, self._store, 0))
 
     def logits_at(self, batch: int) -> LogitsAt:
         """A function from positions [n] to the float32 logits [rows, n, vocabulary] of the batch
         with this index."""
-        with self._from_final_hidden(batch + 1):
+        with from_final_hidden(self.live, self._store, batch + 1):
             return self._reader.forward(self._batches[batch + 1])
 
     def unload_layers(self) -> None:
@@ -151,22 +150,14 @@ class FinalHiddenStates:
         for layer in self.live.decoder_layers:
             layer.to("meta")
 
-    def _from_final_hidden(self, step: int) -> AbstractContextManager[None]:
-        """Within, a forward pass starts from the stored states of a batch: 0 is the probe, `step`
-        the batch `step - 1`."""
-        return from_final_hidden(self.live, self._final_hidden[step], self._tuple_size)
-
     def _run_in_memory(self, report: Callable[[int], None]) -> None:
         """Run all batches, and keep the last layer's output of each in main memory."""
-
-        def store_output(module: nn.Module, args: Any, output: Any) -> None:
-            self._final_hidden[len(self._final_hidden)] = output_hidden_states(output).cpu()
-            self._tuple_size = len(output) if isinstance(output, tuple) else 0
-
-        last_layer = self.live.decoder_layers[-1]
-        with torch.inference_mode(), last_layer.register_forward_hook(store_output):
+        last_layer, outputs = self.live.decoder_layers[-1], list[Any]()
+        hook = last_layer.register_forward_hook(lambda module, args, output: outputs.append(output))
+        with torch.inference_mode(), hook:
             for step, ids in enumerate(self._batches):
                 self.live.hidden_states(ids)
+                self._store.write(step, outputs.pop())
                 report(step)
 
     def _run_layerwise(self, report: Callable[[int], None]) -> None:
@@ -177,6 +168,4 @@ class FinalHiddenStates:
             for step in range(len(self._batches)):
                 walk.run_batch(step)
             report((number + 1) * last_batch // depth)
-        for step in range(len(self._batches)):
-            self._final_hidden[step] = walk.hidden_store.read(step)
-        self._tuple_size = walk.hidden_store.tuple_size
+        self._store = walk.hidden_store

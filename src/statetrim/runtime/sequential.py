@@ -57,8 +57,7 @@ class LayerWalk:
         layer, hidden = self.live.decoder_layers[self.layer], self.hidden_store.read(step)
         with torch.no_grad(), _replace_input(layer, hidden, self.live.device):
             output = _run_until(layer, self.live, self.batches[step])
-        tuple_size = len(output) if isinstance(output, tuple) else 0
-        self.hidden_store.write(step, output_hidden_states(output).cpu(), tuple_size)
+        self.hidden_store.write(step, output)
 
 
 def mixer_calls(live: LiveModel, batches: Sequence[Tensor]) -> Iterator[MixerCall]:
@@ -83,17 +82,16 @@ def mixer_calls(live: LiveModel, batches: Sequence[Tensor]) -> Iterator[MixerCal
 
 
 @contextmanager
-def from_final_hidden(live: LiveModel, hidden: Tensor | None, tuple_size: int) -> Iterator[None]:
-    """Within, a forward pass skips the decoder layers: the last returns `hidden` [rows, time,
-    hidden] (None: the embeddings), in a tuple of `tuple_size` (0: bare), and only final norm and
-    head are computed."""
+def from_final_hidden(live: LiveModel, store: "HiddenStore", step: int) -> Iterator[None]:
+    """Within, a forward pass skips the decoder layers: the last returns what `store` has for batch
+    `step`, and only final norm and head are computed."""
     layers = live.decoder_layers
     with ExitStack() as stack:
         if live.weights is not None:
             stack.enter_context(live.weights.paused())
         for layer in layers:
-            stack.callback(_make_identity(layer, tuple_size))
-        stack.enter_context(_replace_input(layers[-1], hidden, live.device))
+            stack.callback(_make_identity(layer, store.tuple_size))
+        stack.enter_context(_replace_input(layers[-1], store.read(step), live.device))
         yield
 
 
@@ -111,10 +109,11 @@ class HiddenStore:
         """The layer's input [rows, time, hidden] for batch `step`; None before the first layer."""
         return self._states.get(step)
 
-    def write(self, step: int, hidden: Tensor, tuple_size: int) -> None:
-        """Store the layer's output [rows, time, hidden] for batch `step`, and `tuple_size` for all
-        batches."""
-        self._states[step], self.tuple_size = hidden, tuple_size
+    def write(self, step: int, output: Any) -> None:
+        """Store the layer's output for batch `step`: hidden states [rows, time, hidden], or a tuple
+        that begins with them."""
+        self.tuple_size = len(output) if isinstance(output, tuple) else 0
+        self._states[step] = output_hidden_states(output).cpu()
 
     def next_layer(self) -> None:
         """The outputs of this layer become the inputs of the next; the old inputs are deleted."""
@@ -125,6 +124,7 @@ class DiskHiddenStore(HiddenStore):
     """Hidden states in `directory/hidden-N`, the inputs of layer N, which is the next to run."""
 
     def __init__(self, directory: Path) -> None:
+        super().__init__()
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self._partial: Path | None = None
@@ -148,13 +148,13 @@ class DiskHiddenStore(HiddenStore):
         hidden: Tensor = load_file(self._input_directory / f"{step}.safetensors")["hidden"]
         return hidden
 
-    def write(self, step: int, hidden: Tensor, tuple_size: int) -> None:
-        self.tuple_size = tuple_size
+    def write(self, step: int, output: Any) -> None:
+        super().write(step, output)
         if self._partial is None:
             self._partial = scratch_path(self._output_directory)
             self._partial.mkdir()
-        path, metadata = self._partial / f"{step}.safetensors", {"values": str(tuple_size)}
-        write_tensors(path, {"hidden": hidden.contiguous()}, metadata)
+        path, metadata = self._partial / f"{step}.safetensors", {"values": str(self.tuple_size)}
+        write_tensors(path, {"hidden": self._states.pop(step).contiguous()}, metadata)
 
     def next_layer(self) -> None:
         assert self._partial is not None
