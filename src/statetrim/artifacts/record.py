@@ -93,7 +93,7 @@ def parse_record(stored: Any, record_type: type[Record], path: str | Path) -> Re
         record = msgspec.convert(
             stored, record_type, strict=True, str_keys=True, dec_hook=_parse_special
         )
-        _check_values(record, "")
+        _check_values(record, "$")
     except (msgspec.ValidationError, ValueError) as error:
         reason, _, place = str(error).partition(" - at ")
         place = place.replace("$.", "").replace("$", "")
@@ -141,18 +141,20 @@ def _write_special(value: Any) -> Any:
 
 
 def _check_values(value: Any, place: str) -> None:
-    """Check all numbers in `value`, and `value` and its parts by their own `check`."""
+    """Check all numbers in `value`, and `value` and its parts by their own `check`; errors end with
+    the place, as those of msgspec do."""
     for name, item in _iter_parts(value):
+        inner_place = f"{place}.{name}"
         if isinstance(item, int | float):
             if not abs(item) < MAX_NUMBER:
-                raise ValueError(f"{_join(place, name)}: a number below {MAX_NUMBER:g} is expected")
+                raise ValueError(f"a number below {MAX_NUMBER:g} is expected - at {inner_place}")
         elif item is not None and not isinstance(item, str):
-            _check_values(item, _join(place, name))
+            _check_values(item, inner_place)
     if is_dataclass(value) and hasattr(value, "check"):
         try:
             value.check()
         except ValueError as error:
-            raise ValueError(f"{place}: {error}" if place else str(error)) from None
+            raise ValueError(f"{error} - at {place}") from None
 
 
 def _iter_parts(value: Any) -> Iterable[tuple[Any, Any]]:
@@ -164,7 +166,3 @@ def _iter_parts(value: Any) -> Iterable[tuple[Any, Any]]:
     if is_dataclass(value):
         return [(field.name, getattr(value, field.name)) for field in fields(value)]
     return ()
-
-
-def _join(place: str, name: Any) -> str:
-    return f"{place}.{name}" if place else str(name)

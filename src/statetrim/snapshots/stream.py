@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from ..artifacts.record import as_fields, check_header, header, parse_record
-from ..errors import StatetrimError
+from ..errors import StatetrimError, errors_of
 from ..storage.json_file import parse_json
 from ..storage.safetensors_file import read_shard, save_tensors
 from .coding import MAX_NUMBERS, Coded
@@ -96,10 +95,8 @@ class StateFile:
         parsed = parse_record(fields, StreamHeader, path)
         if len(shard.tensors) > _MAX_ENTRIES:
             raise StatetrimError(f"{path} holds more than {_MAX_ENTRIES} tensors")
-        try:
+        with errors_of(f"{path} cannot be read"):
             tensors = load_file(path)
-        except (SafetensorError, OSError, ValueError) as error:
-            raise StatetrimError(f"{path} cannot be read: {str(error)[:150]}") from None
         if checksum(tensors) != parsed.checksum:
             raise StatetrimError(f"{path} is damaged: its checksum does not fit its contents")
         coded = {}

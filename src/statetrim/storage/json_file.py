@@ -41,7 +41,7 @@ def parse_json(text: bytes, name: str, *, allow_nan: bool = False) -> dict[str, 
             object_pairs_hook=_reject_repeated_keys,
             parse_constant=None if allow_nan else _reject_constant,
         )
-        _check_depth(value)
+        _check_depth([value], 0)
         if b"\\u" in text:  # half a surrogate pair can be decoded but not encoded
             json.dumps(value, ensure_ascii=False).encode()
     if not isinstance(value, dict):
@@ -71,18 +71,12 @@ def _reject_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def _check_depth(value: Any) -> None:
-    level: list[Any] = [[value]]
-    for _ in range(_MAX_DEPTH):
-        next_level: list[Any] = []
-        for outer in level:
-            for inner in outer.values() if isinstance(outer, dict) else outer:
-                if isinstance(inner, dict | list):
-                    next_level.append(inner)
-        if not next_level:
-            return
-        level = next_level
-    raise ValueError(f"nested more than {_MAX_DEPTH} deep")
+def _check_depth(outer: dict[str, Any] | list[Any], depth: int) -> None:
+    if depth == _MAX_DEPTH:
+        raise ValueError(f"nested more than {_MAX_DEPTH} deep")
+    for inner in outer.values() if isinstance(outer, dict) else outer:
+        if isinstance(inner, dict | list):
+            _check_depth(inner, depth + 1)
 
 
 def _reject_constant(text: str) -> NoReturn:
