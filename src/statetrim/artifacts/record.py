@@ -112,14 +112,10 @@ def as_fields(record: Any) -> dict[str, Any]:
     return built
 
 
-def _parse_special(value_type: type, value: Any) -> Any:
-    if value_type is Tensor:
-        return _parse_table(value)
-    raise NotImplementedError(value_type)
-
-
-def _parse_table(table: Any) -> Tensor:
+def _parse_special(value_type: type, table: Any) -> Tensor:
     """The kept channels of one layer [heads, keep] from a list with a list per head."""
+    if value_type is not Tensor:
+        raise NotImplementedError(value_type)
     heads = table if isinstance(table, list) else []
     widths = {len(head) if isinstance(head, list) else 0 for head in heads}
     if len(widths) != 1 or 0 in widths:

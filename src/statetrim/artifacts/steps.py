@@ -151,9 +151,8 @@ def read_origin(model: Checkpoint, original: Checkpoint) -> dict[str, Any] | Non
     if not (model.path / PLAN_FILE).is_file():
         return None
     plan = _plan_fields(model)
-    lineage = _plan_lineage(plan)
-    source = lineage.get("source")
-    is_original = original.has_digest(source) or is_sibling(original, lineage)
+    source = plan["lineage"].get("source")
+    is_original = original.has_digest(source) or is_sibling(original, plan["lineage"])
     methods = [plan.get("method"), plan.get("value_method"), plan.get("head_method")]
     return {
         "source": original.digest if is_original else source,
@@ -173,7 +172,7 @@ def vocabulary_size(model: Checkpoint) -> int | None:
 def read_seen_texts(model: Checkpoint) -> list[SeenText]:
     """The texts that a cut was calibrated and trained on; invalid entries are left out."""
     refit, recover = RefitRecord.of_model(model), RecoverRecord.of_model(model)
-    statistics = _plan_lineage(_plan_fields(model)).get("statistics")
+    statistics = _plan_fields(model)["lineage"].get("statistics")
     chosen_until = TrimRecord.of_model(model).measured_from
     seen = []
     for source in [*data_sources(statistics), *data_sources(refit.statistics)]:
@@ -184,13 +183,11 @@ def read_seen_texts(model: Checkpoint) -> list[SeenText]:
 
 
 def _plan_fields(model: Checkpoint) -> dict[str, Any]:
-    """The fields of a cut's plan, whose types are not checked; empty if it cannot be read."""
+    """The fields of a cut's plan, whose types are not checked except for a dict "lineage"; both are
+    empty if they cannot be read."""
     try:
-        return Plan.read_fields(path_inside(model.path, PLAN_FILE))
+        fields = Plan.read_fields(path_inside(model.path, PLAN_FILE))
     except StatetrimError:
-        return {}
-
-
-def _plan_lineage(plan: dict[str, Any]) -> dict[str, Any]:
-    lineage = plan.get("lineage")
-    return lineage if isinstance(lineage, dict) else {}
+        fields = {}
+    lineage = fields.get("lineage")
+    return fields | {"lineage": lineage if isinstance(lineage, dict) else {}}

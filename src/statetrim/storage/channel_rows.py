@@ -5,7 +5,7 @@ Every tensor of a mixer must be known to the family: an unknown name is an error
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..errors import StatetrimError
 from ..families.contract import Config, Family, layer_config
@@ -26,7 +26,7 @@ class LayerRows:
     """The channel rows of one tensor, and the decoder layer that the tensor belongs to."""
 
     layer: int
-    channel_rows: list[ChannelRows] = field(default_factory=list)
+    channel_rows: list[ChannelRows]
 
 
 def find_channel_rows(

@@ -29,8 +29,6 @@ class Sequences:
 
     def batches(self, size: int) -> "list[Tensor]":
         """The sequences in order, as int64 tensors [at most `size`, length]."""
-        if size < 1:
-            raise StatetrimError(f"a batch of {size} sequences is not possible; take 1 or more")
         return [self.ids[i : i + size].long() for i in range(0, len(self.ids), size)]
 
 
