@@ -6,6 +6,7 @@ torch is imported where it is needed, so that the command line can read these op
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StatetrimError
@@ -146,14 +147,11 @@ def _parse_device(requested: "str | torch.device") -> "torch.device":
     moving a Parameter to cpu:0 returns a plain Tensor."""
     import torch
 
-    try:
+    device: torch.device | None = None
+    with suppress(RuntimeError):
         device = torch.device(requested)
-    except RuntimeError:
-        raise StatetrimError(
-            f"--device is cpu, cuda or cuda:1, not {str(requested)[:40]!r}"
-        ) from None
-    if device.type == "meta":
-        raise StatetrimError("--device is cpu, cuda or cuda:1, not 'meta'")
+    if device is None or device.type == "meta":
+        raise StatetrimError(f"--device is cpu, cuda or cuda:1, not {str(requested)[:40]!r}")
     if device.type == "cpu":
         return torch.device("cpu")
     if device.type == "cuda":
