@@ -34,7 +34,7 @@ BLOCK_BYTES = 32 * MIB
 COPY_BYTES = 256 * MIB
 """How much the kernel copies between two reports of progress."""
 
-_DTYPE_BITS = {
+DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
     "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64,
     "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
@@ -167,14 +167,14 @@ def _parse_entry(file: str, data_start: int, name: str, entry: Any) -> TensorInf
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise entry_error("an entry that is not dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in _DTYPE_BITS:
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         raise entry_error(f"the unknown dtype {str(dtype)[:40]!r}")
     if not _is_list_of_sizes(shape) or len(shape) > MAX_DIMENSIONS:
         raise entry_error("a shape that is not a short list of sizes")
     if not _is_list_of_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise entry_error("data_offsets that are not a begin and an end")
     nbytes = offsets[1] - offsets[0]
-    if prod(shape) * _DTYPE_BITS[dtype] != nbytes * 8:
+    if prod(shape) * DTYPE_BITS[dtype] != nbytes * 8:
         raise entry_error(f"{nbytes} bytes, which do not fit shape {shape} of {dtype}")
     return TensorInfo(name, dtype, tuple(shape), data_start + offsets[0], nbytes)
 
@@ -224,7 +224,7 @@ def tensors_after(shard: Shard, edits: Mapping[str, Edit]) -> list[TensorInfo]:
     for number, tensor in enumerate(after):
         if tensor.name in edits:
             shape = edits[tensor.name].result_shape(tensor.shape)
-            nbytes = prod(shape) * _DTYPE_BITS[tensor.dtype] // 8
+            nbytes = prod(shape) * DTYPE_BITS[tensor.dtype] // 8
             after[number] = replace(tensor, shape=shape, nbytes=nbytes)
     start = len(_encode_header(shard.metadata, after))
     for number, tensor in enumerate(after):

@@ -10,11 +10,10 @@ from math import ceil, prod
 from typing import Any
 
 from ...errors import StatetrimError
-from ..safetensors_file import TensorInfo
+from ..safetensors_file import DTYPE_BITS, TensorInfo
 from .element import FP4, FP8, INT4, INT8, Element
 
 _ELEMENTS = {"F8_E4M3": FP8, "I8": INT8, "U8": FP4, "I32": INT4}
-_WORD_BITS = {"F8_E4M3": 8, "I8": 8, "U8": 8, "I32": 32}
 _SCALE_DTYPES = ("F32", "BF16", "F16", "F8_E4M3")
 _ACTIVATION_SCALES = ("input_scale", "input_global_scale", "activation_scale")
 _UNSUPPORTED = ("weight_zero_point", "weight_g_idx")
@@ -54,7 +53,7 @@ class QuantizedTensor:
     def codes_shape(self) -> tuple[int, int]:
         """The shape in which the codes are stored, as bytes or words."""
         rows, columns = self.shape
-        return rows, columns * self.element.bits // _WORD_BITS[self.codes.dtype]
+        return rows, columns * self.element.bits // DTYPE_BITS[self.codes.dtype]
 
     @property
     def blocks(self) -> tuple[int, int]:
@@ -74,7 +73,7 @@ class QuantizedTensor:
         """The weight cut to another shape; a block that covers an axis still does."""
         height = rows if self.block[0] == self.shape[0] else self.block[0]
         width = columns if self.block[1] == self.shape[1] else self.block[1]
-        step = _WORD_BITS[self.codes.dtype] // self.element.bits
+        step = DTYPE_BITS[self.codes.dtype] // self.element.bits
         if step > 1 and width < columns:
             step = max(step, width)
         if columns % step:
@@ -148,7 +147,7 @@ def _describe(
     block_size: tuple[int, int] | None,
 ) -> QuantizedTensor:
     element = _ELEMENTS[codes.dtype]
-    rows, columns = codes.shape[0], codes.shape[1] * (_WORD_BITS[codes.dtype] // element.bits)
+    rows, columns = codes.shape[0], codes.shape[1] * (DTYPE_BITS[codes.dtype] // element.bits)
     block = _block(scales, rows, columns, block_size)
     global_scale = None
     for leaf in ("weight_scale_2", "weight_global_scale"):
