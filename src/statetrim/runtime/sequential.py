@@ -6,7 +6,7 @@ that was killed resumes with the layer it was in.
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -43,13 +43,13 @@ class LayerWalk:
         decoder_layers = self.live.decoder_layers
         with self.weights.paused(), ExitStack() as stack:
             for layer in decoder_layers[: self.layer]:
-                stack.callback(_make_identity(layer, self.hidden_store.tuple_size))
+                stack.enter_context(_as_identity(layer, self.hidden_store.tuple_size))
             for layer in decoder_layers[self.layer : end]:
                 self.weights.load(layer)
                 yield self.layer
                 self.weights.unload(layer)
                 self.hidden_store.next_layer()
-                stack.callback(_make_identity(layer, self.hidden_store.tuple_size))
+                stack.enter_context(_as_identity(layer, self.hidden_store.tuple_size))
 
     def run_batch(self, step: int) -> None:
         """Run one batch through the layer and store the output, by the model's own forward pass,
@@ -90,7 +90,7 @@ def from_final_hidden(live: LiveModel, store: "HiddenStore", step: int) -> Itera
         if live.weights is not None:
             stack.enter_context(live.weights.paused())
         for layer in layers:
-            stack.callback(_make_identity(layer, store.tuple_size))
+            stack.enter_context(_as_identity(layer, store.tuple_size))
         stack.enter_context(_replace_input(layers[-1], store.read(step), live.device))
         yield
 
@@ -198,8 +198,9 @@ def _run_until(layer: nn.Module, live: LiveModel, ids: Tensor) -> Any:
     raise AssertionError("the forward pass did not reach the layer")
 
 
-def _make_identity(layer: nn.Module, tuple_size: int) -> Callable[[], None]:
-    """Make a layer return its input; returns the function that restores it."""
+@contextmanager
+def _as_identity(layer: nn.Module, tuple_size: int) -> Iterator[None]:
+    """Within, the layer returns its input, in a tuple of `tuple_size` unless that is 0."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         hidden = args[0] if args else kwargs["hidden_states"]
@@ -208,10 +209,9 @@ def _make_identity(layer: nn.Module, tuple_size: int) -> Callable[[], None]:
     # accelerate sets its own where the model is on several GPUs.
     previous_forward = layer.__dict__.get("forward")
     layer.forward = forward
-
-    def undo() -> None:
+    try:
+        yield
+    finally:
         del layer.forward
         if previous_forward is not None:
             layer.forward = previous_forward
-
-    return undo

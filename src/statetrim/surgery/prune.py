@@ -216,7 +216,7 @@ def _write_shards(surgery: Surgery, partial: Path, advance: Advance) -> None:
     A thread syncs a finished shard while the next is written.
     """
     with ThreadPoolExecutor(max_workers=1) as executor:
-        pending: list[Future[None]] = []
+        pending: Future[None] | None = None
         for shard, tensors in surgery.shards:
             target = partial / shard.path.name
             if target.exists() and not is_newer(shard.path, target):
@@ -229,11 +229,11 @@ def _write_shards(surgery: Surgery, partial: Path, advance: Advance) -> None:
             except BaseException:
                 discard(scratch)
                 raise
-            pending.append(executor.submit(move_into_place, scratch, target))
-            while len(pending) > 1:  # at most one shard waits, so that a failure is raised early
-                pending.pop(0).result()
-        for future in pending:
-            future.result()
+            previous, pending = pending, executor.submit(move_into_place, scratch, target)
+            if previous is not None:  # at most one shard waits, so that a failure is raised early
+                previous.result()
+        if pending is not None:
+            pending.result()
 
 
 def _write_other_files(surgery: Surgery, partial: Path) -> None:
