@@ -11,7 +11,6 @@ from ..maths.paired import Interval, Pairs, difference_interval, zero_event_boun
 from ..maths.table import Table
 from .record import Artifact, as_fields, header
 
-CONFIDENCE_LEVEL = 0.95
 MAX_MARGIN = 100.0  # points; a wider interval of a share says nothing
 
 Kind = Literal["texts", "continuations"]
@@ -95,9 +94,9 @@ class Verification(Artifact):
         if before is None or after is None:
             return None
         pairs = Pairs(before.share_by_sequence, after.share_by_sequence)
-        change = difference_interval([pairs], level=CONFIDENCE_LEVEL)
+        change = difference_interval([pairs])
         if bool((pairs.before == pairs.after).all()):  # a bootstrap would have no width
-            bound = zero_event_bound(sum(after.places), CONFIDENCE_LEVEL)
+            bound = zero_event_bound(sum(after.places))
             change = Interval(0.0, -bound, bound)
         return change.transformed(lambda x: 100 * x)
 

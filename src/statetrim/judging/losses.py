@@ -14,7 +14,7 @@ from ..errors import StatetrimError
 from ..maths.paired import Interval, is_above_chance, mcnemar
 from ..maths.table import Table
 from ..tasks import TASKS
-from ..tasks.unit import CONFIDENCE_LEVEL, SHARE, UNITS, Unit
+from ..tasks.unit import SHARE, UNITS, Unit
 
 MIN_ABOVE_CHANCE = 0.05
 """How far above chance the original's share must significantly be for a task to be informative."""
@@ -165,7 +165,7 @@ def is_at_chance(scores: Scores, task: str, metric: str) -> bool:
     if guess != "share" or not score.higher_is_better:
         return False
     needed = _min_informative_share(task, metric)
-    return not is_above_chance(score.samples, needed, CONFIDENCE_LEVEL)
+    return not is_above_chance(score.samples, needed)
 
 
 def _min_informative_share(task: str, metric: str) -> float:
@@ -193,7 +193,7 @@ def _needs_more_samples(scores: Scores, task: str, metric: str) -> bool:
     wrong_shares = [1.0 - share for share in score.samples]
     needed = 1 - _min_informative_share(task, metric)
     is_share = UNITS[score.unit].guess == "share"
-    return is_share and not is_above_chance(wrong_shares, needed, CONFIDENCE_LEVEL)
+    return is_share and not is_above_chance(wrong_shares, needed)
 
 
 def metric_loss(scores: Scores, model: str, task: str, metric: str) -> Loss:

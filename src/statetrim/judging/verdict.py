@@ -14,7 +14,6 @@ from ..artifacts.scores import Scores, pair_samples
 from ..errors import StatetrimError
 from ..maths.paired import Interval, difference_interval
 from ..tasks import TASKS
-from ..tasks.unit import CONFIDENCE_LEVEL
 from .losses import (
     Loss,
     headline_score,
@@ -294,7 +293,7 @@ def _advantage_over_control(scores: Scores, model: str, control: str, task: str)
         pairs = pair_samples(control_score, cut_score)
     except StatetrimError:
         return None
-    change = difference_interval([pairs], level=CONFIDENCE_LEVEL)
+    change = difference_interval([pairs])
     return change if cut_score.higher_is_better else -change
 
 

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 _CHUNK = 2**22  # resampled indices held at a time
+CONFIDENCE_LEVEL = 0.95  # of all intervals and tests
 UNBOUNDED_MARGIN = 1e3  # stands for infinity, which JSON cannot store
+_TAIL = (1 - CONFIDENCE_LEVEL) / 2  # on each side of an interval
 SMALL_SAMPLE = 8  # up to this many samples a bootstrap interval is too narrow
 
 
@@ -88,7 +90,7 @@ def mcnemar(before: Tensor, after: Tensor) -> float:
 
 
 def difference_interval(
-    groups: Sequence[Pairs], *, level: float = 0.95, resamples: int = 2000, seed: int = 0
+    groups: Sequence[Pairs], *, resamples: int = 2000, seed: int = 0
 ) -> Interval:
     """Bootstrap interval of the difference, averaged over `groups` that are resampled separately.
 
@@ -100,31 +102,30 @@ def difference_interval(
         [_resampled_differences(pairs, resamples, generator) for pairs in groups]
     ).mean(0)
     fewest = min(len(pairs.before) for pairs in groups)
-    tail = _widened_tail((1 - level) / 2, fewest)
+    tail = _widened_tail(fewest)
     bounds = torch.quantile(resampled, torch.tensor([tail, 1 - tail], dtype=torch.float64))
     estimate = sum(pairs.difference for pairs in groups) / len(groups)
     low, high = float(bounds[0]), float(bounds[1])
     if fewest <= SMALL_SAMPLE:
-        margin = max(_student_margin(pairs, (1 - level) / 2) for pairs in groups)
+        margin = max(_student_margin(pairs) for pairs in groups)
         low, high = min(low, estimate - margin), max(high, estimate + margin)
     return Interval(estimate, low, high)
 
 
-def is_above_chance(samples: Sequence[float], chance: float, level: float = 0.95) -> bool:
+def is_above_chance(samples: Sequence[float], chance: float) -> bool:
     """Whether the mean of the samples, shares from 0 to 1, is significantly above `chance`.
 
     For samples of 0 and 1 by the exact binomial tail, else by the t interval of their mean. Both
-    use the tail of a two-sided interval: 2.5 % for `level` 0.95.
+    use the tail of a two-sided interval, 2.5 %.
     """
     count, right = len(samples), sum(samples)
-    tail = (1 - level) / 2
     if set(samples) <= {0, 1}:
-        return right > 0 and _binomial_tail(int(right), count, chance) < tail
+        return right > 0 and _binomial_tail(int(right), count, chance) < _TAIL
     if count < 2:
         return False
     mean = right / count
     square = sum((value - mean) ** 2 for value in samples) / (count - 1)
-    return mean - student_t_quantile(tail, count - 1) * sqrt(square / count) > chance
+    return mean - student_t_quantile(count - 1) * sqrt(square / count) > chance
 
 
 def _binomial_tail(right: int, count: int, chance: float) -> float:
@@ -143,22 +144,22 @@ def _binomial_tail(right: int, count: int, chance: float) -> float:
     )
 
 
-def zero_event_bound(samples: int, level: float = 0.95) -> float:
+def zero_event_bound(samples: int) -> float:
     """The one-sided upper confidence bound, a fraction, of the rate of an event that was never seen
     in `samples` trials."""
-    return 1 - float((1 - level) ** (1 / samples))
+    return 1 - float((1 - CONFIDENCE_LEVEL) ** (1 / samples))
 
 
-def student_t_quantile(tail: float, degrees_of_freedom: int) -> float:
-    """The quantile of Student's t with probability `tail` above it.
+def student_t_quantile(degrees_of_freedom: int) -> float:
+    """The quantile of Student's t with probability 2.5 % above it.
 
     Exact for one and two degrees of freedom, else by the Cornish-Fisher expansion.
     """
     if degrees_of_freedom == 1:
-        return tan(pi * (0.5 - tail))
+        return tan(pi * (0.5 - _TAIL))
     if degrees_of_freedom == 2:
-        return (1 - 2 * tail) / sqrt(2 * tail * (1 - tail))
-    z = NormalDist().inv_cdf(1 - tail)
+        return CONFIDENCE_LEVEL / sqrt(2 * _TAIL * (1 - _TAIL))
+    z = NormalDist().inv_cdf(1 - _TAIL)
     return z + sum(
         (
             (z**3 + z) / (4 * degrees_of_freedom),
@@ -170,15 +171,15 @@ def student_t_quantile(tail: float, degrees_of_freedom: int) -> float:
     )
 
 
-def _student_margin(pairs: Pairs, tail: float) -> float:
-    """Half of the width of the t interval of the difference, with `tail` on each side."""
+def _student_margin(pairs: Pairs) -> float:
+    """Half of the width of the t interval of the difference."""
     count = len(pairs.before)
     if count < 2:
         return UNBOUNDED_MARGIN
     weights = torch.ones_like(pairs.before) if pairs.weights is None else pairs.weights
     residuals = pairs.after - pairs.before - pairs.difference * weights
     spread = float(residuals.std()) / float(weights.mean())
-    return student_t_quantile(tail, count - 1) * spread / sqrt(count)
+    return student_t_quantile(count - 1) * spread / sqrt(count)
 
 
 def _resampled_differences(pairs: Pairs, resamples: int, generator: torch.Generator) -> Tensor:
@@ -193,11 +194,11 @@ def _resampled_differences(pairs: Pairs, resamples: int, generator: torch.Genera
     return torch.cat(chunks)
 
 
-def _widened_tail(tail: float, samples: int) -> float:
+def _widened_tail(samples: int) -> float:
     """The tail probability whose bootstrap percentile gives an interval as wide as Student's t."""
     if samples < 2:
         return 0.0
-    z, degrees_of_freedom = NormalDist().inv_cdf(tail), samples - 1
+    z, degrees_of_freedom = NormalDist().inv_cdf(_TAIL), samples - 1
     t = (
         z
         + (z**3 + z) / (4 * degrees_of_freedom)

@@ -10,7 +10,6 @@ from typing import Literal
 
 from ..maths.paired import Interval, Pairs, difference_interval, zero_event_bound
 
-CONFIDENCE_LEVEL = 0.95
 _MAX_LOG = 690.0  # exp of more is beyond the numbers that artifacts may hold
 
 
@@ -54,7 +53,7 @@ class Unit:
 
     def change(self, groups: Sequence[Pairs]) -> Interval:
         """The change by paired samples, a mean over `groups`, with its interval."""
-        return difference_interval(groups, level=CONFIDENCE_LEVEL)
+        return difference_interval(groups)
 
     def change_between(self, before: float, after: float) -> float:
         """The change from one value to another; 0 if it cannot be given in this unit."""
@@ -81,7 +80,7 @@ class _Share(Unit):
         if any(bool((pairs.before != pairs.after).any()) for pairs in groups):
             change = super().change(groups)
         else:
-            bound = zero_event_bound(sum(len(pairs.before) for pairs in groups), CONFIDENCE_LEVEL)
+            bound = zero_event_bound(sum(len(pairs.before) for pairs in groups))
             change = Interval(0.0, -bound, bound)
         return change.transformed(lambda x: 100 * min(1.0, max(-1.0, x)))
 
