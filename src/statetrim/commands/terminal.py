@@ -98,9 +98,9 @@ def print_command(text: str) -> None:
     append_to_log(text)
 
 
-def note(text: str, style: str | None = None) -> None:
+def note(text: str) -> None:
     """Print to standard error, unless --quiet, and to the log."""
-    _print(err(), text, style)
+    _print(err(), text)
 
 
 def warn(text: str) -> None:
@@ -108,7 +108,7 @@ def warn(text: str) -> None:
     _print(_console(stderr=True) if err().quiet else err(), text, "yellow")
 
 
-def _print(console: Console, text: str, style: str | None) -> None:
+def _print(console: Console, text: str, style: str | None = None) -> None:
     """Print one text: wrapped between words in a terminal, on one line elsewhere."""
     console.print(text, style=style, highlight=False, soft_wrap=not console.is_terminal)
     append_to_log(text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ...maths.formatting import bytes_text, relative_change_text
@@ -55,62 +55,42 @@ def _kept_text(before: StateSize, after: StateSize) -> str:
 def _state_rows(report: StateReport) -> Iterator[list[str]]:
     """Rows of a name, the value before and, if there is a cut, the value after it and, of what the
     cut may change, the change."""
-    before, after = report.before, report.after
-    sizes = [before, after] if after else [before]
-    removes_heads = after is not None and after.num_v_heads != before.num_v_heads
+    sizes = [report.before, report.after] if report.after else [report.before]
 
-    def row(
-        name: str,
-        to_text: Callable[[StateSize], str],
-        to_number: Callable[[StateSize], int] | None = None,
-    ) -> list[str]:
-        cells = [name, *map(to_text, sizes)]
-        if after and to_number:
-            cells.append(relative_change_text(to_number(before), to_number(after)))
-        return cells
+    def row(name: str, texts: Sequence[str], numbers: Sequence[int] = ()) -> list[str]:
+        change = [relative_change_text(*numbers)] if len(numbers) == 2 else []
+        return [name, *texts, *change]
 
     total_text = f" of {report.total_layers}" if report.total_layers else ""
-    yield row("linear-attention layers", lambda _: f"{report.layers}{total_text}")
+    yield row("linear-attention layers", [f"{report.layers}{total_text}"] * len(sizes))
+    value_heads = [size.num_v_heads for size in sizes]
+    removes_heads = len(set(value_heads)) > 1
     yield row(
         "key heads / value heads",
-        lambda size: f"{size.num_k_heads} / {size.num_v_heads}",
-        (lambda size: size.num_v_heads) if removes_heads else None,
+        [f"{size.num_k_heads} / {size.num_v_heads}" for size in sizes],
+        value_heads if removes_heads else [],
     )
     if removes_heads:
-        yield row(
-            "devices that can share them",
-            lambda size: ", ".join(map(str, size.tensor_parallel)),
-            lambda size: size.num_k_heads,
-        )
+        devices = [", ".join(map(str, size.tensor_parallel)) for size in sizes]
+        yield row("devices that can share them", devices, [size.num_k_heads for size in sizes])
     yield row(
         "state per head, keys x values",
-        lambda size: size.shape,
-        lambda size: size.head_k_dim * size.head_v_dim,
+        [size.shape for size in sizes],
+        [size.head_k_dim * size.head_v_dim for size in sizes],
     )
-    yield row(
-        "recurrent state per sequence, float32",
-        lambda size: bytes_text(size.state_bytes),
-        lambda size: size.state_bytes,
-    )
-    yield row(
-        "the same in bfloat16 (an engine option)",
-        lambda size: bytes_text(size.state_bytes / 2),
-        lambda size: size.state_bytes,
-    )
-    yield row(
-        f"convolution state per sequence, {report.conv_dtype}",
-        lambda size: bytes_text(size.conv_bytes),
-        lambda size: size.conv_bytes,
-    )
+    states, convolutions = [s.state_bytes for s in sizes], [s.conv_bytes for s in sizes]
+    yield row("recurrent state per sequence, float32", [*map(bytes_text, states)], states)
+    halves = [bytes_text(nbytes / 2) for nbytes in states]
+    yield row("the same in bfloat16 (an engine option)", halves, states)
+    name = f"convolution state per sequence, {report.conv_dtype}"
+    yield row(name, [*map(bytes_text, convolutions)], convolutions)
     if report.quantized:
-        yield row("quantised weights", lambda _: report.quantized)
-    old, new = report.parameters, report.parameters_after
-    if not old:
-        yield row("parameters", lambda _: "no weights here")
-    elif after is None:
-        yield ["parameters", f"{old:,}"]
+        yield row("quantised weights", [report.quantized] * len(sizes))
+    if report.parameters:
+        counts = [report.parameters, report.parameters_after][: len(sizes)]
+        yield row("parameters", [f"{count:,}" for count in counts], counts)
     else:
-        yield ["parameters", f"{old:,}", f"{new:,}", relative_change_text(old, new)]
+        yield row("parameters", ["no weights here"] * len(sizes))
 
 
 def _show_engines(deployment: Deployment) -> None:
