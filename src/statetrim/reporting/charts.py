@@ -6,6 +6,7 @@ report shows all numbers in tables too.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from math import ceil, floor, isfinite, log10
 
 import torch
@@ -22,6 +23,7 @@ MAX_CELLS = 4096
 LARGEST_DRAWN = 1e30  # larger magnitudes, infinities and NaN are not drawn
 
 Formatter = Callable[[float], str]
+number_text: Formatter = "{:g}".format
 
 
 @dataclass(frozen=True)
@@ -61,17 +63,13 @@ class Scale:
         return min(1.0, max(0.0, (position - self.low) / (self.high - self.low)))
 
 
-def _number_text(value: float) -> str:
-    return f"{value:g}"
-
-
 def line_chart(
     series: Sequence[Series],
     title: str,
     *,
     x: str,
     y: str,
-    format_y: Formatter = _number_text,
+    format_y: Formatter = number_text,
     log: bool = False,
     log_x: bool = False,
     from_zero: bool = False,
@@ -143,10 +141,8 @@ def interval_chart(
     rows = [row for row in rows if all(map(_is_in_range, row[1:]))]
     if not rows:
         return None
-    low = high = 0.0
-    for _, _, lower, upper in rows:
-        low, high = min(low, lower), max(high, upper)
-    ticks = _ticks(low, high)
+    _, _, lows, highs = zip(*rows, strict=True)
+    ticks = _ticks(min(0.0, *lows), max(0.0, *highs))
     low, high = ticks[0], ticks[-1]
     bottom = TOP + 40 * len(rows)
 
@@ -155,7 +151,7 @@ def interval_chart(
 
     shapes: list[Shape] = []
     for value in ticks:
-        shapes.append(Label(to_pixels(value), bottom + 15, f"{value:g}", "middle", "faint"))
+        shapes.append(Label(to_pixels(value), bottom + 15, number_text(value), "middle", "faint"))
     shapes.append(Label(WIDTH / 2, bottom + 34, x, "middle"))
     for number, (label, estimate, lower, upper) in enumerate(rows):
         y = TOP + 40 * number
@@ -250,27 +246,21 @@ def _axis_shapes(x_scale: Scale, y_scale: Scale, top: float) -> list[Shape]:
 
 def _assign_styles(series: Sequence[Series]) -> list[str]:
     """A style per series: its own, or the next that no series requests."""
-    unused = [f"series-{number}" for number in range(SERIES_COUNT)]
-    for line in series:
-        if line.style in unused:
-            unused.remove(line.style)
-    unused = unused or ["series-0"]
-    taken, styles = 0, []
-    for line in series:
-        styles.append(line.style or unused[taken % len(unused)])
-        taken += not line.style
-    return styles
+    requested = {line.style for line in series}
+    names = [f"series-{number}" for number in range(SERIES_COUNT)]
+    unused = cycle([name for name in names if name not in requested] or names[:1])
+    return [line.style or next(unused) for line in series]
 
 
 def _x_scale(name: str, values: Sequence[float], log: bool, marks: bool) -> Scale:
     low, high = min(values), max(values)
     if log:
-        return _log_scale(name, values, _number_text, max_ticks=5)
+        return _log_scale(name, values, number_text, max_ticks=5)
     if marks or low == high:  # space around the outermost marks
         padding = 0.04 * (high - low) or _padding(low)
         low, high = low - padding, high + padding
     ticks = [tick for tick in _ticks(low, high, max_ticks=5) if low <= tick <= high]
-    return Scale(name, ticks, low, high, False, _number_text)
+    return Scale(name, ticks, low, high, False, number_text)
 
 
 def _y_scale(

@@ -12,7 +12,7 @@ from ...serving.engine_names import BFLOAT16_ENGINES
 from ...serving.engines import Shape, compatibility_of_shape
 from ...serving.shapes import common_shapes
 from ...tasks import TASKS
-from ..charts import Point, Series, line_chart
+from ..charts import Point, Series, line_chart, number_text
 from ..commands import command_arguments, shell_quoted, trim_command
 from ..document import Block, Command, Missing, Picture, Table, Text, as_sentence
 from ..drawing import Drawing
@@ -194,7 +194,7 @@ def _picture(decision: Decision, name: str) -> Drawing | None:
         f"{name} against the state of one sequence",
         x=f"state of a sequence, {unit}",
         y=name,
-        format_y=percent_text if is_share else "{:g}".format,
+        format_y=percent_text if is_share else number_text,
         marks=True,
         reference=original_value,
     )
