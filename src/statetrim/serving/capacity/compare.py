@@ -7,6 +7,7 @@ from ...families.contract import text_config
 from ...geometry import Geometry
 from ...maths.units import GIB
 from ...storage.checkpoint import Checkpoint
+from ..engine_names import BFLOAT16_ENGINES, ENGINE_NAMES
 from ..options import KV_DTYPE_BYTES, ServingOptions
 from ..state_size import DTYPE_BYTES, served_dtype
 from .arithmetic import Fit, Settings, llamacpp, mlx, moved_bytes, sglang, vllm
@@ -15,13 +16,6 @@ from .parts import in_parts
 
 ENGINES = {"vllm": vllm, "sglang": sglang, "llamacpp": llamacpp, "mlx": mlx}
 """Name of an engine -> how many sequences fit in it."""
-STATE_DTYPES = {
-    "vllm": ("float32", "bfloat16"),
-    "sglang": ("float32", "bfloat16"),
-    "llamacpp": ("float32",),
-    "mlx": ("float32",),
-}
-"""Name of an engine -> dtypes of the state that are compared."""
 DEFAULT_CONTEXT = 4096
 DEFAULT_MEMORY_GIB = 16.0
 
@@ -64,14 +58,16 @@ def settings_for(
 def capacities(
     model: Checkpoint, after: Geometry | None, serving: ServingOptions
 ) -> list[Capacity]:
-    """Capacities of the original and, if there is one, of the cut, each in the engine's default
-    dtype of the state and in those that are compared."""
+    """Capacities of the original and, if there is one, of the cut, each with the state in float32,
+    in bfloat16 if the engine has that option, and in the engine's default dtype."""
     default = default_state_dtype(serving.engine, model)
+    has_option = ENGINE_NAMES[serving.engine] in BFLOAT16_ENGINES
+    dtypes = dict.fromkeys(["float32", *(["bfloat16"] if has_option else []), default])
     before, rows = model.geometry, []
     for geometry in (before,) if after is None else (before, after):
         other = before if geometry is after else after or before
         shape = geometry.describe_against(other).replace(" x ", "x")
-        for dtype in dict.fromkeys((*STATE_DTYPES[serving.engine], default)):
+        for dtype in dtypes:
             fit = capacity(model, geometry, settings_for(model, serving, dtype), serving.engine)
             seconds = fit.transfer_bytes / (serving.bandwidth * 1e9)
             rows.append(Capacity(shape, dtype, dtype == default, fit, seconds))
