@@ -6,7 +6,6 @@ calibration. The choice uses the text that follows the calibration text, and the
 the text after that.
 """
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from ..judging.recommendation import recommend
 from ..runtime.corpus import Corpus
 from ..runtime.states import StateStorage
 from ..serving.capacity.compare import vllm_sequences
+from ..storage.atomic import remove
 from ..storage.auxiliary_files import copy_files
 from ..storage.output import is_complete, remove_empty_partial
 from ..storage.text import Sequences
@@ -72,9 +72,10 @@ def choose_shape(job: Job, directory: Path, observer: Observer) -> Job:
         points.append(_measured_shape(runners[name].job, scores, 1))
         recommendation = recommend(points)
         chosen = str(recommendation.chosen and recommendation.chosen.point)
-        for point in points[1:]:  # so that the disk holds at most two cuts
-            if str(point) != chosen:
-                _delete_cut(runners[str(point)])
+        for point in points[1:]:
+            if str(point) != chosen:  # so that the disk holds at most two cuts
+                for path in _result_names(runners[str(point)]):
+                    remove(path)
     if job.options.compares_16_bit_state:
         points.append(_measure_16_bit_state(any_runner))
         recommendation = recommend(points)
@@ -189,14 +190,6 @@ def _measure_16_bit_state(runner: StageRunner) -> MeasuredShape:
         sequences=vllm_sequences(model, model.geometry, storage.dtype),
         state_dtype=storage.dtype,
     )
-
-
-def _delete_cut(runner: StageRunner) -> None:
-    for path in _result_names(runner):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
 
 
 def _adopt_cut(runner: StageRunner) -> None:

@@ -4,7 +4,6 @@ The result has the student's files with the trained tensors replaced; everything
 for byte. It is written in `OUT.partial`, where the training state is saved too.
 """
 
-import shutil
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -19,12 +18,12 @@ from torch import Tensor
 from ..artifacts.card.model_card import recovered_card
 from ..artifacts.record import header
 from ..artifacts.steps import write_files_of_step
-from ..errors import StatetrimError
+from ..errors import StatetrimError, errors_of
 from ..options import as_record, takes_options
 from ..progress import OnProgress, progress_reporter
 from ..runtime.loading import load_live
 from ..runtime.placement import default_device
-from ..storage.atomic import atomic_write
+from ..storage.atomic import atomic_write, remove
 from ..storage.auxiliary_files import is_newer
 from ..storage.checkpoint import Checkpoint, open_checkpoint, require_prunable
 from ..storage.json_file import read_json
@@ -147,13 +146,9 @@ class _RecoveryRun:
         from .trainer import RecoveryTrainer, list_checkpoints
 
         model, adapters = self._build_distillation(args.device)
-        try:
+        kinds = (ImportError, RuntimeError, ValueError) if args.report_to else ()
+        with errors_of("the run cannot be reported as asked", kinds=kinds):
             trainer = RecoveryTrainer(model, args, self.data, self.options, self.progress)
-        except (ImportError, RuntimeError, ValueError) as error:
-            if not args.report_to:
-                raise
-            reason = str(error).partition("\n")[0][:200]
-            raise StatetrimError(f"the run cannot be reported as asked: {reason}") from None
         if args.process_index == 0:
             self.options.on_coverage(adapters.coverage)
         saved_states = list_checkpoints(self.partial / TRAINING)
@@ -241,10 +236,7 @@ class _RecoveryRun:
         if training.is_dir():
             for pattern in STATE_PATTERNS:
                 for path in training.glob(pattern):
-                    if path.is_dir():
-                        shutil.rmtree(path)
-                    else:
-                        path.unlink()
+                    remove(path)
             if any(training.iterdir()):
                 training.rename(self.partial / ARTIFACTS / TRAINING)
             else:

@@ -55,6 +55,14 @@ def discard(scratch: Path) -> None:
     shutil.rmtree(scratch.parent, ignore_errors=True)
 
 
+def remove(path: Path) -> None:
+    """Delete a file, a link, or a directory with all that it holds; nothing if it is absent."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def is_scratch(path: Path) -> bool:
     """Whether `path` is a scratch directory, which a killed process may have left."""
     has_scratch_name = path.name.startswith(_SCRATCH_PREFIX) and path.name.endswith(_SCRATCH_SUFFIX)

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from ..errors import StatetrimError
 from ..maths.units import MIB
-from .atomic import atomic_write, is_scratch, sync
+from .atomic import atomic_write, is_scratch, remove, sync
 from .json_file import read_json, write_json
 from .lock import OWNER_FILE, locked, remove_empty, write_owner
 from .space import check_writable, explain_disk_errors
@@ -164,10 +164,7 @@ class Output:
         for pattern in self._temporary_patterns:
             paths += self.path.glob(pattern)
         for path in paths:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+            remove(path)
         self._record_path.unlink(missing_ok=True)
         remove_empty(self.path)
         if self.path.exists():
