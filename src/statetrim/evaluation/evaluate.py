@@ -76,7 +76,7 @@ def evaluate(models: ModelLike | Sequence[ModelLike], options: EvaluateOptions) 
         finished = FinishedTasks(None, names, original.scores)
         if out is not None and ranks.rank == 0:
             record, files = {"format": "statetrim evaluate", **lineage}, {"scores.json": Path(out)}
-            patterns = finished.file_names(chosen_tasks)
+            patterns = [finished.file_name(n, task.name) for n in names for task in chosen_tasks]
             partial_output = stack.enter_context(
                 open_output(out, "job.json", record, files=files, temporary_patterns=patterns)
             )
@@ -125,10 +125,6 @@ class FinishedTasks:
         if self.directory is not None:
             content = {"scores": [as_fields(score) for score in scores]}
             write_json(self.directory / self.file_name(model, task), content, indent=None)
-
-    def file_names(self, tasks: Sequence[Task]) -> list[str]:
-        """The files of all models and `tasks`."""
-        return [self.file_name(model, task.name) for model in self.models for task in tasks]
 
     def file_name(self, model: str, task: str) -> str:
         """`MODEL.TASK.json`; models whose names differ only in special characters are numbered."""

@@ -25,7 +25,6 @@ from ..progress import OnProgress
 from ..recovery.options import RecoverRunOptions
 from ..recovery.recover import recover
 from ..runtime.corpus import Corpus
-from ..runtime.placement import Placement
 from ..runtime.states import StateStorage
 from ..selection.options import SelectOptions
 from ..selection.select import select_for_target
@@ -146,7 +145,8 @@ class StageRunner:
 
     def ensure_timings(self, cut: Checkpoint) -> None:
         """Compare the speed of the cut and the original; written to timings.json."""
-        path, model, placement = self.directory / "timings.json", self.job.model, self._placement
+        path, model = self.directory / "timings.json", self.job.model
+        placement = self.job.options.placement
 
         def make(progress: OnProgress) -> None:
             timing = derive(
@@ -229,7 +229,8 @@ class StageRunner:
     def ensure_checks(self, plan: Plan, cut: Checkpoint) -> dict[str, Any]:
         """Compare the cut with the masked original; returns the differences, which are written to
         checks.json. Raises StatetrimError if they are larger than rounding."""
-        path, model, placement = self.directory / "checks.json", self.job.model, self._placement
+        path, model = self.directory / "checks.json", self.job.model
+        placement = self.job.options.placement
         if placement.device_map is None and needs_streaming(model, 4, free_memory(placement)):
             placement = replace(placement, layerwise=True)  # needs both models in float32 at once
 
@@ -271,10 +272,6 @@ class StageRunner:
             evaluate.run(models, evaluation)
 
         self._run_stage("evaluate", "evaluate", path, "evaluating", make)
-
-    @property
-    def _placement(self) -> Placement:
-        return self.job.options.placement
 
     def _ensure_checkpoint(
         self, step: str, name: str, out: Path, bar: str, make: Make
