@@ -1,7 +1,7 @@
 """One run of `trim`: a model, its options, and the state that it keeps."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from ..methods import find_method
 from ..options import as_record
 from ..runtime.corpus import Corpus
 from ..serving.engine_names import engine_name
-from ..serving.shapes import CandidateShape
 from ..serving.target import Target, candidate_targets, resolve_target
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.json_file import read_json, write_json
@@ -48,7 +47,7 @@ class Job:
     options: TrimOptions
     corpus: Corpus
     target: Target  # the first of the candidates until one is chosen
-    candidates: Mapping[CandidateShape, Target] = field(default_factory=dict)
+    candidates: Mapping[Target, Sequence[str]] = field(default_factory=dict)  # -> who refuses it
     shape_tokens: int = 0  # of the corpus, to compare the candidates on
     requested_share: float = 1.0  # of the state's bytes to keep, before an engine limits it
 
@@ -61,12 +60,11 @@ class Job:
         """
         request, corpus = options.request, Corpus(options.text, model)
         if not request.names_several:
-            requested = resolve_target(model, request).after
+            share = resolve_target(model, request).share
             target, targets = resolve_target(model, request, options.for_), {}
-            share = requested.state_numel / model.geometry.state_numel
         else:
             targets = candidate_targets(model, request, options.for_)
-            target = next(iter(targets.values()))
+            target = next(iter(targets))
             share = float(request.share or max(candidate.share for candidate in targets))
         if len(targets) < 2 and not options.by_layer:
             return Job(model, options, corpus, target, requested_share=share)
@@ -119,7 +117,7 @@ class Job:
     @property
     def largest_state(self) -> Geometry:
         """The largest state that this run may keep."""
-        targets = [*self.candidates.values()] or [self.target]
+        targets = [*self.candidates] or [self.target]
         return max(targets, key=lambda target: target.after.state_numel).after
 
     @property
@@ -169,7 +167,7 @@ class Job:
     @property
     def methods(self) -> list[str]:
         """The methods that choose key channels, value channels and heads, if any are removed."""
-        targets = (self.target, *self.candidates.values())
+        targets = (self.target, *self.candidates)
         methods = []
         if self.options.by_layer or any(target.removes_keys for target in targets):
             methods.append(self.options.method)

@@ -79,7 +79,7 @@ def choose_shape(job: Job, directory: Path, observer: Observer) -> Job:
     if job.options.compares_16_bit_state:
         points.append(_measure_16_bit_state(any_runner))
         recommendation = recommend(points)
-    refused = {str(candidate.shape): candidate.refused for candidate in job.candidates}
+    refused = {str(target): engines for target, engines in job.candidates.items()}
     lineage = {"statetrim": __version__, "source": job.model.digest, "to": str(job.options.request)}
     Decision(
         job.model.name, points, chosen, recommendation.reason, predicted, refused, lineage, expected
@@ -95,7 +95,7 @@ def _candidate_runners(job: Job, directory: Path, observer: Observer) -> dict[st
     original = OriginalResults(job.model, job.options.placement)
     options = replace(job.options, refit=job.options.refit is not False)
     runners = {}
-    for target in job.candidates.values():
+    for target in job.candidates:
         runners[str(target)] = StageRunner(
             replace(job, options=options, target=target, candidates={}),
             directory,

@@ -73,7 +73,8 @@ def inspect(model: ModelLike, options: InspectOptions) -> StateReport:
     elif not (request and request.heads) and (reason := model.family.channel_refusal(model.config)):
         warnings.append(f"its channels cannot be cut: {reason}")
     elif request is not None and request.names_several:
-        shapes = [candidate.shape for candidate in candidate_targets(model, request)]
+        targets = candidate_targets(model, request)
+        shapes = [Shape.from_geometry(target.after) for target in targets]
     elif request is not None:
         after = resolve_target(model, request).after
         for width in sorted({after.head_k_dim, after.head_v_dim}):
@@ -109,7 +110,7 @@ def _served_shapes(model: Checkpoint, shapes: list[Shape]) -> list[ServedShape]:
     cuts = []
     for shape in shapes:
         try:
-            share = target_for_shape(model, shape).after.state_numel / before.state_numel
+            share = target_for_shape(model, shape).share
         except StatetrimError:
             continue
         cuts.append(ServedShape(str(shape), share, answers_by_engine(model_type, shape)))

@@ -1,7 +1,6 @@
 """Shapes with less state than a model has, and the engines that serve or refuse each."""
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import permutations, product
 from typing import Literal, get_args
 
@@ -25,20 +24,11 @@ _MAX_PROPOSED = 512  # channels; no engine of the matrix serves wider heads
 _SEVERITY = {verdict: rank for rank, verdict in enumerate(get_args(Support))}
 
 
-@dataclass(frozen=True)
-class CandidateShape:
-    """A shape within the requested share, and the engines that do not serve it."""
-
-    shape: Shape
-    share: float  # of the bytes of the current state
-    refused: tuple[str, ...]
-
-
 def candidate_shapes(
     model_type: str, geometry: Geometry, share: float, engine: str | None = None
-) -> list[CandidateShape]:
-    """The shapes of at most `share` of the state's bytes that `engine` serves, or without it all,
-    those that every engine serves first, then the largest.
+) -> dict[Shape, tuple[str, ...]]:
+    """The shapes of at most `share` of the state's bytes that `engine` serves, or without it all ->
+    the engines that refuse it; those that every engine serves first, then the largest.
 
     Widths are eighths of an axis, or one power of two for both. Shapes that another one contains on
     both axes are left out, except without `engine` the widest that every engine serves. Raises
@@ -47,10 +37,10 @@ def candidate_shapes(
     if engine is not None:
         check_engine(engine, model_type)
     supporting = engines_supporting(model_type)
-    head_numel = geometry.head_k_dim * geometry.head_v_dim
+    max_numel = share * Shape.from_geometry(geometry).numel
     engines = None if engine is None else {engine}
     refused: dict[Shape, tuple[str, ...]] = {}
-    for shape in _served_shapes(model_type, _all_shapes(geometry), share * head_numel, engines):
+    for shape in _served_shapes(model_type, _all_shapes(geometry), max_numel, engines):
         names = refusing_engines(model_type, shape)
         refused[shape] = tuple(name for name in names if name in supporting)
     if not refused:
@@ -63,10 +53,8 @@ def candidate_shapes(
     if engine is None:
         # Also the widest shapes that every engine serves: a larger one may contain them.
         widest |= _without_contained([shape for shape in refused if not refused[shape]])
-    result = []
-    for shape in sorted(widest):
-        result.append(CandidateShape(shape, shape.numel / head_numel, refused[shape]))
-    return sorted(result, key=lambda candidate: (bool(candidate.refused), -candidate.shape.numel))
+    ordered = sorted(widest, key=lambda shape: (bool(refused[shape]), -shape.numel, shape))
+    return {shape: refused[shape] for shape in ordered}
 
 
 def nearest_served_shape(

@@ -13,7 +13,6 @@ from ..storage.checkpoint import Checkpoint, check_heads_removable, check_values
 from .engine_names import engine_name
 from .engines import Shape, compatibility_of_shape, known_engines, known_lines
 from .shapes import (
-    CandidateShape,
     candidate_shapes,
     check_engine,
     engine_serves,
@@ -39,6 +38,11 @@ class Target:
     def removes_values(self) -> bool:
         """Whether a layer loses value channels."""
         return self._widths(1, self.before) != self._widths(1, self.after)
+
+    @property
+    def share(self) -> float:
+        """The part of the state's bytes that is kept."""
+        return self.after.state_numel / self.before.state_numel
 
     @property
     def removes_heads(self) -> bool:
@@ -92,31 +96,28 @@ def resolve_target(model: Checkpoint, request: Request, for_: str | None = None)
 
 def candidate_targets(
     model: Checkpoint, request: Request, for_: str | None = None
-) -> dict[CandidateShape, Target]:
-    """The targets to compare: the shapes of the request; or those within its share of the bytes
-    that the model's config can express and the engine `for_` serves, and without it those that
-    every engine serves first.
+) -> dict[Target, tuple[str, ...]]:
+    """The targets to compare, with the engines that refuse each: the shapes of the request; or
+    those within its share of the bytes that the model's config can express and the engine `for_`
+    serves, and without it those that every engine serves first.
 
     Raises StatetrimError if there is none, and for a listed shape that `for_` does not serve.
     """
     model_type = str(model.config.get("model_type"))
-    targets: dict[CandidateShape, Target] = {}
+    targets: dict[Target, tuple[str, ...]] = {}
     if request.share is None:
         for sides in request.shapes:
             target = resolve_target(model, Request(shapes=(sides,)), for_)
-            shape = Shape.from_geometry(target.after)
-            share = target.after.state_numel / target.before.state_numel
-            candidate = CandidateShape(shape, share, refusing_engines(model_type, shape))
-            targets[candidate] = target
+            targets[target] = refusing_engines(model_type, Shape.from_geometry(target.after))
         if len(targets) < len(request.shapes):
             raise StatetrimError(f"{request} names a shape twice; shapes to compare must differ")
         return targets
     share = float(request.share)
     engine = None if for_ is None else engine_name(for_)
     last_error: StatetrimError | None = None
-    for candidate in candidate_shapes(model_type, model.geometry, share, engine):
+    for shape, refused in candidate_shapes(model_type, model.geometry, share, engine).items():
         try:
-            targets[candidate] = target_for_shape(model, candidate.shape)
+            targets[target_for_shape(model, shape)] = refused
         except StatetrimError as error:  # values cannot be pruned, or not to that width
             last_error = error
     if not targets:

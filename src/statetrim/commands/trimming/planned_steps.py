@@ -29,7 +29,7 @@ def show_steps(
                 "output": output,
                 **state_json(job.model.geometry, job.after),
                 "state_share": state_share(job, job.largest_state),
-                "candidates": [str(candidate.shape) for candidate in job.candidates],
+                "candidates": [str(target) for target in job.candidates],
                 "streams_weights": job.streams_weights,
                 "download_bytes": download_bytes,
                 "steps": [asdict(step) for step in steps],
@@ -40,7 +40,7 @@ def show_steps(
     if job.candidates:
         _show_candidates(job, to_stderr=not dry_run)
         for_vllm = job.options.for_ and engine_name(job.options.for_) == "vLLM"
-        if for_vllm and all("vllm-cpu" in candidate.refused for candidate in job.candidates):
+        if for_vllm and all("vllm-cpu" in engines for engines in job.candidates.values()):
             terminal.note("these are for vLLM on GPUs; on CPUs it takes others: --for vllm-cpu")
     else:
         _show_shape(job)
@@ -101,18 +101,17 @@ def _show_shape(job: Job) -> None:
         terminal.note(f"the state is cut to {shape} (keys x values) of {original}")
     refused = refusing_engines(str(job.model.config.get("model_type")), shape)
     if refused and not job.options.for_:
-        share = after.state_numel / before.state_numel
         terminal.warn(
-            f"warning: {shape} is refused by {', '.join(refused)}; --to {share:.2g} compares "
-            "all shapes of at most this size, and --for ENGINE allows only those that it serves"
+            f"warning: {shape} is refused by {', '.join(refused)}; --to {job.target.share:.2g} "
+            "compares all shapes of at most this size, and --for ENGINE allows only those that it "
+            "serves"
         )
 
 
 def _show_candidates(job: Job, *, to_stderr: bool) -> None:
     shapes = [("no cut", job.model.geometry, "")]
-    for candidate, target in job.candidates.items():
-        refused = ", ".join(candidate.refused) or "none known"
-        shapes.append((str(candidate.shape), target.after, refused))
+    for target, engines in job.candidates.items():
+        shapes.append((str(target), target.after, ", ".join(engines) or "none known"))
     rows = []
     for name, geometry, refused in shapes:
         share = f"{geometry.state_numel / job.model.geometry.state_numel:.0%}"
