@@ -4,28 +4,26 @@ from typing import Any
 
 from ..geometry import Geometry
 from ..maths.formatting import bytes_text, choices_text
-from ..serving.capacity.compare import alternatives
 
 
 def state_size_text(before: Geometry, after: Geometry) -> str:
     """The state's bytes per sequence before and after the cut, in both dtypes, as a sentence."""
-    original, original_bfloat16, cut, cut_bfloat16 = (
-        bytes_text(row.state_bytes) for row in alternatives(before, after)
-    )
+    old, new = before.state_numel, after.state_numel
     return (
-        f"recurrent state per sequence: {original} -> {cut} in float32; {original_bfloat16} -> "
-        f"{cut_bfloat16} in bfloat16 (an engine option, with or without the cut)"
+        f"recurrent state per sequence: {bytes_text(4 * old)} -> {bytes_text(4 * new)} in float32; "
+        f"{bytes_text(2 * old)} -> {bytes_text(2 * new)} in bfloat16 (an engine option, with or "
+        "without the cut)"
     )
 
 
 def state_json(before: Geometry, after: Geometry) -> dict[str, Any]:
     """Widths and bytes of the state before and after the cut, for JSON."""
-    sizes = [row.state_bytes for row in alternatives(before, after)]
+    old, new = before.state_numel, after.state_numel
     return {
         "head_k_dim": [before.head_k_dim, after.head_k_dim],
         "head_v_dim": [before.head_v_dim, after.head_v_dim],
-        "state_bytes": sizes[0::2],
-        "state_bytes_bfloat16": sizes[1::2],
+        "state_bytes": [4 * old, 4 * new],
+        "state_bytes_bfloat16": [2 * old, 2 * new],
     }
 
 
