@@ -9,6 +9,7 @@ from ..artifacts.sensitivity import Sensitivity
 from ..artifacts.statistics import Statistics
 from ..errors import StatetrimError
 from ..options import derive
+from ..progress import OnProgress
 from ..request import parse_request
 from ..selection.allocate import Allocation, allocate, allocate_in_pages
 from ..serving.capacity.compare import sequences_text
@@ -18,12 +19,11 @@ from ..serving.engines import Shape
 from ..serving.shapes import engine_serves
 from ..serving.target import Target, resolve_target
 from ..storage.checkpoint import Checkpoint
-from ..storage.output import is_complete
 from .job import Job
 from .observer import Observer
 from .options import SensitivityOptions
 from .sensitivity import layer_plans
-from .stages import SENSITIVITY
+from .stages import SENSITIVITY, run_stage
 
 _WINDOWS = 64  # of text, at most
 
@@ -83,15 +83,11 @@ def _measure_layers(
 ) -> Sensitivity:
     """What text and recall lose when each layer is cut alone; written to `SENSITIVITY`."""
     path, options = directory / SENSITIVITY, job.options
-    observer.on_step("sensitivity")
-    if is_complete(path):
-        observer.on_cached("sensitivity")
-        return Sensitivity.load(path)
-    observer.on_start("sensitivity")
-    length = min(LENGTH, options.length)
-    chosen = derive(SensitivityOptions, options, text=options.text)
-    with observer.progress("cutting each layer alone") as progress:
-        return sensitivity(
+
+    def make(progress: OnProgress) -> None:
+        length = min(LENGTH, options.length)
+        chosen = derive(SensitivityOptions, options, text=options.text)
+        sensitivity(
             job.model,
             list(layer_plans(job.model, chosen, statistics)),
             job.slices.choice,
@@ -102,3 +98,6 @@ def _measure_layers(
             out=path,
             progress=progress,
         )
+
+    run_stage(observer, "sensitivity", "sensitivity", path, "cutting each layer alone", make)
+    return Sensitivity.load(path)

@@ -17,12 +17,13 @@ from ..artifacts.scores import Score, Scores
 from ..evaluation.original import OriginalResults
 from ..judging.losses import headline_score, metric_loss, uninformative_flags
 from ..judging.recommendation import recommend
+from ..progress import OnProgress
 from ..runtime.corpus import Corpus
 from ..runtime.states import StateStorage
 from ..serving.capacity.compare import vllm_sequences
 from ..storage.atomic import remove
 from ..storage.auxiliary_files import copy_files
-from ..storage.output import is_complete, remove_empty_partial
+from ..storage.output import is_complete
 from ..storage.text import Sequences
 from ..tasks.recall import associations
 from ..tasks.unit import UNITS
@@ -31,7 +32,7 @@ from .by_layer import allocate_by_layer
 from .estimate import free_memory
 from .job import Job
 from .observer import Observer
-from .stages import DECISION, PLAN, PRUNED, REFITTED, StageRunner
+from .stages import DECISION, PLAN, PRUNED, REFITTED, StageRunner, run_stage
 
 MEASURED = 3  # shapes
 _PAIRS = 32  # per recall sequence, if the vocabulary is large enough
@@ -123,31 +124,25 @@ def prediction_tokens(job: Job) -> int:
 def _predict(
     job: Job, plans: Mapping[str, Plan], directory: Path, observer: Observer
 ) -> Prediction:
-    """The predicted cost of each plan, from prediction.json if an earlier run wrote it; else it is
-    computed and written there."""
-    path = directory / "prediction.json"
-    observer.on_step("predict")
-    if path.exists():
-        observer.on_cached("predict")
-        return Prediction.load(path)
-    observer.on_start("predict")
-    options = job.options
-    slices, length = job.slices, options.length
-    fitting_data = _sources(slices.calibration, prediction_tokens(job), length, seed=1)
-    measuring_data = _sources(slices.choice, job.shape_tokens, length, seed=2)
-    with observer.progress("predicting") as progress:
+    """The predicted cost of each plan; written to prediction.json."""
+    path, options, slices = directory / "prediction.json", job.options, job.slices
+
+    def make(progress: OnProgress) -> None:
+        length = options.length
         prediction = predict(
             job.model,
             plans,
-            fitting_data,
-            measuring_data,
+            _sources(slices.calibration, prediction_tokens(job), length, seed=1),
+            _sources(slices.choice, job.shape_tokens, length, seed=2),
             batch_size=options.batch_size,
             placement=options.placement,
             max_bytes=free_memory(options.placement) // 4,
             progress=progress,
         )
-    prediction.save(path)
-    return prediction
+        prediction.save(path)
+
+    run_stage(observer, "predict", "predict", path, "predicting", make)
+    return Prediction.load(path)
 
 
 def _sources(corpus: Corpus, tokens: int, length: int, *, seed: int) -> dict[str, Sequences]:
@@ -165,7 +160,6 @@ def _measure_cut(runner: StageRunner) -> Scores:
     refitted copy, stay in `runner.directory`."""
     name = runner.shape
     path = runner.directory / f"scores-{name}.json"
-    remove_empty_partial(path)
     if not is_complete(path):
         cut = runner.ensure_pruned(f"cut-{name}", runner.ensure_plan(f"plan-{name}.json"))
         if runner.job.runs_refit:

@@ -31,7 +31,7 @@ from ..selection.select import select_for_target
 from ..serving.deployment import ship_verdict
 from ..storage.checkpoint import Checkpoint, open_checkpoint
 from ..storage.json_file import read_json, write_json, write_text
-from ..storage.output import ARTIFACTS, CARD, is_complete, remove_empty_partial
+from ..storage.output import ARTIFACTS, CARD, is_complete
 from ..surgery.check import compare_cut
 from ..surgery.prune import prune
 from ..surgery.refit import refit
@@ -79,7 +79,6 @@ class StageRunner:
         refitted = self.ensure_refitted(pruned) if self.job.runs_refit else pruned
         final = self.ensure_recovered(refitted) if self.job.recovery_tokens else refitted
         scores_path = self.directory / "scores.json"
-        remove_empty_partial(scores_path)
         if not is_complete(scores_path):
             intermediate = [pruned] if final is not pruned else []
             self.ensure_scores([final, *intermediate, *self.ensure_control()], scores_path)
@@ -113,7 +112,6 @@ class StageRunner:
         def make(progress: OnProgress) -> None:
             refit(pruned, Statistics.load(path), out=out, progress=progress)
 
-        remove_empty_partial(out)
         if not job.removes_heads and not is_complete(out):
             stage, bar = "calibrate for the refit", "calibrating for the refit"
             self._run_stage("refit", stage, path, bar, collect)
@@ -280,19 +278,25 @@ class StageRunner:
         return open_checkpoint(out, self.job.model.family)
 
     def _run_stage(self, step: str, name: str, artifact: Path, bar: str, make: Make) -> None:
-        """Notify the observer, and call `make`, with its progress shown as `bar`, unless `artifact`
-        is complete."""
-        shared = step == "calibrate"
-        self.observer.on_step(step if shared else self.step or step)
-        if self.shape and not shared:
-            name = f"{name} ({self.shape})"
-        remove_empty_partial(artifact)
-        if is_complete(artifact):
-            self.observer.on_cached(name)
-            return
-        self.observer.on_start(name)
-        with self.observer.progress(bar) as progress:
-            make(progress)
+        """`run_stage`; only calibration is shared with the other jobs, if there are several."""
+        if step != "calibrate":
+            step = self.step or step
+            name = f"{name} ({self.shape})" if self.shape else name
+        run_stage(self.observer, step, name, artifact, bar, make)
+
+
+def run_stage(
+    observer: Observer, step: str, name: str, artifact: Path, bar: str, make: Make
+) -> None:
+    """Notify the observer, and call `make`, with its progress shown as `bar`, unless `artifact` is
+    complete."""
+    observer.on_step(step)
+    if is_complete(artifact):
+        observer.on_cached(name)
+        return
+    observer.on_start(name)
+    with observer.progress(bar) as progress:
+        make(progress)
 
 
 def _link_or_copy(source: Path, target: Path) -> None:

@@ -12,7 +12,7 @@ from ...judging.losses import Loss, task_losses
 from ...judging.verdict import Verdict
 from ...serving.deployment import ship_verdict
 from ...storage.checkpoint import open_checkpoint
-from ...storage.output import check_absent, is_complete, open_output, remove_empty_partial
+from ...storage.output import check_absent, is_complete, open_output
 from ...version import __version__
 from .answers import Prompt, answers, recall_prompt
 from .material import write_model, write_text
@@ -139,7 +139,10 @@ def run(
             for number, step in enumerate(all_steps, start=1):
                 on_step(f"{number}/{count} {step.title}")
                 for line in step.commands:
-                    _run_unless_done(shlex.split(line), run_command)
+                    words = shlex.split(line)
+                    output = Path(words[words.index("-o") + 1]) if "-o" in words else None
+                    if output is None or not is_complete(output):
+                        run_command(words)
             on_step(f"{count}/{count} serve them in transformers")
             answered = {name: answers(Path(name), prompt) for name in SERVED}
         output_dir.publish()
@@ -151,16 +154,6 @@ def run(
         answers=answered,
         report=out / "report" / "report.html",
     )
-
-
-def _run_unless_done(words: list[str], run_command: Callable[[list[str]], None]) -> None:
-    """Run a command whose output does not exist yet."""
-    if "-o" in words:
-        output = Path(words[words.index("-o") + 1])
-        remove_empty_partial(output)
-        if is_complete(output):
-            return
-    run_command(words)
 
 
 def _model_results(out: Path) -> list[ModelResult]:
