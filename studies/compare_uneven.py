@@ -82,7 +82,8 @@ def allocations(model: st.Checkpoint, sensitivity: st.Sensitivity) -> Iterator[R
     """The cuts to make: kind, share, widths, predicted cost, and the greedy allocation's cost."""
     geometry = model.geometry
     keys, values = geometry.head_k_dim, geometry.head_v_dim
-    free, squares = (measured_costs(sensitivity, squares=kind) for kind in (False, True))
+    free, pair = measured_costs(sensitivity), ((keys, values), (keys // 2, values // 2))
+    squares = {layer: {shape: costs[shape] for shape in pair} for layer, costs in free.items()}
     for share in SHARES:
         side = isqrt(int(share * keys * values))
         uniform = ",".join(f"{layer}={side}x{side}" for layer in geometry.layers)

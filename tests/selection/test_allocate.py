@@ -68,9 +68,8 @@ def test_the_layer_that_recalls_stays_whole() -> None:
     allocation = allocate(measured(), 0.5)
     assert allocation.shapes[0] == (16, 16)
     assert str(allocation).startswith("0=16x16,1=")
-    squares = cheapest_allocation(measured_costs(measured(), squares=True), 0.5, 16 * 16)
-    assert squares.shapes == {0: (16, 16), 1: (8, 8), 2: (8, 8)}
-    assert squares.cost == pytest.approx(2 * 0.01 + 2 * 0.02)
+    costs = measured_costs(measured())
+    assert set(costs[1]) == set(SHAPES) and costs[1][8, 8] == pytest.approx(2 * 0.01)
 
 
 def test_what_cannot_be_allocated() -> None:
@@ -81,8 +80,6 @@ def test_what_cannot_be_allocated() -> None:
     keys = [layer_cut for layer_cut in measured().cuts if layer_cut.axis == "key"]
     keys_only = Sensitivity(measured().original, keys, {"key": 16, "value": 16})
     assert all(v == 16 for _, v in allocate(keys_only, 0.5).shapes.values())
-    with pytest.raises(st.StatetrimError, match="was not measured on both axes"):
-        measured_costs(keys_only, squares=True)
 
 
 def random_sensitivity(layers: int, seed: int) -> Sensitivity:

@@ -51,28 +51,16 @@ def allocate(sensitivity: Sensitivity, share: float) -> Allocation:
     return cheapest_allocation(costs, share, head_numel)
 
 
-def measured_costs(
-    sensitivity: Sensitivity, *, squares: bool = False
-) -> dict[int, dict[tuple[int, int], float]]:
-    """Layer -> shape -> cost, as the sum of the measured costs of both axes: nats of NLL plus the
-    share of recall lost.
-
-    Shapes are all pairs of measured or full widths; with `squares` only the full one and half of
-    both axes. Raises StatetrimError if an axis, or with `squares` half of it, was not measured.
-    """
+def measured_costs(sensitivity: Sensitivity) -> dict[int, dict[tuple[int, int], float]]:
+    """Layer -> shape -> cost, for all pairs of measured or full widths: the sum of the measured
+    costs of both axes, nats of NLL plus the share of recall lost. Raises StatetrimError if an axis
+    was not measured."""
     if not {"key", "value"} <= set(sensitivity.widths):
         raise StatetrimError("shapes are allocated on both axes; measure keys and values")
-    full_shape = sensitivity.widths["key"], sensitivity.widths["value"]
-    measured: dict[Axis, set[int]] = {"key": set(), "value": set()}
+    measured: dict[Axis, set[int]] = {axis: set() for axis in AXES}
     for axis, width in sensitivity.variants:
         measured[axis].add(width)
-    keys_kept = {full_shape[0]} | measured["key"]
-    choices = list(product(keys_kept, {full_shape[1]} | measured["value"]))
-    if squares:
-        half = full_shape[0] // 2, full_shape[1] // 2
-        if half not in choices:
-            raise StatetrimError("half of the channels was not measured on both axes")
-        choices = [full_shape, half]
+    choices = list(product(*({sensitivity.widths[axis]} | measured[axis] for axis in AXES)))
     costs: dict[int, dict[tuple[int, int], float]] = {}
     for layer in sensitivity.layers:
         costs[layer] = {}
