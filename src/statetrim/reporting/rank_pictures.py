@@ -144,14 +144,9 @@ def heat_map(analyses: Mapping[str, Analysis]) -> Sheet:
 
 
 def filter_picture(analysis: Analysis) -> Sheet:
-    """Filters of the short convolution of queries and keys, each scaled to norm one, by head, in at
-    most MAX_FILTER_LAYERS layers at even distances.
-
-    Raises StatetrimError if the model has no short convolution.
-    """
+    """Filters of the short convolution of queries and keys, which the model must have, each scaled
+    to norm one, by head, in at most MAX_FILTER_LAYERS layers at even distances."""
     width = analysis.geometry.conv_width
-    if width == 0:
-        raise StatetrimError("this model has no short convolution, so there are no filters to show")
     layers = evenly_spaced(list(analysis.layers), MAX_FILTER_LAYERS)
     random_cosine = gamma(width / 2) / (sqrt(pi) * gamma((width + 1) / 2))  # mean |cosine|
     return sheet(
