@@ -84,9 +84,10 @@ def main() -> None:
 def run_demo(seed: int) -> dict[str, Any]:
     """What the demo's story shows."""
     result = run_story(Path("demo"), seed=seed, on_step=lambda line: None)
-    models = {}
+    scores, models = Scores.load(Path("demo/scores.json")), {}
     for model in result.models:
-        models[model.name] = summary(model.perplexity, model.recall, model.losses, model.verdict)
+        losses = task_losses(scores, model.name) if model.name != ORIGINAL else []
+        models[model.name] = summary(model.perplexity, model.recall, losses, model.verdict)
     answers = {
         name: sum(a == b for a, b in zip(answered, result.prompt.values, strict=True))
         for name, answered in result.answers.items()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from ...artifacts.analysis import Analysis
 from ...artifacts.scores import Scores
-from ...judging.losses import Loss, task_losses
 from ...judging.verdict import Verdict
 from ...serving.deployment import ship_verdict
 from ...storage.checkpoint import open_checkpoint
@@ -40,14 +39,13 @@ class Step:
 
 @dataclass(frozen=True)
 class ModelResult:
-    """One row of the result. The original has no losses and no verdict, a random cut no verdict."""
+    """One row of the result; the original and a random cut have no verdict."""
 
     name: str
     shape: str
     state_share: float  # of the original's bytes
     perplexity: float
     recall: float
-    losses: Sequence[Loss]
     verdict: Verdict | None
 
 
@@ -169,7 +167,6 @@ def _model_results(out: Path) -> list[ModelResult]:
                 state_share=model.geometry.state_numel / original.geometry.state_numel,
                 perplexity=scores.find(name, "text", "perplexity").value,
                 recall=scores.find(name, "mqar", "accuracy").value,
-                losses=task_losses(scores, name) if name != ORIGINAL else [],
                 verdict=ship_verdict(scores, name, model) if is_cut else None,
             )
         )
