@@ -1,4 +1,4 @@
-"""`trim` and `sweep`: on every family, after kills, their refusals and warnings."""
+"""`trim`: on every family, after kills, its refusals and warnings."""
 
 import json
 import re
