@@ -23,7 +23,7 @@ from ..runtime.states import StateStorage
 from ..serving.capacity.compare import vllm_sequences
 from ..storage.atomic import remove
 from ..storage.auxiliary_files import copy_files
-from ..storage.output import is_complete
+from ..storage.output import is_complete, remove_empty_partial
 from ..storage.text import Sequences
 from ..tasks.recall import associations
 from ..tasks.unit import UNITS
@@ -160,6 +160,7 @@ def _measure_cut(runner: StageRunner) -> Scores:
     refitted copy, stay in `runner.directory`."""
     name = runner.shape
     path = runner.directory / f"scores-{name}.json"
+    remove_empty_partial(path)
     if not is_complete(path):
         cut = runner.ensure_pruned(f"cut-{name}", runner.ensure_plan(f"plan-{name}.json"))
         if runner.job.runs_refit:

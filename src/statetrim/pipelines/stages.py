@@ -31,7 +31,7 @@ from ..selection.select import select_for_target
 from ..serving.deployment import ship_verdict
 from ..storage.checkpoint import Checkpoint, open_checkpoint
 from ..storage.json_file import read_json, write_json, write_text
-from ..storage.output import ARTIFACTS, CARD, is_complete
+from ..storage.output import ARTIFACTS, CARD, is_complete, remove_empty_partial
 from ..surgery.check import compare_cut
 from ..surgery.prune import prune
 from ..surgery.refit import refit
@@ -79,6 +79,7 @@ class StageRunner:
         refitted = self.ensure_refitted(pruned) if self.job.runs_refit else pruned
         final = self.ensure_recovered(refitted) if self.job.recovery_tokens else refitted
         scores_path = self.directory / "scores.json"
+        remove_empty_partial(scores_path)
         if not is_complete(scores_path):
             intermediate = [pruned] if final is not pruned else []
             self.ensure_scores([final, *intermediate, *self.ensure_control()], scores_path)
@@ -112,6 +113,7 @@ class StageRunner:
         def make(progress: OnProgress) -> None:
             refit(pruned, Statistics.load(path), out=out, progress=progress)
 
+        remove_empty_partial(out)
         if not job.removes_heads and not is_complete(out):
             stage, bar = "calibrate for the refit", "calibrating for the refit"
             self._run_stage("refit", stage, path, bar, collect)
@@ -291,6 +293,7 @@ def run_stage(
     """Notify the observer, and call `make`, with its progress shown as `bar`, unless `artifact` is
     complete."""
     observer.on_step(step)
+    remove_empty_partial(artifact)
     if is_complete(artifact):
         observer.on_cached(name)
         return

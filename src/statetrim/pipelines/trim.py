@@ -23,6 +23,7 @@ from ..storage.output import (
     check_absent,
     is_complete,
     open_output,
+    remove_empty_partial,
 )
 from ..storage.space import check_writable
 from .job import CONTROL_METHOD, EVAL_LENGTH, Job, recipe_record
@@ -98,6 +99,7 @@ def _report(model: Checkpoint, out: Path, observer: Observer) -> None:
     """Write the report, which contains final paths, after `out` is published, unless it is
     complete. If a run is killed before that, the rerun writes it."""
     artifacts_dir = out / ARTIFACTS
+    remove_empty_partial(artifacts_dir / "report")
     if is_complete(artifacts_dir / "report"):
         return
     observer.on_step("report")

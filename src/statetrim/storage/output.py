@@ -266,11 +266,16 @@ def partial_path(out: Path) -> Path:
 
 
 def is_complete(out: Path) -> bool:
-    """Whether `out` exists and no `OUT.partial` does. One of empty directories, which a killed
-    process may have left, is removed first, so this is only for the process that holds the lock of
-    the surrounding directory."""
-    remove_empty(partial_path(out))
+    """Whether `out` exists and no `OUT.partial` does."""
     return out.exists() and not partial_path(out).exists()
+
+
+def remove_empty_partial(out: Path) -> None:
+    """Remove an `OUT.partial` of empty directories, which a killed process may have left.
+
+    Only for the process that holds the lock of the surrounding directory.
+    """
+    remove_empty(partial_path(out))
 
 
 def check_absent(*targets: Path) -> None:

@@ -11,7 +11,7 @@ from ...artifacts.scores import Scores
 from ...judging.verdict import Verdict
 from ...serving.deployment import ship_verdict
 from ...storage.checkpoint import open_checkpoint
-from ...storage.output import check_absent, is_complete, open_output
+from ...storage.output import check_absent, is_complete, open_output, remove_empty_partial
 from ...version import __version__
 from .answers import Prompt, answers, recall_prompt
 from .material import write_model, write_text
@@ -138,9 +138,12 @@ def run(
                 on_step(f"{number}/{count} {step.title}")
                 for line in step.commands:
                     words = shlex.split(line)
-                    output = Path(words[words.index("-o") + 1]) if "-o" in words else None
-                    if output is None or not is_complete(output):
-                        run_command(words)
+                    if "-o" in words:
+                        output = Path(words[words.index("-o") + 1])
+                        remove_empty_partial(output)
+                        if is_complete(output):
+                            continue
+                    run_command(words)
             on_step(f"{count}/{count} serve them in transformers")
             answered = {name: answers(Path(name), prompt) for name in SERVED}
         output_dir.publish()
