@@ -152,6 +152,20 @@ def repair_table(rows: list[Row]) -> str:
     return table([*header, "NLL change", PAIRS], cells)
 
 
+def first_layer_table(rows: list[Row]) -> str:
+    """What the first layer alone still misses of its original's output while it is trained."""
+    cells = []
+    for row in rows:
+        if row["kind"] != "first layer":
+            continue
+        errors = [error for _, error in row["held out"]]
+        quarters = [errors[number * (len(errors) - 1) // 4] for number in range(5)]
+        leading = [row["model"], *shape_of(row), str(row["seed"]), stage_of(row["training"][0])]
+        cells.append([*leading, *(f"{error:.1%}" for error in quarters)])
+    header = ["model", "state bytes", "shape", "seed", "tokens, learning rate", "before"]
+    return table([*header, "at 1/4", "at 1/2", "at 3/4", "after"], cells)
+
+
 def heads_table(rows: list[Row]) -> str:
     cells = [[row["model"], row["part"], loss(row), recall(row)] for row in rows]
     return table(["model", "heads kept", "NLL change", PAIRS], cells)
@@ -195,13 +209,14 @@ TABLES = {
     "default": default_table,
     "repair": repair_table,
     "repaired": repaired_table,
+    "first-layer": first_layer_table,
     "heads": heads_table,
     "cut-heads": cut_heads_table,
     "beyond": beyond_table,
 }
 
 
-FILES = {"axes": "mixes", "repaired": "repair"}
+FILES = {"axes": "mixes", "repaired": "repair", "first-layer": "repair"}
 
 
 def main() -> None:
