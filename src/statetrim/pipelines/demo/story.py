@@ -137,13 +137,7 @@ def run(
             for number, step in enumerate(all_steps, start=1):
                 on_step(f"{number}/{count} {step.title}")
                 for line in step.commands:
-                    words = shlex.split(line)
-                    if "-o" in words:
-                        output = Path(words[words.index("-o") + 1])
-                        remove_empty_partial(output)
-                        if is_complete(output):
-                            continue
-                    run_command(words)
+                    _run_unless_done(shlex.split(line), run_command)
             on_step(f"{count}/{count} serve them in transformers")
             answered = {name: answers(Path(name), prompt) for name in SERVED}
         output_dir.publish()
@@ -155,6 +149,16 @@ def run(
         answers=answered,
         report=out / "report" / "report.html",
     )
+
+
+def _run_unless_done(words: list[str], run_command: Callable[[list[str]], None]) -> None:
+    """Run a command whose output does not exist yet."""
+    if "-o" in words:
+        output = Path(words[words.index("-o") + 1])
+        remove_empty_partial(output)
+        if is_complete(output):
+            return
+    run_command(words)
 
 
 def _model_results(out: Path) -> list[ModelResult]:
