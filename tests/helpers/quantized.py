@@ -123,6 +123,7 @@ def spread(scales: Tensor, block: int, weight: Tensor) -> Tensor:
 
 
 INT4: dict[str, Any] = {"num_bits": 4, "type": "int", "symmetric": True}
+INT8: dict[str, Any] = {"num_bits": 8, "type": "int", "symmetric": True}
 FLOAT8: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True}
 NVFP4: dict[str, Any] = {
     "num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group",
@@ -137,11 +138,10 @@ FORMATS: dict[str, Format] = {
     ),
     "modelopt fp8": modelopt_fp8(by_row=False),
     "modelopt fp8 by row": modelopt_fp8(by_row=True),
-    "int8 by row": compressed(
-        "int-quantized", True, num_bits=8, type="int", symmetric=True, strategy="channel"
-    ),
+    "int8 by row": compressed("int-quantized", True, **INT8, strategy="channel"),
     "int4 by row": compressed("pack-quantized", True, **INT4, strategy="channel"),
     "w4a16": compressed("pack-quantized", False, **INT4, strategy="group", group_size=16),
+    "w8a16": compressed("pack-quantized", False, **INT8, strategy="group", group_size=16),
     "nvfp4": compressed("nvfp4-pack-quantized", False, **NVFP4),
 }
 FORMATS["modelopt nvfp4"] = modelopt_nvfp4()

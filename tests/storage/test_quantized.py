@@ -12,14 +12,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import statetrim as st
-from helpers.quantized import FORMATS, Format, largest_by_block, spread
-from statetrim.storage.quantized.element import FP4, FP8
+from helpers.quantized import FLOAT8, FORMATS, INT8, Format, largest_by_block, spread
+from statetrim.storage.quantized.compare import check_written
+from statetrim.storage.quantized.element import FP4, FP8, INT4
 from statetrim.storage.quantized.find import QuantizedTensor, find_quantized_tensors
+from statetrim.storage.quantized.read import StoredInMemory, dequantize
 from statetrim.storage.quantized.rewrite import (
-    StoredInMemory,
     collect_all,
     cut_quantized,
-    dequantize,
     is_exact,
     quantize_like,
 )
@@ -213,6 +213,176 @@ def test_a_width_that_does_not_fill_a_group_is_refused(tmp_path: Path) -> None:
         cut_quantized(
             find(stored, form, tmp_path), TensorEdit({1: torch.arange(COLUMNS) < 40}), stored
         )
+
+
+def with_weights(form: Format, **changes: Any) -> Format:
+    """The format with another description of its weights in the config."""
+    weights = form.config["config_groups"]["group_0"]["weights"] | changes
+    return replace(form, config=form.config | {"config_groups": {"group_0": {"weights": weights}}})
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("w8a16", {"num_bits": 4}),
+        ("w4a16", {"num_bits": 8}),
+        ("w4a16", {"num_bits": 3}),
+        ("w4a16", {"group_size": 32}),
+        ("w4a16", {"strategy": "channel", "group_size": None}),
+        ("w4a16", {"symmetric": False}),
+        ("int8 by row", {"num_bits": 4}),
+        ("int8 by row", {"type": "float"}),
+        ("int8 by row", {"strategy": "group", "group_size": 32}),
+        ("int8 by row", {"strategy": "token"}),
+        ("fp8 by block", {"block_structure": [32, 16]}),
+        ("nvfp4", {"group_size": 32}),
+        ("nvfp4", {"type": "int"}),
+    ],
+)
+def test_a_config_that_its_tensors_do_not_fit_is_refused(
+    name: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    stored = in_memory(FORMATS[name].quantize(weight()))
+    with pytest.raises(st.StatetrimError, match=r"a\.weight.*fits no group"):
+        find(stored, with_weights(FORMATS[name], **changes), tmp_path)
+
+
+@pytest.mark.parametrize("size", [0, -2, "16", True, 2**40])
+def test_a_group_size_that_is_none_is_refused(size: Any, tmp_path: Path) -> None:
+    form = with_weights(FORMATS["w4a16"], group_size=size)
+    with pytest.raises(st.StatetrimError, match="group size"):
+        find(in_memory(FORMATS["w4a16"].quantize(weight())), form, tmp_path)
+
+
+def test_groups_of_a_config_that_cannot_be_told_apart_are_refused(tmp_path: Path) -> None:
+    """Words of 8 codes or of 4, and a scale for each row: the headers fit both."""
+    form = FORMATS["int4 by row"]
+    groups = {
+        "a": form.config["config_groups"]["group_0"],
+        "b": {"weights": INT8 | {"strategy": "channel"}},
+    }
+    both = replace(form, config=form.config | {"config_groups": groups})
+    with pytest.raises(st.StatetrimError, match="fits several groups"):
+        find(in_memory(form.quantize(weight())), both, tmp_path)
+    groups["b"] = {"weights": FLOAT8 | {"strategy": "channel"}}
+    assert find(in_memory(form.quantize(weight())), both, tmp_path).element is INT4
+
+
+def test_rotated_weights_are_refused(tmp_path: Path) -> None:
+    form = FORMATS["fp8 by row"]
+    rotated = replace(
+        form, config=form.config | {"transform_config": {"config_groups": {"R1": {}}}}
+    )
+    with pytest.raises(st.StatetrimError, match="transform_config"):
+        find(in_memory(form.quantize(weight())), rotated, tmp_path)
+
+
+def test_another_stored_shape_is_refused(tmp_path: Path) -> None:
+    form = FORMATS["int4 by row"]
+    stored = in_memory(
+        form.quantize(weight()) | {"weight_shape": torch.tensor([ROWS, COLUMNS - 4])}
+    )
+    with pytest.raises(st.StatetrimError, match=r"a\.weight_shape.*\[64, 92\].*\[64, 96\]"):
+        dequantize(find(stored, form, tmp_path), stored)
+
+
+@pytest.mark.parametrize("shape", [None, torch.zeros(3).long(), torch.zeros(2).int()])
+def test_packed_words_without_their_shape_are_refused(shape: Tensor | None, tmp_path: Path) -> None:
+    form = FORMATS["w4a16"]
+    tensors = form.quantize(weight())
+    del tensors["weight_shape"]
+    tensors |= {} if shape is None else {"weight_shape": shape}
+    with pytest.raises(st.StatetrimError, match="weight_shape"):
+        find(in_memory(tensors), form, tmp_path)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0])
+def test_zeros_stay_zeros(case: Case, scale: float) -> None:
+    """Whole blocks, rows and weights of them; their scales stay positive and finite."""
+    _, stored, tensor = case
+    value = weight() * scale
+    value[:16, :16] = 0
+    value[3] = 0
+    for zeros in (value, torch.zeros_like(value)):
+        rounded, parts = quantize_like(tensor, zeros, stored)
+        assert bool((rounded[zeros == 0] == 0).all())
+        scales = parts[tensor.scales.name].float()
+        assert bool((scales > 0).all()) and bool(scales.isfinite().all())
+        check_written(
+            tensor,
+            lambda start, stop, z=zeros: z[start:stop],
+            with_changes(stored, parts),
+            exact=False,
+        )
+
+
+def test_a_small_block_keeps_the_smallest_scale(tmp_path: Path) -> None:
+    """Worked by hand: the largest value is 6 x 448, so that the global scale is 1. Another block's
+    largest is 2.4 times the smallest scale, 2^-9, and its values round to halves of that scale."""
+    form, value = FORMATS["nvfp4"], torch.zeros(ROWS, COLUMNS)
+    stored = in_memory(form.quantize(weight()))
+    value[0, 0] = 6 * 448
+    value[1, :4] = torch.tensor([2.4, 1.1, -0.6, 0.2]) * 2**-9
+    rounded, parts = quantize_like(find(stored, form, tmp_path), value, stored)
+    assert parts["a.weight_global_scale"].tolist() == [1.0]
+    assert float(parts["a.weight_scale"][1, 0]) == 2**-9
+    assert (rounded[1, :4] * 2**9).tolist() == [2.0, 1.0, -0.5, 0.0]
+
+
+@pytest.mark.parametrize("factor", [1e3, 1e-5, 1e-6, 1e-12])
+def test_the_global_scale_follows_factors(factor: float, tmp_path: Path) -> None:
+    """The error is that without a factor, because a weight's size costs NVFP4 nothing."""
+    for name in ("nvfp4", "modelopt nvfp4"):
+        stored = in_memory(FORMATS[name].quantize(weight()))
+        tensor = find(stored, FORMATS[name], tmp_path)
+        plain, scaled = (
+            quantize_like(tensor, weight() * size, stored)[0] / size for size in (1.0, factor)
+        )
+        errors = [float((values - weight()).norm() / weight().norm()) for values in (plain, scaled)]
+        assert errors[0] < 0.1 and abs(errors[1] - errors[0]) < 1e-3
+
+
+def test_one_wrong_block_is_beyond_what_the_format_costs(case: Case) -> None:
+    """A small one, which hardly changes the error of the weight."""
+    _, stored, tensor = case
+    value = weight()
+    value[:16, :16] *= 0.01
+    _, parts = quantize_like(tensor, value, stored)
+    changed = parts[tensor.scales.name].float()
+    changed.view(-1)[0] *= 1.5
+    parts[tensor.scales.name] = changed.to(parts[tensor.scales.name].dtype)
+    with pytest.raises(st.StatetrimError, match="costs"):
+        check_written(
+            tensor, lambda start, stop: value[start:stop], with_changes(stored, parts), exact=False
+        )
+
+
+def test_an_exact_copy_has_no_error(case: Case) -> None:
+    _, stored, tensor = case
+    values = dequantize(tensor, stored)
+    assert check_written(tensor, lambda start, stop: values[start:stop], stored, exact=True) == 0
+    values[5, 5] += 1e-4
+    with pytest.raises(st.StatetrimError, match="costs"):
+        check_written(tensor, lambda start, stop: values[start:stop], stored, exact=True)
+
+
+def test_scales_out_of_the_range_of_their_dtype_are_refused(tmp_path: Path) -> None:
+    """float16 has no number below 6e-8, and no global scale helps."""
+    form = FORMATS["int8 by row"]
+    stored = in_memory(form.quantize(weight().half()))
+    tensor = find(stored, form, tmp_path)
+    for factor, fits in ((1e-2, True), (1e-6, False), (1e8, False)):
+        value = weight() * factor
+        _, parts = quantize_like(tensor, value, stored)
+
+        def rows(start: int, stop: int, value: Tensor = value) -> Tensor:
+            return value[start:stop]
+
+        if fits:
+            assert check_written(tensor, rows, with_changes(stored, parts), exact=False) < 0.01
+        else:
+            with pytest.raises(st.StatetrimError, match="costs"):
+                check_written(tensor, rows, with_changes(stored, parts), exact=False)
 
 
 def test_blocks_are_those_of_the_matrix() -> None:

@@ -103,7 +103,7 @@ def load_live(model: ModelLike, placement: Placement | None = None) -> LiveModel
     checkpoint = as_checkpoint(model)
     model_type = checkpoint.config["model_type"]
     method = quantization_method(checkpoint.config)
-    if method and not checkpoint.quantized and any(map(is_packed, checkpoint.tensors)):
+    if method and any(map(is_packed, checkpoint.logical_tensors)):
         raise StatetrimError(
             f"{checkpoint.path} is quantised by {method}, in a way that cannot be run here; "
             f"use the unquantised model"

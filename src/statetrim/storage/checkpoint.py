@@ -23,7 +23,7 @@ from .file_names import CONFIG, INDEX, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, SINGLE
 from .hub.download import HubModel, missing_weight_files, model_name, repository_in_cache
 from .json_file import read_json
 from .quantized import find as quantization
-from .quantized.rewrite import dequantize
+from .quantized.read import dequantize
 from .redirections import check_no_redirections
 from .resplit_tensors import RowRange, find_resplit_tensors
 from .safetensors_file import Shard, TensorInfo, read_rows, read_shard, read_tensor

@@ -39,7 +39,8 @@ from ..storage.file_names import CONFIG, INDEX
 from ..storage.json_file import write_json, write_text
 from ..storage.models import ModelLike, as_checkpoint, load_if_path
 from ..storage.output import ARTIFACTS, CARD, open_output
-from ..storage.quantized.rewrite import cut_quantized, edited_rows, is_exact, relative_error
+from ..storage.quantized.compare import check_written
+from ..storage.quantized.rewrite import cut_quantized, edited_rows, is_exact
 from ..storage.quantized.siblings import check_sibling
 from ..storage.safetensors_file import (
     Edit,
@@ -256,11 +257,17 @@ def _write_other_files(surgery: Surgery, partial: Path) -> None:
 
 
 def _requantization_errors(surgery: Surgery, result: Checkpoint) -> dict[str, float]:
-    """Name -> relative error of each weight that had to be quantised again, as it was written."""
+    """Name -> relative error of each weight that had to be quantised again, as it was written.
+
+    Raises StatetrimError if a quantised weight differs from its cut by more than its format costs.
+    """
     errors: dict[str, float] = {}
     for name, tensor in surgery.model.quantized.items():
         edit = surgery.edits.get(name)
-        if edit is not None and not is_exact(tensor, edit):
-            wanted = edited_rows(tensor, edit, surgery.model)
-            errors[name] = relative_error(result.quantized[name], wanted, result)
+        if edit is None:
+            continue
+        exact, wanted = is_exact(tensor, edit), edited_rows(tensor, edit, surgery.model)
+        error = check_written(result.quantized[name], wanted, result, exact=exact)
+        if not exact:
+            errors[name] = error
     return errors

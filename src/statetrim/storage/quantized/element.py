@@ -1,7 +1,8 @@
 """How one element of a quantised weight is stored, and what it is worth.
 
 A code is the element's bits as uint8. Two 4-bit codes share a byte, the first in its low half;
-32-bit words of packed integers have the same bytes, because safetensors is little-endian.
+32-bit words of packed integers, of 4 or 8 bits, have the same bytes, because safetensors is
+little-endian.
 """
 
 from collections.abc import Callable
@@ -15,17 +16,23 @@ _FP4_VALUES = torch.cat([_FP4_MAGNITUDES, -_FP4_MAGNITUDES])
 # Halfway between two magnitudes the one with the even code is nearest.
 _FP4_MIDPOINTS = (_FP4_MAGNITUDES[1:] + _FP4_MAGNITUDES[:-1]) / 2
 _FP4_MIDPOINTS[1::2] = _FP4_MIDPOINTS[1::2].nextafter(torch.zeros(()))
-_INT4_OFFSET = 8
+_INT4_OFFSET, _INT8_OFFSET = 8, 128  # packed integers are stored without a sign
 
 
 @dataclass(frozen=True)
 class Element:
     """A kind of element. A block's largest magnitude is scaled to one of `largest_codes`; the first
-    is what quantisers use. Integers reach one further below zero than above."""
+    is what quantisers use. Integers reach one further below zero than above.
+
+    Rounding costs at most `half_step` near zero, in multiples of the scale, and at most the part
+    `relative_step` of larger values.
+    """
 
     name: str
     bits: int
     largest_codes: tuple[float, ...]
+    half_step: float
+    relative_step: float
     decode: Callable[[Tensor], Tensor]
     """Codes -> float32 values."""
     encode: Callable[[Tensor], Tensor]
@@ -67,11 +74,28 @@ def _decode_fp4(codes: Tensor) -> Tensor:
     return _FP4_VALUES.index_select(0, codes.flatten().int()).view(codes.shape)
 
 
-FP8 = Element(
-    "FP8", 8, (448.0,), lambda codes: codes.view(torch.float8_e4m3fn).float(), _encode_fp8
+def _encode_packed_int8(values: Tensor) -> Tensor:
+    return (values.round().clamp(-128, 127) + _INT8_OFFSET).to(torch.uint8)
+
+
+def _decode_fp8(codes: Tensor) -> Tensor:
+    return codes.view(torch.float8_e4m3fn).float()
+
+
+def _decode_int8(codes: Tensor) -> Tensor:
+    return codes.view(torch.int8).float()
+
+
+_INT4_LARGEST, _INT8_LARGEST = (7.5, 7.0, 8.0), (127.5, 127.0, 128.0)
+# Halfway between 1 and the next number with m bits after the point, 2^-m apart, the relative error
+# is 1 / (2^(m + 1) + 1).
+FP8 = Element("FP8", 8, (448.0,), 2**-10, 1 / 17, _decode_fp8, _encode_fp8)
+FP4 = Element("FP4", 4, (6.0,), 0.25, 1 / 5, _decode_fp4, _encode_fp4)
+INT8 = Element("INT8", 8, _INT8_LARGEST, 0.5, 0.0, _decode_int8, _encode_int8)
+PACKED_INT8 = Element(
+    "INT8", 8, _INT8_LARGEST, 0.5, 0.0, lambda codes: codes.float() - _INT8_OFFSET,
+    _encode_packed_int8,
+)  # fmt: skip
+INT4 = Element(
+    "INT4", 4, _INT4_LARGEST, 0.5, 0.0, lambda codes: codes.float() - _INT4_OFFSET, _encode_int4
 )
-INT8 = Element(
-    "INT8", 8, (127.5, 127.0, 128.0), lambda codes: codes.view(torch.int8).float(), _encode_int8
-)
-FP4 = Element("FP4", 4, (6.0,), _decode_fp4, _encode_fp4)
-INT4 = Element("INT4", 4, (7.5, 7.0, 8.0), lambda codes: codes.float() - _INT4_OFFSET, _encode_int4)

@@ -1,4 +1,5 @@
-"""Find quantised weights among the tensors of a checkpoint, by their names, dtypes and shapes.
+"""Find quantised weights among the tensors of a checkpoint: config and headers must agree on one
+description, by which a weight is read and a cut of it is written.
 
 The names are those of transformers' fine-grained FP8, compressed-tensors and NVIDIA ModelOpt.
 """
@@ -6,23 +7,26 @@ The names are those of transformers' fine-grained FP8, compressed-tensors and NV
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import ceil, prod
+from math import ceil, lcm, prod
 from typing import Any
 
 from ...errors import StatetrimError
 from ..safetensors_file import DTYPE_BITS, TensorInfo
-from .element import FP4, FP8, INT4, INT8, Element
+from .element import FP4, Element
+from .scheme import CODE_DTYPES, Scheme, schemes_in
 
-_ELEMENTS = {"F8_E4M3": FP8, "I8": INT8, "U8": FP4, "I32": INT4}
-_SCALE_DTYPES = ("F32", "BF16", "F16", "F8_E4M3")
+_SCALE_DTYPES = ("F32", "BF16", "F16")
+_FP4_SCALE_DTYPE = "F8_E4M3"
 _ACTIVATION_SCALES = ("input_scale", "input_global_scale", "activation_scale")
-_UNSUPPORTED = ("weight_zero_point", "weight_g_idx")
-"""Tensors of schemes that cannot be cut: asymmetric, or with columns in another order."""
+_UNSUPPORTED = ("weight_zero_point", "weight_g_idx", "pre_quant_scale")
+"""Tensors of schemes that cannot be cut: asymmetric, with columns in another order, or with scaled
+inputs."""
 _PACKED_TENSORS = {
     "qweight", "qzeros", "scales", "g_idx", "weight_packed", "weight_zero_point", "weight_g_idx",
     "weight_scale", "weight_scale_inv", "absmax", "quant_map", "_weight_qdata", "_weight_scale",
+    "pre_quant_scale",
 }  # fmt: skip
-"""Names of GPTQ, AWQ, bitsandbytes, torchao and compressed-tensors."""
+"""Names of GPTQ, AWQ, bitsandbytes, torchao, ModelOpt and compressed-tensors."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +38,19 @@ class QuantizedTensor:
     """
 
     name: str  # as it would be called without quantisation
+    scheme: Scheme
     element: Element
     shape: tuple[int, int]
-    block: tuple[int, int]
     codes: TensorInfo
     scales: TensorInfo
     global_scale: str | None = None
     global_divides: bool = False
     stored_shape: str | None = None  # the tensor that holds `shape`
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Rows and columns that share a scale."""
+        return self.scheme.block(*self.shape)
 
     @property
     def stored_names(self) -> tuple[str, ...]:
@@ -69,22 +78,24 @@ class QuantizedTensor:
             return self.blocks
         return stored if prod(stored) == 1 else (self.shape[0],)
 
-    def resized(self, rows: int, columns: int) -> "QuantizedTensor":
-        """The weight cut to another shape; a block that covers an axis still does."""
-        height = rows if self.block[0] == self.shape[0] else self.block[0]
-        width = columns if self.block[1] == self.shape[1] else self.block[1]
+    @property
+    def column_step(self) -> int:
+        """The number of columns is a multiple of it: whole words of codes, and whole groups."""
         step = DTYPE_BITS[self.codes.dtype] // self.element.bits
-        if step > 1 and width < columns:
-            step = max(step, width)
-        if columns % step:
+        return lcm(step, self.scheme.columns or 1) if self.scheme.whole else step
+
+    def resized(self, rows: int, columns: int) -> "QuantizedTensor":
+        """The weight cut to another shape; StatetrimError if the scheme does not hold it."""
+        if columns % self.column_step:
             raise StatetrimError(
-                f"tensor {self.name[:200]!r} would keep {columns} columns, but {self.scheme} "
-                f"needs a multiple of {step}; keep another width, or quantise after the cut"
+                f"tensor {self.name[:200]!r} would keep {columns} columns, but {self.description} "
+                f"needs a multiple of {self.column_step}; keep another width, or quantise after "
+                f"the cut"
             )
-        return replace(self, shape=(rows, columns), block=(height, width))
+        return replace(self, shape=(rows, columns))
 
     @property
-    def scheme(self) -> str:
+    def description(self) -> str:
         """What a person reads, such as "FP8, a scale for 128 x 128"."""
         rows, columns = self.block
         if self.block == self.shape:
@@ -101,25 +112,26 @@ def find_quantized_tensors(
 ) -> dict[str, QuantizedTensor]:
     """Name without quantisation -> the quantised weight, for all that are stored in a known way."""
     quantized: dict[str, QuantizedTensor] = {}
-    block_size = _block_size(config)
     for codes in tensors.values():
         prefix, _, leaf = codes.name.rpartition(".")
-        if leaf not in ("weight", "weight_packed") or codes.dtype not in _ELEMENTS:
+        if leaf not in ("weight", "weight_packed") or codes.dtype not in CODE_DTYPES:
             continue
-        if len(codes.shape) != 2 or any(f"{prefix}.{name}" in tensors for name in _UNSUPPORTED):
+        if len(codes.shape) != 2 or 0 in codes.shape:
+            continue
+        if any(f"{prefix}.{name}" in tensors for name in _UNSUPPORTED):
             continue
         for scale_leaf in ("weight_scale_inv", "weight_scale"):
             scales = tensors.get(f"{prefix}.{scale_leaf}")
-            if scales is not None and scales.dtype in _SCALE_DTYPES:
+            if scales is not None and scales.dtype in (*_SCALE_DTYPES, _FP4_SCALE_DTYPE):
                 quantized[f"{prefix}.weight"] = _describe(
-                    prefix, codes, scales, tensors, block_size
+                    prefix, codes, scales, tensors, schemes_in(config)
                 )
     return quantized
 
 
 def describe_schemes(weights: Mapping[str, QuantizedTensor]) -> str:
     """How many weights are stored by each scheme, as text; "none" without any."""
-    counts = Counter(weight.scheme for weight in weights.values())
+    counts = Counter(weight.description for weight in weights.values())
     return "; ".join(f"{count} of {scheme}" for scheme, count in counts.most_common()) or "none"
 
 
@@ -144,70 +156,70 @@ def _describe(
     codes: TensorInfo,
     scales: TensorInfo,
     tensors: Mapping[str, TensorInfo],
-    block_size: tuple[int, int] | None,
+    schemes: tuple[Scheme, ...],
 ) -> QuantizedTensor:
-    element = _ELEMENTS[codes.dtype]
-    rows, columns = codes.shape[0], codes.shape[1] * (DTYPE_BITS[codes.dtype] // element.bits)
-    block = _block(scales, rows, columns, block_size)
+    """The one description that config and headers allow; StatetrimError without one."""
+    fitting: dict[tuple[Element, tuple[int, int]], QuantizedTensor] = {}
+    for scheme in schemes:
+        element = scheme.element(codes.dtype)
+        if element is None:
+            continue
+        columns = codes.shape[1] * DTYPE_BITS[codes.dtype] // element.bits
+        tensor = QuantizedTensor(
+            f"{prefix}.weight", scheme, element, (codes.shape[0], columns), codes, scales
+        )
+        if _has_scales_for(tensor):
+            fitting.setdefault((element, tensor.block), tensor)
+    if len(fitting) != 1:
+        rows, columns = codes.shape
+        raise StatetrimError(
+            f"tensor {codes.name[:200]!r} ({codes.dtype}, {rows} x {columns}) with "
+            f"{scales.name[:200]!r} ({scales.dtype}, {list(scales.shape)}) fits "
+            f"{'several groups' if fitting else 'no group'} of quantization_config that can be "
+            f"read; prune the unquantised weights and quantise the result"
+        )
+    (tensor,) = fitting.values()
+    return _with_global_scale_and_shape(tensor, prefix, tensors)
+
+
+def _has_scales_for(tensor: QuantizedTensor) -> bool:
+    """Whether there is a scale for each block, in a dtype and shape that the format has."""
+    is_fp4, stored = tensor.element is FP4, tensor.scales.shape
+    if is_fp4 != (tensor.scales.dtype == _FP4_SCALE_DTYPE) or tensor.shape[1] % tensor.column_step:
+        return False
+    if len(stored) == 2:
+        return stored == tensor.blocks
+    rows, _ = tensor.shape
+    return (prod(stored) == 1 and tensor.blocks == (1, 1)) or (
+        stored == (rows,) and tensor.blocks == (rows, 1)
+    )
+
+
+def _with_global_scale_and_shape(
+    tensor: QuantizedTensor, prefix: str, tensors: Mapping[str, TensorInfo]
+) -> QuantizedTensor:
+    """The description with the names of a global scale and of the stored shape. FP4 must have the
+    one, and packed words the other: without it their library reads none."""
     global_scale = None
     for leaf in ("weight_scale_2", "weight_global_scale"):
-        name = f"{prefix}.{leaf}"
-        if name in tensors and prod(tensors[name].shape) == 1:
-            global_scale = name
-    if (element is FP4) != (global_scale is not None):
-        raise StatetrimError(
-            f"tensor {codes.name[:200]!r} is stored as {codes.dtype} "
-            f"{'without' if element is FP4 else 'with'} a global scale, which is no known scheme"
+        info = tensors.get(f"{prefix}.{leaf}")
+        if info is not None and prod(info.shape) == 1 and info.dtype in _SCALE_DTYPES:
+            global_scale = info.name
+    stored_shape = tensors.get(f"{prefix}.weight_shape")
+    if (tensor.element is FP4) != (global_scale is not None):
+        problem = f"{'without' if global_scale is None else 'with'} a global scale"
+    elif (tensor.codes.dtype == "I32") != (stored_shape is not None):
+        problem = f"{'without' if stored_shape is None else 'with'} a weight_shape"
+    elif stored_shape is not None and (stored_shape.dtype, stored_shape.shape) != ("I64", (2,)):
+        problem = f"with a weight_shape of {stored_shape.dtype} {list(stored_shape.shape)}"
+    else:
+        return replace(
+            tensor,
+            global_scale=global_scale,
+            global_divides=global_scale == f"{prefix}.weight_global_scale",
+            stored_shape=stored_shape.name if stored_shape else None,
         )
-    stored_shape = f"{prefix}.weight_shape"
-    return QuantizedTensor(
-        f"{prefix}.weight",
-        element,
-        (rows, columns),
-        block,
-        codes,
-        scales,
-        global_scale,
-        global_scale is not None and global_scale.endswith("weight_global_scale"),
-        stored_shape if stored_shape in tensors else None,
-    )
-
-
-def _block(
-    scales: TensorInfo, rows: int, columns: int, block_size: tuple[int, int] | None
-) -> tuple[int, int]:
-    """Rows and columns that share a scale; StatetrimError if the scales' shape fits none."""
-    shape = scales.shape
-    if prod(shape) == 1:
-        return rows, columns
-    if shape in ((rows,), (rows, 1)):
-        return 1, columns
-    if block_size is not None:
-        if shape == (ceil(rows / block_size[0]), ceil(columns / block_size[1])):
-            # No larger than the weight: memory is allocated by whole blocks.
-            return min(rows, block_size[0]), min(columns, block_size[1])
-    elif len(shape) == 2 and shape[0] == rows and shape[1] and columns % shape[1] == 0:
-        return 1, columns // shape[1]
     raise StatetrimError(
-        f"tensor {scales.name[:200]!r} has shape {list(shape)}, which does not fit a weight of "
-        f"{rows} x {columns}"
+        f"tensor {tensor.codes.name[:200]!r} is stored as {tensor.codes.dtype} {problem}, which is "
+        f"no known scheme"
     )
-
-
-def _block_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """The block that the config names: `weight_block_size`, or a group's `block_structure`."""
-    section = config.get("quantization_config")
-    section = section if isinstance(section, dict) else {}
-    named = [section.get("weight_block_size")]
-    groups = section.get("config_groups")
-    for group in groups.values() if isinstance(groups, dict) else ():
-        weights = group.get("weights") if isinstance(group, dict) else None
-        named.append(weights.get("block_structure") if isinstance(weights, dict) else None)
-    for sizes in named:
-        if sizes is None:
-            continue
-        is_pair = isinstance(sizes, list) and len(sizes) == 2
-        if not is_pair or not all(type(size) is int and 0 < size <= 4096 for size in sizes):
-            raise StatetrimError(f"config.json has a block size that is no pair: {sizes!r:.60}")
-        return sizes[0], sizes[1]
-    return None
