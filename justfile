@@ -185,6 +185,10 @@ compare-axes MODEL TEXT TEST *OPTIONS:
     python studies/compare_axes.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --results results/two-axes.jsonl {{OPTIONS}}
     python studies/plot_axes.py results/two-axes.jsonl results/two-axes.md
 
+# Cuts of every quantised format, group size and kept width, read by compressed-tensors.
+quantised-widths:
+    pytest -m slow tests/storage/test_quantized_widths.py
+
 # Every step on checkpoints of every quantised format, and the tables of results/quantised.md.
 quantised-matrix WORK:
     python studies/quantised_matrix.py --work {{WORK}} --results results/quantised.json

@@ -1,6 +1,7 @@
 """Quantised checkpoints are cut, refitted and run; the same plan cuts the quantised sibling."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -211,6 +212,55 @@ def test_the_report_lists_what_was_quantised_again(original: Path, tmp_path: Pat
     other = quantize_checkpoint(changed_copy(original, tmp_path), tmp_path / "n", FORMATS["w4a16"])
     st.report([other, cut], tmp_path / "other report")
     assert "the plan was not made for n" in (tmp_path / "other report/report.html").read_text()
+
+
+def test_packed_int8_is_selected_and_cut_as_the_original(original: Path, tmp_path: Path) -> None:
+    """W8A16, whose error of half a percent moves no channel of this model."""
+    model = quantize_checkpoint(original, tmp_path / "m", FORMATS["w8a16"])
+    plan, expected = plan_for(model), plan_for(original)
+    for layer, kept in expected.kept.items():
+        assert torch.equal(plan.kept[layer], kept)
+    cut = st.prune(model, plan, tmp_path / "cut")
+    plain = st.prune(original, expected, tmp_path / "plain")
+    for name in cut.quantized:
+        wanted = plain.tensor(name).float()
+        assert float((cut.tensor(name) - wanted).norm() / wanted.norm()) < 0.01
+
+
+def test_a_cut_with_more_error_than_its_format_costs_is_not_published(
+    original: Path, tmp_path: Path
+) -> None:
+    """Scales in float16 do not hold a projection that is multiplied by a tiny norm."""
+
+    def quantize(weight: Tensor) -> dict[str, Tensor]:
+        stored = FORMATS["int8 by row"].quantize(weight)
+        return stored | {"weight_scale": stored["weight_scale"].half()}
+
+    form = replace(FORMATS["int8 by row"], quantize=quantize)
+    model = quantize_checkpoint(original, tmp_path / "m", form)
+    tensors = tiny.tensors(model)
+    for name, value in tensors.items():
+        if name.endswith("linear_attn.norm.weight"):
+            tensors[name] = value * 1e-6
+    write_shards(tensors, model)
+    with pytest.raises(
+        st.StatetrimError, match=r"out_proj\.weight.*more than INT8, a scale for a row"
+    ):
+        st.prune(model, plan_for(model, values=True), tmp_path / "cut")
+    assert not (tmp_path / "cut").exists()
+
+
+def test_weights_of_a_known_and_of_an_unknown_scheme_are_not_run(
+    original: Path, tmp_path: Path
+) -> None:
+    """Codes with zero points would be taken for weights."""
+    model = quantize_checkpoint(original, tmp_path / "m", FORMATS["int8 by row"])
+    tensors = tiny.tensors(model)
+    name = next(n for n in tensors if n.endswith("down_proj.weight"))
+    tensors[f"{name}_zero_point"] = torch.ones(len(tensors[name]), 1, dtype=torch.int8)
+    write_shards(tensors, model)
+    with pytest.raises(st.StatetrimError, match="quantised by compressed-tensors"):
+        st.load(model)
 
 
 def test_a_recovery_is_refused_before_it_trains(original: Path, tmp_path: Path) -> None:
