@@ -54,7 +54,7 @@ FORMS = dict(all_forms())
 @dataclass(frozen=True)
 class Cut:
     """What one cut gave: `error` is None if it was refused, `quantiser_error` that of quantising
-    the cut values anew."""
+    the cut values again."""
 
     kept: int
     error: float | None
@@ -88,7 +88,7 @@ def check_cut(
     generator = torch.Generator().manual_seed(kept)
     weight = torch.randn(ROWS, HEADS * WIDTH, generator=generator).to(dtype)
     stored = {f"a.{leaf}": value.contiguous() for leaf, value in form.quantize(weight).items()}
-    tensor = found(stored, form, directory)
+    tensor = describe(stored, form, directory)
     values = library_values(stored, form, tensor.shape)
     assert_read_alike(dequantize(tensor, StoredInMemory(stored)), values, form)
     edit = random_edit(kept, factor, generator)
@@ -102,7 +102,7 @@ def check_cut(
         assert HEADS * kept % tensor.column_step
         return Cut(kept, None)
     written, wanted = stored | changed, edited(values, edit)
-    again = found(written, form, directory)
+    again = describe(written, form, directory)
     assert again.shape == wanted.shape and again.scheme == tensor.scheme
     rows = edited_rows(tensor, edit, StoredInMemory(stored))
     try:
@@ -114,10 +114,14 @@ def check_cut(
     read = library_values(written, form, again.shape)
     assert_read_alike(dequantize(again, StoredInMemory(written)), read, form)
     error = float((read - wanted).norm() / wanted.norm())
-    requantised = {f"a.{leaf}": value for leaf, value in form.quantize(wanted.to(dtype)).items()}
-    requantised_values = library_values(requantised, form, again.shape)
-    quantiser_error = float((requantised_values - wanted).norm() / wanted.norm())
+    quantised_again = {
+        f"a.{leaf}": value for leaf, value in form.quantize(wanted).items()
+    }  # in float32
+    quantiser_error = float((library_values(quantised_again, form, again.shape) - wanted).norm())
+    quantiser_error /= float(wanted.norm())
     luck = 1.02 if dtype is torch.float32 else 1.1  # how scales of 16 bits are rounded
+    if float(written[tensor.scales.name].float().min()) < float(torch.finfo(dtype).tiny):
+        luck = 3  # below its normal numbers float16 has few bits; `check_written` is the bound
     assert error <= (0 if exact else luck * quantiser_error) + rounding(form)
     return Cut(kept, error, exact, quantiser_error)
 
@@ -138,7 +142,7 @@ def edited(values: Tensor, edit: TensorEdit) -> Tensor:
     return values[edit.masks[0]][:, edit.masks[1]].float()
 
 
-def found(stored: dict[str, Tensor], form: Format, directory: Path) -> QuantizedTensor:
+def describe(stored: dict[str, Tensor], form: Format, directory: Path) -> QuantizedTensor:
     save_file(stored, directory / "a.safetensors")
     infos = {info.name: info for info in read_shard(directory / "a.safetensors").tensors}
     return find_quantized_tensors(infos, {"quantization_config": form.config})["a.weight"]

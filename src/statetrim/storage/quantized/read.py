@@ -29,7 +29,7 @@ class QuantizedSource:
 
     @cached_property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns, which a shape that is stored beside the codes must repeat."""
+        """Rows and columns, which a shape that is stored with the codes must repeat."""
         name = self.tensor.stored_shape
         stored = (
             self.tensor.shape if name is None else tuple(self.stored.read_stored(name).tolist())
