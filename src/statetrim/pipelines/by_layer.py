@@ -12,8 +12,7 @@ from ..options import derive
 from ..progress import OnProgress
 from ..request import parse_request
 from ..selection.allocate import Allocation, allocate, allocate_in_pages
-from ..serving.capacity.compare import sequences_text
-from ..serving.capacity.parts import Paging
+from ..serving.capacity.compare import sequences_text, vllm_paging
 from ..serving.engine_names import engine_name
 from ..serving.engines import Shape
 from ..serving.shapes import engine_serves
@@ -68,12 +67,11 @@ def allocate_for_engine(
     vLLM in as much of its cache as one shape with that share would take."""
     if engine == "MLX-LM":
         return allocate(measured, share)
-    kv_cache = model.family.kv_cache_size(model.config, model.geometry)
     model_type = str(model.config.get("model_type"))
     return allocate_in_pages(
         measured,
         share,
-        Paging.of(model.geometry, kv_cache.layers if kv_cache else 0),
+        vllm_paging(model),
         lambda shape: engine_serves(engine, model_type, Shape(*shape)),
     )
 
