@@ -18,7 +18,7 @@ from ..serving.engines import Shape
 from ..serving.shapes import engine_serves
 from ..serving.target import Target, resolve_target
 from ..storage.checkpoint import Checkpoint
-from .job import Job
+from .job import Job, check_one_shape
 from .observer import Observer
 from .options import SensitivityOptions
 from .sensitivity import layer_plans
@@ -64,7 +64,9 @@ def allocate_for_engine(
     model: Checkpoint, measured: Sensitivity, share: float, engine: str
 ) -> Allocation:
     """The widths by layer with the least predicted loss in `share` of the bytes for MLX-LM, and for
-    vLLM in as much of its cache as one shape with that share would take."""
+    vLLM in as much of its cache as one shape with that share would take. Raises StatetrimError if
+    none fits, or if layers have different widths already."""
+    check_one_shape(model)
     if engine == "MLX-LM":
         return allocate(measured, share)
     model_type = str(model.config.get("model_type"))

@@ -131,7 +131,7 @@ def cheapest_in_pages(
                 for shape, layout in layouts.items()
                 if layout.page <= page
             }
-            fitting = _fitting_pages(paging, memory, page, len(costs))
+            fitting = _fitting_pages(paging, memory, page)
             chosen = _knapsack(costs, parts, fitting, required=narrowest)
             if chosen is not None and (best is None or chosen[1] < best[1]):
                 best = chosen
@@ -141,13 +141,13 @@ def cheapest_in_pages(
     return Allocation(shapes, cost, _share(shapes, whole[0] * whole[1]))
 
 
-def _fitting_pages(paging: Paging, memory: float, page: float, layers: int) -> int:
-    """The most pages of this size that fit into `memory`; 0 if every layer cannot have one."""
+def _fitting_pages(paging: Paging, memory: float, page: float) -> int:
+    """The most pages of this size that fit into `memory`."""
     fitting = 0
     group = max(paging.softmax_layers, 1)
     while paging.stored(fitting + group, page) <= memory:
         fitting += group
-    return fitting if fitting >= layers else 0
+    return fitting
 
 
 @dataclass(frozen=True)
