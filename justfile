@@ -35,6 +35,10 @@ layouts:
 untrusted-configs:
     pytest -m "slow or not slow" tests/families/test_untrusted_config.py
 
+# Widths by layer in vLLM's pages: 10,000 allocations against all assignments, and 10,000 sets of parts against the plugin.
+vllm-pages:
+    pytest -m slow tests/selection/test_pages.py tests/serving/test_parts.py
+
 # The notebook, as a reader runs it.
 notebook:
     pytest tests/test_notebook.py

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import statetrim as st
+from helpers.plugin_pages import page_size
 from statetrim.artifacts.sensitivity import LayerCut, Samples, Sensitivity
 from statetrim.geometry import Axis
 from statetrim.selection.allocate import (
@@ -89,40 +90,14 @@ def random_sensitivity(layers: int, seed: int) -> Sensitivity:
     )
 
 
-def pages_by_hand(shapes: tuple[tuple[int, int], ...], heads: int, group: int) -> int:
-    """Elements per head that these layers take in vLLM: pages of the narrowest, 1, 2 or 4 a layer,
-    in groups of equal size."""
-    page = min(k * v for k, v in shapes)
-    total = 0
-    for keys, values in shapes:
-        total += next((n for n in (1, 2, 4) if n <= heads and keys * values <= n * page), 10**6)
-    return page * group * -(-total // group)
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("heads", "group"), [(4, 1), (4, 2), (2, 1)])
-def test_no_other_choice_that_fits_in_as_much_cache_costs_less(
-    seed: int, heads: int, group: int
-) -> None:
-    sensitivity, share = random_sensitivity(4, seed), 0.5
-    allocation = allocate_in_pages(sensitivity, share, Paging(heads, heads, group), lambda _: True)
-    budget = share * 256 * group * -(-4 // group)
-    assert pages_by_hand(tuple(allocation.shapes.values()), heads, group) <= budget
-    cheapest = min(
-        sum(allocate_cost(sensitivity, layer, shape) for layer, shape in enumerate(choice))
-        for choice in product(SHAPES, repeat=4)
-        if pages_by_hand(choice, heads, group) <= budget
-    )
-    assert allocation.cost == pytest.approx(cheapest)
-
-
 def test_only_shapes_that_the_kernels_take_and_whole_layers_are_allocated() -> None:
     def is_square(shape: tuple[int, int]) -> bool:
         return shape[0] == shape[1] < 16
 
+    paging = Paging(4, 4, 1, page_size(4, 6))
     for seed in range(4):
         sensitivity = random_sensitivity(4, seed)
-        allocation = allocate_in_pages(sensitivity, 0.5, Paging(4, 4, 1), is_square)
+        allocation = allocate_in_pages(sensitivity, 0.5, paging, is_square)
         assert {*allocation.shapes.values()} <= {(16, 16), (8, 8), (4, 4)}
         nll, recall = allocation.losses(sensitivity)
         assert nll == pytest.approx(allocation.cost) and recall == 0
@@ -136,27 +111,3 @@ def test_losses_are_told_apart() -> None:
         0,
         pytest.approx(3 * 0.25),
     )  # one axis of each
-
-
-def allocate_cost(sensitivity: Sensitivity, layer: int, shape: tuple[int, int]) -> float:
-    axes: tuple[Axis, Axis] = ("key", "value")
-    costs = [
-        sensitivity.find(layer, axis, keep).samples.nll[0] - 1
-        for axis, keep in zip(axes, shape, strict=True)
-        if keep < 16
-    ]
-    return sum(costs)
-
-
-@pytest.mark.parametrize(
-    ("heads", "numel", "page", "parts"),
-    [
-        ((16, 32), 128 * 128, 64 * 64, 4),
-        ((16, 32), 128 * 64, 64 * 64, 2),
-        ((16, 32), 128 * 128, 16 * 16, None),  # 64 parts of 32 value heads
-        ((2, 6), 128 * 128, 64 * 64, 6),
-        ((16, 32), 96 * 96, 64 * 64, 4),  # 2.25 pages; three parts would break heads
-    ],
-)
-def test_parts_of_a_layer(heads: tuple[int, int], numel: int, page: int, parts: int | None) -> None:
-    assert Paging(*heads, 12).parts(numel, page) == parts

@@ -207,6 +207,25 @@ def test_coded_copies_change_what_is_stored_outside_the_pool_alone(engine: str) 
     assert coded.sequences == plain.sequences and coded.state_bytes == plain.state_bytes
 
 
+def test_every_figure_of_a_sequence_of_mlx_follows_by_hand() -> None:
+    """Two layers of four 8x4 states and one softmax layer, 300 tokens in cells of 256."""
+    caches = arithmetic.CacheModel((arithmetic.StateLayers(2, 4, 8, 4, 4, 4),), 4, 1, 2, 2 * 16)
+    settings = arithmetic.Settings(memory=10**6, context=300, coded_share=0.25)
+    state, inputs, token = 2 * 4 * 8 * 4, 2 * 3 * (4 * 8 + 4 * 4), 2 * 2 * 16 * 2
+    coded = state * 4 // 4 + inputs
+    assert arithmetic.mlx(caches, settings) == arithmetic.Fit(
+        sequences=10**6 // (4 * state + 2 * inputs + 512 * token),
+        states=1,
+        state_bytes=4 * state + 2 * inputs,
+        token_bytes=token,
+        block_size=256,
+        blocks=0,
+        stored_bytes=coded + 512 * token,
+        host_bytes=0,
+        transfer_bytes=coded + 300 * token,
+    )
+
+
 def test_users_figures_follow_from_their_settings() -> None:
     """Public reports about Qwen3.5-27B and its like; docs/capacity.md has the table."""
     caches = recorded_model({"model": "Qwen3.5-27B", "cut": {}})

@@ -12,14 +12,13 @@ from ..options import derive
 from ..progress import OnProgress
 from ..request import parse_request
 from ..selection.allocate import Allocation, allocate, allocate_in_pages
-from ..serving.capacity.compare import sequences_text
-from ..serving.capacity.parts import Paging
+from ..serving.capacity.compare import sequences_text, vllm_paging
 from ..serving.engine_names import engine_name
 from ..serving.engines import Shape
 from ..serving.shapes import engine_serves
 from ..serving.target import Target, resolve_target
 from ..storage.checkpoint import Checkpoint
-from .job import Job
+from .job import Job, check_one_shape
 from .observer import Observer
 from .options import SensitivityOptions
 from .sensitivity import layer_plans
@@ -65,15 +64,16 @@ def allocate_for_engine(
     model: Checkpoint, measured: Sensitivity, share: float, engine: str
 ) -> Allocation:
     """The widths by layer with the least predicted loss in `share` of the bytes for MLX-LM, and for
-    vLLM in as much of its cache as one shape with that share would take."""
+    vLLM in as much of its cache as one shape with that share would take. Raises StatetrimError if
+    none fits, or if layers have different widths already."""
+    check_one_shape(model)
     if engine == "MLX-LM":
         return allocate(measured, share)
-    kv_cache = model.family.kv_cache_size(model.config, model.geometry)
     model_type = str(model.config.get("model_type"))
     return allocate_in_pages(
         measured,
         share,
-        Paging.of(model.geometry, kv_cache.layers if kv_cache else 0),
+        vllm_paging(model),
         lambda shape: engine_serves(engine, model_type, Shape(*shape)),
     )
 

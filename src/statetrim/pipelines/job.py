@@ -58,6 +58,8 @@ class Job:
         A share of the state, or a list of shapes, becomes `candidates` if several fit; an engine
         alone asks for half of the bytes.
         """
+        if options.by_layer:
+            check_one_shape(model)
         request, corpus = options.request, Corpus(options.text, model)
         if not request.names_several:
             share = resolve_target(model, request).share
@@ -246,3 +248,12 @@ def _file_stamps(text: Path) -> list[int]:
         status = file.stat()
         stamps += [status.st_size, status.st_mtime_ns]
     return stamps
+
+
+def check_one_shape(model: Checkpoint) -> None:
+    """Raise StatetrimError if layers have different widths, of which shares are not measured."""
+    if model.geometry.widths:
+        raise StatetrimError(
+            f"the layers have different widths already ({model.geometry.shape}); allocate widths "
+            "by layer of the original instead, or name them, such as --to 0=64x64,others=32x32"
+        )

@@ -7,7 +7,7 @@ their sum; under this assumption the allocation is optimal, a knapsack with one 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
-from math import gcd
+from math import gcd, inf
 
 from ..artifacts.sensitivity import Sensitivity
 from ..errors import StatetrimError
@@ -96,58 +96,115 @@ def allocate_in_pages(
     is_served: Callable[[tuple[int, int]], bool],
 ) -> Allocation:
     """The shapes with the least predicted cost that take no more of vLLM's cache, with its plugin,
-    than one shape for all layers with `share` of the bytes. `is_served` are the shapes that vLLM's
-    kernels take; layers may always stay whole.
-
-    Every layer takes whole pages of the size of the narrowest shape, groups are padded, and all
-    measured shapes are tried as the narrowest. Raises StatetrimError if none fits.
-    """
+    than one shape for all layers with `share` of the state may take. `is_served` are the shapes
+    that vLLM's kernels take; layers may always stay whole. Raises StatetrimError if none fits."""
     whole = sensitivity.widths["key"], sensitivity.widths["value"]
     costs = {
         layer: {shape: cost for shape, cost in shapes.items() if shape == whole or is_served(shape)}
         for layer, shapes in measured_costs(sensitivity).items()
     }
-    head_numel = whole[0] * whole[1]
-    memory = paging.padded(len(costs)) * share * head_numel
+    return cheapest_in_pages(costs, share, paging, whole)
+
+
+def cheapest_in_pages(
+    costs: Costs, share: float, paging: Paging, whole: tuple[int, int]
+) -> Allocation:
+    """The shapes with the least sum of `costs` that take no more of vLLM's cache than one shape for
+    all layers with `share` of the state of `whole`. Raises StatetrimError if none fits.
+
+    The narrowest shape decides the parts of all others, and the largest part is the page. So every
+    pair of a narrowest shape, which some layer must take, and a page is a knapsack of its own.
+    """
+    memory = paging.memory_of_share(len(costs), share, whole) * (1 + 1e-9)
+    all_shapes = {shape for shapes in costs.values() for shape in shapes}
+    sizes = {shape: paging.size(paging.heads(*shape)) for shape in all_shapes}
     best: tuple[Shapes, float] | None = None
-    measured = [shape for shapes in costs.values() for shape in shapes]
-    for page in sorted({keys * values for keys, values in measured}):
-        pages = {}
-        for shape in measured:
-            parts = paging.parts(shape[0] * shape[1], page)
-            if parts is not None:
-                pages[shape] = parts
-        fitting = int(memory / page + 1e-9)
-        chosen = _knapsack(costs, pages, fitting - fitting % max(paging.softmax_layers, 1))
-        if chosen is not None and (best is None or chosen[1] < best[1]):
-            best = chosen
+    for narrowest in sorted(all_shapes):
+        layouts = {
+            shape: paging.layout({shape, narrowest})
+            for shape in all_shapes
+            if sizes[shape] >= sizes[narrowest]
+        }
+        for page in sorted({layout.page for layout in layouts.values()}):
+            parts = {
+                shape: layout.parts[shape]
+                for shape, layout in layouts.items()
+                if layout.page <= page
+            }
+            fitting = _fitting_pages(paging, memory, page)
+            chosen = _knapsack(costs, parts, fitting, required=narrowest)
+            if chosen is not None and (best is None or chosen[1] < best[1]):
+                best = chosen
     if best is None:
         raise _too_wide(share)
-    return Allocation(*best, _share(best[0], head_numel))
+    shapes, cost = best
+    return Allocation(shapes, cost, _share(shapes, whole[0] * whole[1]))
+
+
+def _fitting_pages(paging: Paging, memory: float, page: float) -> int:
+    """The most pages of this size that fit into `memory`."""
+    fitting = 0
+    group = max(paging.softmax_layers, 1)
+    while paging.stored(fitting + group, page) <= memory:
+        fitting += group
+    return fitting
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """Shapes of the first layers, and the sum of their costs."""
+
+    cost: float = 0.0
+    shape: tuple[int, int] | None = None  # of the last of these layers
+    before: "_Chosen | None" = None
+
+    def shapes(self) -> list[tuple[int, int]]:
+        """In the order of the layers."""
+        found, link = [], self
+        while link.shape is not None and link.before is not None:
+            found.append(link.shape)
+            link = link.before
+        return found[::-1]
 
 
 def _knapsack(
-    costs: Costs, sizes: Mapping[tuple[int, int], int], budget: int
+    costs: Costs,
+    sizes: Mapping[tuple[int, int], int],
+    budget: int,
+    required: tuple[int, int] | None = None,
 ) -> tuple[Shapes, float] | None:
     """The shapes by layer with the least sum of costs whose sizes sum to at most `budget`, and that
-    sum; of equal ones, the largest. None if nothing fits. Shapes without a size are left out."""
-    Cheapest = dict[int, tuple[float, tuple[tuple[int, int], ...]]]
-    best: Cheapest = {0: (0.0, ())}  # sum of sizes -> cost and shapes of the layers so far
+    sum; of equal ones, the largest. None if nothing fits. Shapes without a size are left out, and
+    at least one layer has the `required` shape."""
+    Cheapest = dict[tuple[int, bool], _Chosen]
+    best: Cheapest = {(0, required is None): _Chosen()}  # sum of sizes, whether one has `required`
     for shapes in costs.values():
         next_best: Cheapest = {}
-        for used, (cost, chosen) in best.items():
+        for (used, has_required), chosen in best.items():
             for shape, added_cost in shapes.items():
-                if shape not in sizes:
-                    continue
-                size = used + sizes[shape]
-                option = (cost + added_cost, (*chosen, shape))
-                if size <= budget and (size not in next_best or option[0] < next_best[size][0]):
-                    next_best[size] = option
-        best = next_best
-    if not best:
+                size = used + sizes.get(shape, budget + 1)
+                key = size, has_required or shape == required
+                cost = chosen.cost + added_cost
+                if size <= budget and (key not in next_best or cost < next_best[key].cost):
+                    next_best[key] = _Chosen(cost, shape, chosen)
+        best = _without_costlier(next_best)
+    complete = {size: chosen for (size, has_required), chosen in best.items() if has_required}
+    if not complete:
         return None
-    _, (cost, chosen) = min(best.items(), key=lambda item: (item[1][0], -item[0]))
-    return dict(zip(costs, chosen, strict=True)), cost
+    _, cheapest = min(complete.items(), key=lambda item: (item[1].cost, -item[0]))
+    return dict(zip(costs, cheapest.shapes(), strict=True)), cheapest.cost
+
+
+def _without_costlier(best: dict[tuple[int, bool], _Chosen]) -> dict[tuple[int, bool], _Chosen]:
+    """Without the choices that cost more than a smaller one."""
+    kept = {}
+    least = {False: inf, True: inf}
+    for key in sorted(best):
+        _, has_required = key
+        if best[key].cost <= least[has_required]:
+            least[has_required] = best[key].cost
+            kept[key] = best[key]
+    return kept
 
 
 def _share(shapes: Shapes, head_numel: int) -> float:

@@ -77,7 +77,7 @@ def inspect(model: ModelLike, options: InspectOptions) -> StateReport:
         shapes = [Shape.from_geometry(target.after) for target in targets]
     elif request is not None:
         after = resolve_target(model, request).after
-        for width in sorted({after.head_k_dim, after.head_v_dim}):
+        for width in sorted({width for shape in after.shapes.values() for width in shape}):
             if width % KERNEL_TILE:
                 warnings.append(
                     f"kernels pad {width} channels to a multiple of {KERNEL_TILE}: "
@@ -140,10 +140,10 @@ def _parameters_after(model: Checkpoint, after: Geometry) -> int:
     removes_heads = model.geometry.num_v_heads != after.num_v_heads
     rows_by_tensor = model.head_rows if removes_heads else model.channel_rows
     for name, layer_rows in rows_by_tensor.items():
-        tensor = model.logical_tensors[name]
+        tensor, of_layer = model.logical_tensors[name], after.for_layer(layer_rows.layer)
         for channel_rows in layer_rows.channel_rows:
             heads, width = channel_rows.rows.shape
-            removed_rows = heads * (width - after.width(channel_rows.axis))
+            removed_rows = heads * (width - of_layer.width(channel_rows.axis))
             if removes_heads:
                 name_of_count = "num_k_heads" if channel_rows.axis == "key" else "num_v_heads"
                 old, new = (getattr(shape, name_of_count) for shape in (model.geometry, after))

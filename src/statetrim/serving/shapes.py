@@ -30,14 +30,15 @@ def candidate_shapes(
     """The shapes of at most `share` of the state's bytes that `engine` serves, or without it all ->
     the engines that refuse it; those that every engine serves first, then the largest.
 
-    Widths are eighths of an axis, or one power of two for both. Shapes that another one contains on
-    both axes are left out, except without `engine` the widest that every engine serves. Raises
-    StatetrimError if there is no such shape.
+    Widths are eighths of those that every layer has, or one power of two for both. Shapes that
+    another one contains on both axes are left out, except without `engine` the widest that every
+    engine serves. Raises StatetrimError if there is no such shape.
     """
     if engine is not None:
         check_engine(engine, model_type)
     supporting = engines_supporting(model_type)
-    max_numel = share * Shape.from_geometry(geometry).numel
+    heads = geometry.num_v_heads * geometry.copies * len(geometry.layers)
+    max_numel = share * geometry.state_numel / heads
     engines = None if engine is None else {engine}
     refused: dict[Shape, tuple[str, ...]] = {}
     for shape in _served_shapes(model_type, _all_shapes(geometry), max_numel, engines):
@@ -78,7 +79,7 @@ def nearest_served_shape(
     if served:
         return max(served, key=lambda shape: (-served[shape], shape.numel, shape.head_v_dim))
     hint = "`statetrim inspect` lists what is known of each engine"
-    less_than_all = Shape.from_geometry(geometry).numel - 1
+    less_than_all = Shape(*_widths_of_all(geometry)).numel - 1
     cuts = _served_shapes(model_type, tile_aligned, less_than_all, engines)
     if cuts:
         hint = f"the smallest cut that does is {min(cuts, key=lambda shape: shape.numel)}"
@@ -129,11 +130,12 @@ def check_engine(engine: str, model_type: str) -> None:
 
 def _all_shapes(geometry: Geometry) -> Iterator[Shape]:
     """Every pair of eighths of both axes, and every square of a power of two."""
-    key_widths, value_widths = _eighths(geometry.head_k_dim), _eighths(geometry.head_v_dim)
+    widths = _widths_of_all(geometry)
+    key_widths, value_widths = map(_eighths, widths)
     for keys, values in product(key_widths, value_widths):
         yield Shape(keys, values)
     side = 1
-    while side <= min(geometry.head_k_dim, geometry.head_v_dim):
+    while side <= min(widths):
         if side not in key_widths or side not in value_widths:
             yield Shape(side, side)
         side *= 2
@@ -141,10 +143,18 @@ def _all_shapes(geometry: Geometry) -> Iterator[Shape]:
 
 def _tile_aligned_shapes(geometry: Geometry) -> Iterator[Shape]:
     """Every shape of whole kernel tiles."""
-    key_widths = range(KERNEL_TILE, min(geometry.head_k_dim, _MAX_PROPOSED) + 1, KERNEL_TILE)
-    value_widths = range(KERNEL_TILE, min(geometry.head_v_dim, _MAX_PROPOSED) + 1, KERNEL_TILE)
+    key_widths, value_widths = (
+        range(KERNEL_TILE, min(width, _MAX_PROPOSED) + 1, KERNEL_TILE)
+        for width in _widths_of_all(geometry)
+    )
     for keys, values in product(key_widths, value_widths):
         yield Shape(keys, values)
+
+
+def _widths_of_all(geometry: Geometry) -> tuple[int, int]:
+    """Key and value channels that the heads of every layer have."""
+    keys, values = zip(*geometry.shapes.values(), strict=True)
+    return min(keys), min(values)
 
 
 def _eighths(width: int) -> list[int]:

@@ -75,21 +75,21 @@ def resolve_target(model: Checkpoint, request: Request, for_: str | None = None)
             "compares them, and `statetrim inspect` lists them"
         )
     engine = None if for_ is None else engine_name(for_)
-    if request.by_layer:
-        if engine is not None:
-            raise StatetrimError(
-                f"no engine serves layers of different widths by itself, {engine} neither; leave "
-                "out --for, or name one shape"
-            )
-        return _by_layer_target(model, request.by_layer)
     if request.heads is not None:
         return _head_target(model, request, engine)
-    if request.max_mib is not None:
+    if request.by_layer:
+        target = _by_layer_target(model, request.by_layer)
+    elif request.max_mib is not None:
         target = _target_within_bytes(model, float(request.max_mib) * MIB)
     else:
         target = target_for_shape(model, request.shapes[0])
     if engine is None:
         return target
+    if request.by_layer or target.after.widths:
+        raise StatetrimError(
+            f"no engine serves layers of different widths by itself, {engine} neither; leave "
+            "out --for, or name one shape"
+        )
     exact = bool(request.shapes) and all(isinstance(side, int) for side in request.shapes[0])
     return _served_target(model, target, engine, exact=exact)
 
@@ -126,8 +126,10 @@ def candidate_targets(
 
 
 def target_for_shape(model: Checkpoint, sides: Sides) -> Target:
-    """The target with these widths, or parts of them, in every layer; raises StatetrimError if the
-    model does not allow it."""
+    """The target with these widths, or parts of its own, in every layer; raises StatetrimError if
+    the model does not allow it, or a layer has fewer channels."""
+    if model.geometry.widths:
+        return _by_layer_target(model, {OTHERS: sides})
     before = model.geometry
     keys = resolve_width(sides[0], before.head_k_dim)
     values = resolve_width(sides[1], before.head_v_dim)
@@ -186,7 +188,7 @@ def _head_target(model: Checkpoint, request: Request, engine: str | None) -> Tar
 
 def _target_within_bytes(model: Checkpoint, max_bytes: float) -> Target:
     """The target with the most key channels with which the float32 state and the convolution state
-    of a sequence take at most `max_bytes`; values keep their width.
+    of a sequence take at most `max_bytes`; values, and layers with fewer keys, keep their width.
 
     Wide heads keep multiples of 16 channels, to which kernels pad them. Raises StatetrimError if
     the model fits already or one channel per head is too much.
@@ -201,7 +203,8 @@ def _target_within_bytes(model: Checkpoint, max_bytes: float) -> Target:
     step = KERNEL_TILE if before.head_k_dim >= 4 * KERNEL_TILE else 1
     after = before
     for width in range((before.head_k_dim - 1) // step * step, 0, -step):
-        after = before.resized(width)
+        shapes = {layer: (min(k, width), v) for layer, (k, v) in before.shapes.items()}
+        after = before.with_shapes(shapes)
         nbytes = StateSize.from_geometry(after, dtype).total
         if nbytes <= max_bytes:
             return _checked_target(model, after)

@@ -10,9 +10,9 @@ from ...storage.checkpoint import Checkpoint
 from ..engine_names import BFLOAT16_ENGINES, ENGINE_NAMES
 from ..options import KV_DTYPE_BYTES, ServingOptions
 from ..state_size import DTYPE_BYTES, served_dtype
-from .arithmetic import Fit, Settings, llamacpp, mlx, moved_bytes, sglang, vllm
+from .arithmetic import CacheModel, Fit, Settings, llamacpp, mlx, moved_bytes, sglang, vllm
 from .cache_model import cache_model, default_state_dtype
-from .parts import in_parts
+from .parts import Paging, in_parts
 
 ENGINES = {"vllm": vllm, "sglang": sglang, "llamacpp": llamacpp, "mlx": mlx}
 """Name of an engine -> how many sequences fit in it."""
@@ -34,13 +34,7 @@ class Capacity:
 def settings_for(
     model: Checkpoint, serving: ServingOptions, state_dtype: str | None = None
 ) -> Settings:
-    """The settings of the arithmetic; the state has the engine's dtype unless another is given.
-    Raises StatetrimError if the devices do not divide the heads."""
-    heads = model.geometry.num_v_heads
-    if heads % serving.devices:
-        raise StatetrimError(
-            f"{serving.devices} devices cannot share {heads} heads; give a divisor of {heads}"
-        )
+    """The settings of the arithmetic; the state has the engine's dtype unless another is given."""
     dtype = state_dtype or default_state_dtype(serving.engine, model)
     return Settings(
         memory=int((serving.memory_gib or DEFAULT_MEMORY_GIB) * GIB),
@@ -77,21 +71,46 @@ def capacities(
 def capacity(model: Checkpoint, geometry: Geometry, settings: Settings, engine: str) -> Fit:
     """What fits with the state of `geometry`. Without softmax layers vLLM needs no blocks: it is
     the memory divided by the bytes of a state. Widths by layer are stored as vLLM's plugin does: in
-    parts, with the specs that give more. Raises StatetrimError for a model with an indexer, for
-    which vLLM packs pages of several sizes."""
+    parts, with the specs that give more. Raises StatetrimError if the devices cannot share the
+    heads, and for a model with an indexer, for which vLLM packs pages of several sizes."""
     if text_config(model.config).get("indexer_head_dim"):
         raise StatetrimError(
             f"{model.config.get('model_type')} has an indexer, whose caches are not counted yet; "
             "leave out --memory-gib"
         )
     caches = cache_model(model, geometry)
+    _check_devices(caches, geometry, settings.devices)
     if engine == "vllm" and not caches.softmax_layers:
         return mlx(caches, replace(settings, speculative=0))
     if engine == "vllm" and geometry.widths:
-        parts = replace(caches, states=in_parts(caches.states, settings.devices))
+        parts = replace(caches, states=in_parts(caches, geometry, settings))
         both = (parts, replace(parts, specs_by_shape=True))
         return max((vllm(caches, settings) for caches in both), key=lambda fit: fit.sequences)
     return ENGINES[engine](caches, settings)
+
+
+def _check_devices(caches: CacheModel, geometry: Geometry, devices: int) -> None:
+    """Raise StatetrimError unless every device gets as many value heads, key heads and heads of
+    softmax layers. A head that all would share is copied: one of softmax layers in any engine, a
+    key head only in Mamba-2, whose heads may all read the same one."""
+    copies_key_head = caches.shared_groups and geometry.num_k_heads == 1
+    copies_kv_heads = devices % caches.kv_heads == 0
+    for kind, heads, is_copied in (
+        ("value heads", geometry.num_v_heads, False),
+        ("key heads", geometry.num_k_heads, copies_key_head),
+        ("heads of softmax layers", caches.kv_heads, copies_kv_heads),
+    ):
+        if heads % devices and not is_copied:
+            raise StatetrimError(
+                f"{devices} devices cannot share {heads} {kind}; give --devices a divisor of "
+                f"{heads}"
+            )
+
+
+def vllm_paging(model: Checkpoint) -> Paging:
+    """How vLLM's cache is divided into pages with its default settings."""
+    settings = settings_for(model, ServingOptions(engine="vllm"))
+    return Paging.of(cache_model(model, model.geometry), model.geometry, settings)
 
 
 def vllm_sequences(

@@ -1,0 +1,127 @@
+"""Parts of layers in vLLM's cache: the calculator against the plugin, and devices against heads."""
+
+import json
+import random
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+import statetrim as st
+from helpers.plugin_pages import HEADS, page_size, pages
+from statetrim.serving.capacity.arithmetic import CacheModel, Settings, layer_bytes
+from statetrim.serving.capacity.cache_model import state_layers
+from statetrim.serving.capacity.parts import Heads, in_parts
+
+HYBRID = {
+    "model_type": "qwen3_next", "num_hidden_layers": 8, "hidden_size": 64, "head_dim": 16,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "linear_conv_kernel_dim": 4,
+    "linear_num_key_heads": 4, "linear_num_value_heads": 12, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}  # fmt: skip
+
+
+def check_parts(seed: int) -> None:
+    generator = random.Random(seed)
+    key_heads, value_heads = generator.choice(HEADS)
+    divisors = [n for n in range(1, 9) if key_heads % n == value_heads % n == 0]
+    devices, drafts = generator.choice(divisors), generator.choice([0, 0, 3])
+    state_bytes, width = generator.choice([4, 2]), generator.choice([64, 128])
+    sides = [width * eighths // 8 for eighths in range(2, 9)]
+    if generator.random() < 0.4:
+        shapes = [(side, side) for side in generator.sample(sides, 3)]
+    else:
+        shapes = [(generator.choice(sides), generator.choice(sides)) for _ in range(4)]
+    geometry = st.Geometry(
+        tuple(range(len(shapes))),
+        key_heads,
+        value_heads,
+        width,
+        width,
+        2 * key_heads,
+        value_heads,
+        4,
+    ).with_shapes(dict(enumerate(shapes)))
+    caches = CacheModel(state_layers(geometry), 4, 2, 2, 2 * 256)
+    settings = Settings(1, 1, state_bytes=state_bytes, speculative=drafts, devices=devices)
+    size = page_size(state_bytes, 2 * (3 + drafts))
+    heads = key_heads // devices, value_heads // devices
+    whole = [pages.Heads(*heads, group.keys, group.values) for group in caches.states]
+    for group, layer, stored in zip(
+        caches.states, whole, in_parts(caches, geometry, settings), strict=True
+    ):
+        count = pages.number_of_parts(layer, whole, size)
+        assert stored.layers == count * group.layers, (seed, layer, whole)
+        stored_size = layer_bytes(stored, caches, settings, 3 + drafts)
+        assert stored_size == size(layer.part(count)), (seed, layer, whole)
+
+
+def test_calculator_and_plugin_have_the_same_parts() -> None:
+    for seed in range(1000):
+        check_parts(seed)
+
+
+@pytest.mark.slow
+def test_ten_thousand_sets_of_shapes() -> None:
+    for seed in range(10_000):
+        check_parts(seed)
+
+
+def write_config(folder: Path, **fields: object) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps(HYBRID | fields))
+    return path
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "llamacpp", "mlx"])
+@pytest.mark.parametrize(
+    ("fields", "to", "devices", "refusal"),
+    [
+        ({}, None, 3, "3 devices cannot share 4 key heads"),
+        ({}, None, 12, "12 devices cannot share 4 key heads"),
+        ({}, None, 8, "8 devices cannot share 12 value heads"),
+        ({}, "8heads", 4, None),
+        ({"linear_num_key_heads": 6}, "6heads", 2, None),
+        ({"linear_num_key_heads": 6, "num_key_value_heads": 1}, "4heads", 6, "share 4 value heads"),
+        ({"linear_num_key_heads": 6, "num_key_value_heads": 1}, "10heads", 2, "share 5 key heads"),
+        ({}, "0=128x128,others=64x64", 2, None),
+        ({}, "0=128x128,others=64x64", 4, None),
+        ({}, "0=128x128,others=64x64", 12, "share 4 key heads"),
+        ({"num_key_value_heads": 3}, None, 2, "share 3 heads of softmax layers"),
+        ({"num_key_value_heads": 3}, None, 1, None),
+    ],
+)
+def test_devices_that_cannot_share_the_heads_are_refused(
+    fields: dict[str, int],
+    to: str | None,
+    devices: int,
+    refusal: str | None,
+    engine: str,
+    tmp_path: Path,
+) -> None:
+    path = write_config(tmp_path, **fields)
+    options = {"to": to, "memory_gib": 1, "devices": devices, "engine": engine}
+    if refusal is None:
+        rows = st.inspect(path, **options).deployment.capacity
+        assert rows and all(row.fit.sequences > 0 for row in rows)
+        return
+    with pytest.raises(st.StatetrimError, match=refusal):
+        st.inspect(path, **options)
+
+
+def test_one_group_of_mamba2_is_copied_to_every_device_and_more_are_divided(tmp_path: Path) -> None:
+    mamba = {
+        "model_type": "mamba2", "num_hidden_layers": 2, "hidden_size": 64, "expand": 2,
+        "num_heads": 16, "head_dim": 8, "state_size": 16, "conv_kernel": 4,
+    }  # fmt: skip
+    one = write_config(tmp_path, **mamba, n_groups=1)
+    assert st.inspect(one, memory_gib=1, devices=16).deployment.capacity
+    two = write_config(tmp_path, **mamba, n_groups=2)
+    with pytest.raises(st.StatetrimError, match="4 devices cannot share 2 key heads"):
+        st.inspect(two, memory_gib=1, devices=4)
+
+
+def test_parts_divide_only_where_the_plugins_do() -> None:
+    for (keys, values), count in product(HEADS, range(1, 49)):
+        ours, theirs = (kind(keys, values, 64, 32).part(count) for kind in (Heads, pages.Heads))
+        assert (ours and vars(ours)) == (theirs and vars(theirs))
