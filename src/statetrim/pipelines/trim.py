@@ -26,18 +26,22 @@ from ..storage.output import (
     remove_empty_partial,
 )
 from ..storage.space import check_writable
-from .job import CONTROL_METHOD, EVAL_LENGTH, Job, recipe_record
+from .job import CONTROL_METHOD, EVAL_LENGTH, LAYERWISE, Job, recipe_record
 from .observer import Observer, ProgressObserver
 from .options import TrimRunOptions
 from .shape_choice import choose_shape
-from .stages import CHANGEABLE_OPTIONS, DECISION, RECORD, SENSITIVITY, StageRunner
+from .stage import LEDGER
+from .stages import DECISION, RECORD, RESULT, SENSITIVITY, StageRunner
 
 STAGE_FILES = (
-    "layerwise.json", "statistics.*", "plan*.json*", "checks.json", "scores*.json*", "timings.*",
-    "pruned*", "refitted*", "recovered*", f"{CONTROL_METHOD}*", "cut-*", "fitted-*",
+    LEDGER, LAYERWISE, RESULT, "statistics.*", "plan*.json*", "checks.json", "scores*.json*",
+    "timings.*", "pruned*", "refitted*", "recovered*", f"{CONTROL_METHOD}*", "cut-*", "fitted-*",
     "prediction.json", f"{SENSITIVITY}*", DECISION,
 )  # fmt: skip
 """Files of the stages in `OUT.partial`."""
+CHANGEABLE_OPTIONS = ("batch_size", "benchmark", "layerwise", "recover", "files")
+"""Fields of the record that a rerun may change, after a stage ran out of memory or time, or to mend
+a method; what depends on them is made again."""
 MEASUREMENT_OPTIONS = ("tasks", "data", "limit")
 """Options that change only what is measured."""
 _MAX_COUNTED_TOKENS = 2**23  # counting more takes too long for a check
@@ -79,9 +83,9 @@ def run(job: Job, out: str | Path, observer: Observer) -> Checkpoint:
         if not output_dir.done:
             lineage = recipe_record(job.model, job.options)
             job = job.with_fixed_layerwise(output_dir.path)
-            if job.candidates:
-                job = choose_shape(job, output_dir.path, observer)
             runner = StageRunner(job, output_dir.path, observer)
+            if job.candidates:
+                runner = choose_shape(job, output_dir.path, observer)
             output_dir.publish(runner.run_all(record | lineage))
     _report(job.model, out, observer)
     return open_checkpoint(out, job.model.family)

@@ -63,7 +63,7 @@ class Output:
             digests: dict[str, str] = {}
             for name in self._files:
                 if (self.path / name).exists():
-                    digests[name] = _sha256(self.path / name)
+                    digests[name] = file_digest(self.path / name)
             write_json(self._record_path, self._record | {_PUBLISHING: digests})
             self._move_files(digests)
             self._remove_partial()
@@ -143,7 +143,7 @@ class Output:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 if not _move_without_replacing(source, target):
                     raise self._exists_error(target)
-            elif _sha256(target) != digest:
+            elif file_digest(target) != digest:
                 raise self._exists_error(target)
         for directory in {target.parent for target in self._files.values() if target.exists()}:
             sync(directory)
@@ -266,8 +266,8 @@ def partial_path(out: Path) -> Path:
 
 
 def is_complete(out: Path) -> bool:
-    """Whether `out` exists and no `OUT.partial` does."""
-    return out.exists() and not partial_path(out).exists()
+    """Whether `out` exists, and `OUT.partial` holds no file."""
+    return out.exists() and not any(names for _, _, names in os.walk(partial_path(out)))
 
 
 def remove_empty_partial(out: Path) -> None:
@@ -332,6 +332,7 @@ def _move_without_replacing(source: Path, target: Path) -> bool:
     return True
 
 
-def _sha256(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
