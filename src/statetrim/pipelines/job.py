@@ -101,7 +101,7 @@ class Job:
             "weights": self.model.digest,
             **kept,
             **{name: value for name, value in values.items() if name not in left_out},
-            "text_stamp": _file_stamps(Path(options.text)),
+            "text_stamp": file_stamps(Path(options.text)),
             "files": self.file_digests,
         }
 
@@ -259,7 +259,7 @@ def recipe_record(model: Checkpoint, options: TrimOptions) -> dict[str, Any]:
     return {"model": str(model.path.absolute()), "recipe": stored}
 
 
-def _file_stamps(text: Path) -> list[int]:
+def file_stamps(text: Path) -> list[int]:
     """Size and modification time (ns) of each file of the text, in one list: a changed text is
     another job. Empty for a dataset on the hub."""
     files = sorted(text.iterdir()) if text.is_dir() else [text] if text.is_file() else []

@@ -91,9 +91,7 @@ class StageRunner:
         findings["measured_from"] = job.slices.evaluation.start
         out, card = self.directory / RESULT, (final.path / CARD).read_text(encoding="utf-8")
         remove(out)
-        with atomic_write(
-            out
-        ) as scratch:  # a stage may be an input of others, so it stays as it is
+        with atomic_write(out) as scratch:  # artifacts of stages stay as they are
             shutil.copytree(final.path, scratch, copy_function=_link_or_copy)
             for path in files:
                 _link_or_copy(path, scratch / ARTIFACTS / path.name)

@@ -34,7 +34,7 @@ from .stage import LEDGER
 from .stages import DECISION, RECORD, RESULT, SENSITIVITY, StageRunner
 
 STAGE_FILES = (
-    LEDGER, LAYERWISE, RESULT, "statistics.*", "plan*.json*", "checks.json", "scores*.json*",
+    RESULT, "statistics.*", "plan*.json*", "checks.json", "scores*.json*",
     "timings.*", "pruned*", "refitted*", "recovered*", f"{CONTROL_METHOD}*", "cut-*", "fitted-*",
     "prediction.json", f"{SENSITIVITY}*", DECISION,
 )  # fmt: skip
@@ -76,9 +76,14 @@ def run(job: Job, out: str | Path, observer: Observer) -> Checkpoint:
     if not is_finished(job, out):
         job.check()
         check_writable(out)
-        _check_text(job)
+        check_text(job)
     with open_output(
-        out, RECORD, record, temporary_patterns=STAGE_FILES, may_change=CHANGEABLE_OPTIONS
+        out,
+        RECORD,
+        record,
+        temporary_patterns=STAGE_FILES,
+        may_change=CHANGEABLE_OPTIONS,
+        notes=(LEDGER, LAYERWISE),
     ) as output_dir:
         if not output_dir.done:
             lineage = recipe_record(job.model, job.options)
@@ -91,12 +96,20 @@ def run(job: Job, out: str | Path, observer: Observer) -> Checkpoint:
     return open_checkpoint(out, job.model.family)
 
 
-def _check_text(job: Job) -> None:
-    """Raise StatetrimError if a local text is too short, before calibration starts; not checked for
-    more than 2^23 tokens, which take too long to count."""
-    is_countable = EVAL_LENGTH <= job.text_end <= _MAX_COUNTED_TOKENS
-    if Path(job.options.text).exists() and is_countable:
-        job.corpus.read(tokens=job.text_end, length=EVAL_LENGTH)
+def check_text(job: Job) -> None:
+    """Raise StatetrimError if the text cannot be read or is too short, before anything is written.
+    At most 2^23 tokens of a local text are counted, and one sequence of a dataset on the hub."""
+    is_local = Path(job.options.text).exists()
+    counted = min(job.text_end, _MAX_COUNTED_TOKENS if is_local else EVAL_LENGTH)
+    available = job.corpus.count(counted) if counted else 0
+    if available == counted:
+        return
+    fewer = job.tokens - (job.text_end - available)
+    hint = f"take --tokens {fewer}" if fewer >= job.options.length else "give more text"
+    raise StatetrimError(
+        f"{job.options.text} gives {available} tokens, fewer than the {job.text_end} asked for; "
+        f"{hint}"
+    )
 
 
 def _report(model: Checkpoint, out: Path, observer: Observer) -> None:
