@@ -40,6 +40,9 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "benchmark": (True,), "layerwise": (True, False), "state_dtype": ("int8",), "seed": (1,),
 }  # fmt: skip
 """Other values of each option than `Reruns.options` has; a new option needs one."""
+FIRST_RUNS: tuple[dict[str, Any], ...] = (
+    {}, {"recover": 0}, {"to": "6x4,4x8"}, {"to": 0.5, "by_layer": True},
+)  # fmt: skip
 FILES = ("method.py", "model/tokenizer_config.json")
 """Files to edit, as if they were options."""
 EVERYTHING = (*(item.name for item in fields(TrimOptions)), *FILES)
@@ -155,7 +158,7 @@ def quick_benchmark(patch: pytest.MonkeyPatch) -> None:
 
 def table(names: tuple[str, ...]) -> Iterator[str]:
     """A line for each first run, option and value: the results of all stages, counted."""
-    for changes in ({}, {"recover": 0}, {"to": "6x4,4x8"}):
+    for changes in FIRST_RUNS:
         reruns = Reruns(Path.cwd(), changes)
         stages = reruns.interrupted()
         yield f"first run {changes or 'as listed'}, interrupted before: {', '.join(stages)}"
