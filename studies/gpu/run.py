@@ -68,8 +68,8 @@ def stage_of(step: Step, kit: Kit, original: st.Checkpoint, before: Sequence[Sta
     command = step.command(kit, 0.0)
     inputs = [stage for stage in before if str(stage.artifact) in command]
     texts = [file_stamps(Path(text)) for text in (kit.text, kit.heldout) if text]
-    made_from = {"command": command, "model": original, "texts": texts}
-    return Stage(kit.path(step.makes), made_from, lambda progress: None, inputs)
+    lineage = {"command": command, "model": original, "texts": texts}
+    return Stage(kit.path(step.makes), lineage, lambda progress: None, inputs)
 
 
 def run(kit: Kit, budget: float) -> None:

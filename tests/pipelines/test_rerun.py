@@ -183,9 +183,7 @@ def test_a_short_text_names_the_tokens_that_fit(
     command += ["--limit", "2", "-o", str(tmp_path / "out"), "--dry-run", "--tokens"]
     code, err, out = run([*command, "64k"])
     check_refusal(code, err, out, "fewer than the 66560 asked for; take --tokens")
-    found = re.search(r"--tokens (\d+)", err)
-    assert found is not None
-    fits = int(found[1])
-    assert run([*command, str(fits)])[0] is None
-    check_refusal(*run([*command, str(fits + 1)]), f"take --tokens {fits}")
+    (fits,) = re.findall(r"--tokens (\d+)", err)
+    assert run([*command, fits])[0] is None
+    check_refusal(*run([*command, str(int(fits) + 1)]), f"take --tokens {fits}")
     assert not list(tmp_path.iterdir())

@@ -91,8 +91,8 @@ def choose_shape(job: Job, directory: Path, observer: Observer) -> StageRunner:
     runner = StageRunner(
         compared.job, directory, observer, methods=compared.methods, decided_by=decided_by
     )
-    for stage, made in zip(_cut_stages(runner), _cut_stages(compared), strict=True):
-        stage.adopt(made)
+    for stage, compared_stage in zip(_cut_stages(runner), _cut_stages(compared), strict=True):
+        stage.adopt(compared_stage)
     return runner
 
 
@@ -177,7 +177,8 @@ def _cut_stages(runner: StageRunner) -> list[Stage]:
     if not runner.job.runs_refit:
         return [cut]
     refitted = runner.refitted(cut, f"fitted-{shape}" if shape else REFITTED)
-    return [cut, *refitted.inputs[1:], refitted]
+    own_sums = [] if runner.job.removes_heads else refitted.inputs[1:]
+    return [cut, *own_sums, refitted]
 
 
 def _measure_16_bit_state(runner: StageRunner) -> MeasuredShape:

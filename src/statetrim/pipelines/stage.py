@@ -1,4 +1,4 @@
-"""A stage makes one artifact, and a ledger beside the artifacts names what each was made from.
+"""A stage makes one artifact; a ledger next to the artifacts names what each was made from.
 
 As in a build system, a finished artifact is used again only if it was made from the same: equal
 options, and inputs that were made from the same in turn. Otherwise it is removed and made again,
@@ -23,7 +23,7 @@ from ..storage.output import MAX_RECORD_BYTES, is_complete, partial_path, remove
 from .observer import Observer
 from .options import PLACEMENT_OPTIONS
 
-LEDGER = "made_from.json"
+LEDGER = "lineage.json"
 
 Make = Callable[[OnProgress], Any]
 """Makes the artifact of a stage, and reports its progress."""
@@ -42,22 +42,22 @@ class Stage:
     bar: str = ""
 
     @cached_property
-    def made_from(self) -> dict[str, Any]:
+    def lineage(self) -> dict[str, Any]:
         """What the artifact is made from, for a JSON file. It does not depend on its name."""
-        inputs = [_digest(stage.made_from) for stage in self.inputs]
+        inputs = [_digest(stage.lineage) for stage in self.inputs]
         return {"options": _plain(self.options), "inputs": inputs}
 
     @property
     def is_current(self) -> bool:
         """Whether the artifact is complete and was made from the same."""
-        return is_complete(self.artifact) and self._recorded == self.made_from
+        return is_complete(self.artifact) and self._recorded == self.lineage
 
     def start(self) -> None:
         """Write down what the artifact is made from, before it is made. One that was made from
         something else is removed, and so is an unfinished one."""
-        if self._recorded != self.made_from:
+        if self._recorded != self.lineage:
             self.discard()
-            self._record(self.made_from)
+            self._record(self.lineage)
 
     def discard(self) -> None:
         """Remove the artifact, if it is in the ledger."""
@@ -68,7 +68,7 @@ class Stage:
 
     def adopt(self, other: "Stage") -> None:
         """Take the artifact of `other`, which was made from the same, if it exists."""
-        assert self.made_from == other.made_from
+        assert self.lineage == other.lineage
         if self.is_current:
             other.discard()
         elif other.is_current:
@@ -97,9 +97,9 @@ class Stage:
         """What the ledger says that the artifact was made from; None if it is not there."""
         return _read_ledger(self.artifact.parent).get(self.artifact.name)
 
-    def _record(self, made_from: Mapping[str, Any]) -> None:
+    def _record(self, lineage: Mapping[str, Any]) -> None:
         directory = self.artifact.parent
-        write_json(directory / LEDGER, _read_ledger(directory) | {self.artifact.name: made_from})
+        write_json(directory / LEDGER, _read_ledger(directory) | {self.artifact.name: lineage})
 
 
 def _read_ledger(directory: Path) -> dict[str, Any]:
@@ -107,8 +107,8 @@ def _read_ledger(directory: Path) -> dict[str, Any]:
     return read_json(path, MAX_RECORD_BYTES) if path.exists() else {}
 
 
-def _digest(made_from: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
+def _digest(lineage: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(lineage, sort_keys=True).encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:
