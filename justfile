@@ -207,6 +207,10 @@ compare-shapes MODEL TEXT TEST WORK *OPTIONS:
 kill-every-event *COMMANDS:
     cd tests && TQDM_DISABLE=1 python -m helpers.kills {{COMMANDS}}
 
+# Interrupt trim before every stage, change each option, run it again, compare with a fresh run.
+rerun-every-stage *OPTIONS:
+    cd tests && TQDM_DISABLE=1 python -W ignore -m helpers.reruns {{OPTIONS}}
+
 # Damaged artifacts by the thousand, each refused in a sentence or read (SECURITY.md).
 mutants COUNT="5000" SEED="0":
     cd tests && python -m helpers.mutants {{COUNT}} {{SEED}}

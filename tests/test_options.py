@@ -191,6 +191,7 @@ def test_jobs_with_the_same_target_have_the_same_record(
         "seed": 0,
         "layerwise": None,
         "text_stamp": [],
+        "files": job.file_digests,
     }
 
 

@@ -5,8 +5,9 @@
 Calibrates, sweeps one shape for all layers and widths by layer, stores states, evaluates, recovers
 within the budget, and serves in vLLM if it is installed. A step that fails does not stop the rest;
 a step that does not fit in the time left is not started. After an interruption the same command
-resumes. The results are in WORK/results.json: versions, devices and intervals, without names of
-files or machines. `results.py` compares them with our tables.
+resumes; with other options, what depends on them is made again. The results are in
+WORK/results.json: versions, devices and intervals, without names of files or machines. `results.py`
+compares them with our tables.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,8 @@ from estimate import Costs, print_estimate
 from plan import Kit, Step, finished_steps, steps
 from results import collect
 from ssm_checkpoint import stock_model
+from statetrim.pipelines.job import file_stamps
+from statetrim.pipelines.stage import Stage
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -57,6 +62,16 @@ def run_step(step: Step, kit: Kit, left: float) -> dict[str, Any]:
     return row | {"ended": "done" if not code else "failed", "why": " ".join(last)[:300]}
 
 
+def stage_of(step: Step, kit: Kit, original: st.Checkpoint, before: Sequence[Stage]) -> Stage:
+    """What a step's output is made from: its command, whatever time is left, the model, the texts,
+    and the outputs of earlier steps that the command names."""
+    command = step.command(kit, 0.0)
+    inputs = [stage for stage in before if str(stage.artifact) in command]
+    texts = [file_stamps(Path(text)) for text in (kit.text, kit.heldout) if text]
+    lineage = {"command": command, "model": original, "texts": texts}
+    return Stage(kit.path(step.makes), lineage, lambda progress: None, inputs)
+
+
 def run(kit: Kit, budget: float) -> None:
     """Run every step that is not done yet, and collect the results after each."""
     original = st.open(kit.model)
@@ -65,10 +80,14 @@ def run(kit: Kit, budget: float) -> None:
     kit.work.mkdir(parents=True, exist_ok=True)
     done = finished_steps(kit)
     spent = sum(row["seconds"] for row in done.values())
-    costs = Costs.estimate(original, kit)
+    costs, stages = Costs.estimate(original, kit), list[Stage]()
     for number, step in enumerate(plan, start=1):
         row, left = done.get(step.name, {}), budget - spent
-        exists = kit.path(step.makes).exists()  # outputs appear whole
+        exists = False
+        with suppress(KeyError, st.StatetrimError):  # its input is missing: the step will say so
+            stages.append(stage_of(step, kit, original, stages))
+            stages[-1].start()
+            exists = stages[-1].is_current
         if row.get("ended") != "done" or not exists:
             print(f"{number} of {len(plan)}: {step.name} ({left / 60:.0f} min left)", flush=True)
             needed = costs.seconds(step, kit)

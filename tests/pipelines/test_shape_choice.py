@@ -1,7 +1,6 @@
 """`trim` compares shapes, prunes to the best one and writes down why."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -189,15 +188,15 @@ def _check_16_bit_state(decision: st.Decision, *, in_vllm: bool) -> None:
 
 
 def test_one_shape_in_all_layers_is_not_compared_twice(
-    checkpoint: Load, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Load, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from statetrim.pipelines import by_layer
 
-    monkeypatch.setattr(by_layer, "_measure_layers", lambda *_: None)
     monkeypatch.setattr(by_layer, "allocate_for_engine", lambda *_: "0=6x4,2=6x4")
     options = TrimOptions(to=0.5, by_layer=True, text=str(text))
     job, watch = Job.from_options(st.open(checkpoint("qwen3_next")), options), RecordingObserver()
-    assert by_layer.allocate_by_layer(job, None, tmp_path, watch) is None
+    measured: Any = None
+    assert by_layer.allocate_by_layer(job, measured, watch) is None
     assert watch.messages == ["no widths by layer are expected to lose less than 6x4 in all"]
 
 
@@ -226,16 +225,13 @@ def test_an_interrupted_comparison_resumes(
         patch.setattr(shape_choice, "recommend", interrupt)
         st.trim(model, to=0.25, text=text, out=out, **OPTIONS)
 
-    copy = shutil.copyfile
+    rename = Path.rename
 
-    def interrupt_copy_of_plan(source: Path, target: Path) -> None:
-        if source.name.startswith("plan-"):
-            target.touch()
-            interrupt()
-        copy(source, target)
+    def interrupt_adoption(source: Path, target: Path) -> Path:
+        return interrupt() if source.name.startswith("fitted-") else rename(source, target)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(shutil, "copyfile", interrupt_copy_of_plan)
+        patch.setattr(Path, "rename", interrupt_adoption)
         st.trim(model, to=0.25, text=text, out=out, **OPTIONS)
     watch = RecordingObserver()
     resumed = st.trim(model, to=0.25, text=text, out=out, watch=watch, **OPTIONS)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -73,15 +74,34 @@ def test_after_a_line_that_was_not_written_whole(
     line = {"name": "one", "seconds": 1.0, "ended": "done"}
     kit.path("steps.jsonl").write_text(json.dumps(line) + '\n{"name": "tw')
     assert kit_plan.finished_steps(kit) == {"one": line}
-    for name in ("one", "three"):  # of the third the line was lost
-        kit.path(name).touch()
     steps = [_write(kit, name) for name in ("one", "two", "three")]
+    for step in (steps[0], steps[2]):  # of the third the line was lost
+        kit_run.stage_of(step, kit, st.open(kit.model), []).start()
+        kit.path(step.makes).touch()
     monkeypatch.setattr(kit_run, "steps", lambda *_, **__: steps)
     for _ in range(2):
         kit_run.run(kit, budget=1e6)
     assert kit.path("order.txt").read_text().split() == ["two"]
     ended = [row["ended"] for row in kit_plan.finished_steps(kit).values()]
     assert ended == ["done", "done", "done"]
+
+
+def test_what_other_options_change_is_made_again(
+    kit: kit_plan.Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copy(kit: kit_plan.Kit, source: str, target: str) -> kit_plan.Step:
+        code = f"import shutil; shutil.copy({source!r}, {target!r})"
+        step = _write(kit, target, code)
+        command = [*step.command(kit, 0.0), str(kit.path(source))]
+        return replace(step, command=lambda kit, left: command)
+
+    for number in (1, 1, 2):
+        first = _write(kit, "one", f"open('one', 'w').write('{number}')")
+        plan = [first, copy(kit, "one", "two"), _write(kit, "three")]
+        monkeypatch.setattr(kit_run, "steps", lambda *_, plan=plan, **__: plan)
+        kit_run.run(kit, budget=1e6)
+    assert kit.path("order.txt").read_text().split() == ["one", "two", "three", "one", "two"]
+    assert kit.path("two").read_text() == "2"
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("1.5h", 5400)])

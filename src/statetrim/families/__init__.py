@@ -52,4 +52,5 @@ def family_from_file(path: str | Path) -> Family:
     family = getattr(module, "FAMILY", None)
     if not isinstance(family, Family):
         raise StatetrimError(f"{path} defines no FAMILY that is a statetrim Family")
+    family.file = Path(path)
     return family

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from ..errors import StatetrimError
@@ -40,6 +41,8 @@ class Family(ABC):
     """
 
     model_types: ClassVar[tuple[str, ...]]
+    file: Path | None = None
+    """The user's file that defines it; None in this package."""
 
     # On disk
     mixer_prefixes: ClassVar[tuple[str, ...]]

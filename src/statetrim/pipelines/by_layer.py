@@ -2,7 +2,6 @@
 widths with the least predicted loss within the requested share are chosen."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..analysis.sensitivity import LENGTH, sensitivity
 from ..artifacts.sensitivity import Sensitivity
@@ -22,7 +21,8 @@ from .job import Job, check_one_shape
 from .observer import Observer
 from .options import SensitivityOptions
 from .sensitivity import layer_plans
-from .stages import SENSITIVITY, run_stage
+from .stage import Stage
+from .stages import SENSITIVITY, StageRunner
 
 _WINDOWS = 64  # of text, at most
 
@@ -35,13 +35,10 @@ class ByLayer:
     expected: str
 
 
-def allocate_by_layer(
-    job: Job, statistics: Statistics | None, directory: Path, observer: Observer
-) -> ByLayer | None:
+def allocate_by_layer(job: Job, measured: Sensitivity, observer: Observer) -> ByLayer | None:
     """The widths by layer with the least predicted loss that take no more memory than one shape of
     the requested share: of vLLM's cache, or with `for_="mlx"` of bytes. None if one shape for all
     layers is best, or if no measured widths are narrow enough."""
-    measured = _measure_layers(job, statistics, directory, observer)
     try:
         engine = engine_name(job.options.for_ or "vllm")
         allocation = allocate_for_engine(job.model, measured, job.requested_share, engine)
@@ -78,20 +75,28 @@ def allocate_for_engine(
     )
 
 
-def _measure_layers(
-    job: Job, statistics: Statistics | None, directory: Path, observer: Observer
-) -> Sensitivity:
+def layer_sensitivity(runner: StageRunner, job: Job) -> Stage:
     """What text and recall lose when each layer is cut alone; written to `SENSITIVITY`."""
-    path, options = directory / SENSITIVITY, job.options
+    path, options = runner.directory / SENSITIVITY, job.options
+    statistics = runner.statistics() if runner.calibrated_methods else None
+    length = min(LENGTH, options.length)
+    chosen = derive(
+        SensitivityOptions,
+        options,
+        text=job.slices.choice,
+        windows=min(_WINDOWS, job.shape_tokens // length),
+        length=length,
+        layerwise=bool(options.layerwise),
+        out=None,
+    )
 
     def make(progress: OnProgress) -> None:
-        length = min(LENGTH, options.length)
-        chosen = derive(SensitivityOptions, options, text=options.text)
+        sums = Statistics.load(statistics.artifact) if statistics else None
         sensitivity(
             job.model,
-            list(layer_plans(job.model, chosen, statistics)),
+            list(layer_plans(job.model, chosen, sums)),
             job.slices.choice,
-            windows=min(_WINDOWS, job.shape_tokens // length),
+            windows=chosen.windows,
             length=length,
             batch_size=options.batch_size,
             placement=options.placement,
@@ -99,5 +104,7 @@ def _measure_layers(
             progress=progress,
         )
 
-    run_stage(observer, "sensitivity", "sensitivity", path, "cutting each layer alone", make)
-    return Sensitivity.load(path)
+    by_name = {"sensitivity": chosen, "job": job.identity}
+    inputs = [statistics] if statistics else []
+    bar = "cutting each layer alone"
+    return Stage(path, by_name, make, inputs, "sensitivity", "sensitivity", bar)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from ..options import as_record
 from ..runtime.corpus import Corpus
 from ..serving.engine_names import engine_name
 from ..serving.target import Target, candidate_targets, resolve_target
+from ..storage.auxiliary_files import auxiliary_files
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.json_file import read_json, write_json
+from ..storage.output import file_digest
 from ..version import __version__
 from . import estimate
 from .options import GENERATED_FRACTIONS, PLACEMENT_OPTIONS, TrimOptions
@@ -25,6 +28,7 @@ from .options import GENERATED_FRACTIONS, PLACEMENT_OPTIONS, TrimOptions
 CONTROL_METHOD = "rand"
 EVAL_LENGTH = 512  # tokens per evaluated sequence
 RECOVERY_BATCH_SIZE = 16  # sequences per training step
+LAYERWISE = "layerwise.json"
 
 logger = logging.getLogger("statetrim")
 
@@ -99,8 +103,28 @@ class Job:
             "weights": self.model.digest,
             **kept,
             **{name: value for name, value in values.items() if name not in left_out},
-            "text_stamp": _file_stamps(Path(options.text)),
+            "text_stamp": file_stamps(Path(options.text)),
+            "files": self.file_digests,
         }
+
+    @cached_property
+    def file_digests(self) -> dict[str, str]:
+        """Digests of the files besides weights and text that the result depends on: the model's
+        own, such as the tokenizer, and a method or family of the user."""
+        files = dict(auxiliary_files(self.model))
+        for name in ("method", "value_method"):
+            if getattr(self.options, name).endswith(".py"):
+                files[f"--{name.replace('_', '-')}"] = Path(getattr(self.options, name))
+        if self.model.family.file is not None:
+            files["--family"] = self.model.family.file
+        return {name: file_digest(path) for name, path in files.items()}
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What every stage of this job depends on, besides its own options and inputs."""
+        fields = ("statetrim", "source", "text_stamp", "files")
+        device = self.options.placement.input_device.type
+        return {"device": device} | {name: self.record[name] for name in fields}
 
     @property
     def after(self) -> Geometry:
@@ -214,16 +238,14 @@ class Job:
         return self.options.benchmark and not self.streams_weights
 
     def with_fixed_layerwise(self, directory: Path) -> "Job":
-        """This job with `layerwise` as the first run in `directory` decided it.
-
-        The decision is written to layerwise.json, so that a rerun with more or less free memory
-        makes the same result. Only a rerun with `layerwise=True`, because memory ran out, replaces
-        it.
-        """
-        path = directory / "layerwise.json"
-        if not path.exists() or self.options.layerwise:
-            write_json(path, {"layerwise": self.streams_weights})
-        layerwise = read_json(path, MIB).get("layerwise") is True
+        """This job with `layerwise` as its options say, or else as the first run in `directory`
+        decided it: the decision is written to layerwise.json, so that a rerun with more or less
+        free memory makes the same result."""
+        path, layerwise = directory / LAYERWISE, self.options.layerwise
+        if layerwise is None:
+            if not path.exists():
+                write_json(path, {"layerwise": self.streams_weights})
+            layerwise = read_json(path, MIB).get("layerwise") is True
         options = replace(self.options, layerwise=None)
         if layerwise:  # layers are loaded one at a time, so there is nothing to spread
             options = replace(options, device_map=None, max_memory=None)
@@ -239,7 +261,7 @@ def recipe_record(model: Checkpoint, options: TrimOptions) -> dict[str, Any]:
     return {"model": str(model.path.absolute()), "recipe": stored}
 
 
-def _file_stamps(text: Path) -> list[int]:
+def file_stamps(text: Path) -> list[int]:
     """Size and modification time (ns) of each file of the text, in one list: a changed text is
     another job. Empty for a dataset on the hub."""
     files = sorted(text.iterdir()) if text.is_dir() else [text] if text.is_file() else []

@@ -14,6 +14,7 @@ from ..analysis.predict import predict
 from ..artifacts.decision import BY_LAYER, Decision, MeasuredShape, Prediction, ShapeScore
 from ..artifacts.plan import Plan
 from ..artifacts.scores import Score, Scores
+from ..artifacts.sensitivity import Sensitivity
 from ..evaluation.original import OriginalResults
 from ..judging.losses import headline_score, metric_loss, uninformative_flags
 from ..judging.recommendation import recommend
@@ -21,44 +22,43 @@ from ..progress import OnProgress
 from ..runtime.corpus import Corpus
 from ..runtime.states import StateStorage
 from ..serving.capacity.compare import vllm_sequences
-from ..storage.atomic import remove
-from ..storage.auxiliary_files import copy_files
-from ..storage.output import is_complete, remove_empty_partial
 from ..storage.text import Sequences
 from ..tasks.recall import associations
 from ..tasks.unit import UNITS
 from ..version import __version__
-from .by_layer import allocate_by_layer
+from .by_layer import allocate_by_layer, layer_sensitivity
 from .estimate import free_memory
 from .job import Job
 from .observer import Observer
-from .stages import DECISION, PLAN, PRUNED, REFITTED, StageRunner, run_stage
+from .stage import Stage
+from .stages import DECISION, PLAN, PRUNED, REFITTED, StageRunner
 
 MEASURED = 3  # shapes
 _PAIRS = 32  # per recall sequence, if the vocabulary is large enough
 _TOKENS_PER_COLUMN = 16  # of the least-squares fit; a layer has a column per value channel
 
 
-def choose_shape(job: Job, directory: Path, observer: Observer) -> Job:
-    """The job with the chosen shape as its target and no candidates.
+def choose_shape(job: Job, directory: Path, observer: Observer) -> StageRunner:
+    """The runner of the job with the chosen shape as its target and no candidates.
 
     Prunes to the shapes and measures them, and writes the plans, scores and decision to
-    `directory`; what an earlier run finished is reused. The cut to the chosen shape stays there, as
-    the result of the stages "prune" and "refit".
+    `directory`; what an earlier run made from the same is reused. The cut to the chosen shape stays
+    there, as the result of the stages "prune" and "refit".
     """
     runners = _candidate_runners(job, directory, observer)
-    plans, any_runner = {}, next(iter(runners.values()))
-    for name, runner in runners.items():
-        plans[name] = runner.ensure_plan(f"plan-{name}.json")
+    any_runner = next(iter(runners.values()))
+    plans = {name: runner.plan(f"plan-{name}.json") for name, runner in runners.items()}
+    decided_by = [plan.ensure(observer) for plan in plans.values()]
     names, predicted = list(runners), dict[str, float]()
     if predicts_shapes(job):
-        prediction = _predict(job, plans, directory, observer)
+        prediction = Prediction.load(_prediction(any_runner, plans).ensure(observer))
         names = prediction.ranked[:MEASURED]
         predicted = {name: prediction.cost(name) for name in prediction.ranked}
     expected = ""
     if job.options.by_layer:
-        statistics = any_runner.ensure_statistics()
-        by_layer = allocate_by_layer(job, statistics, directory, observer)
+        layers = layer_sensitivity(any_runner, job)
+        decided_by.append(layers.ensure(observer))
+        by_layer = allocate_by_layer(job, Sensitivity.load(layers.artifact), observer)
         if by_layer is not None:
             expected = by_layer.expected
             observer.on_message(expected)
@@ -68,15 +68,16 @@ def choose_shape(job: Job, directory: Path, observer: Observer) -> Job:
     points: list[MeasuredShape] = []
     for name in names:
         runners[name].step = "compare"
-        scores = _measure_cut(runners[name])
+        path = _measured_scores(runners[name]).ensure(observer)
+        scores = Scores.load(path)
         points = points or [_measured_shape(job, scores, 0)]
         points.append(_measured_shape(runners[name].job, scores, 1))
         recommendation = recommend(points)
         chosen = str(recommendation.chosen and recommendation.chosen.point)
         for point in points[1:]:
             if str(point) != chosen:  # so that the disk holds at most two cuts
-                for path in _result_names(runners[str(point)]):
-                    remove(path)
+                for stage in _cut_stages(runners[str(point)]):
+                    stage.discard()
     if job.options.compares_16_bit_state:
         points.append(_measure_16_bit_state(any_runner))
         recommendation = recommend(points)
@@ -86,8 +87,13 @@ def choose_shape(job: Job, directory: Path, observer: Observer) -> Job:
         job.model.name, points, chosen, recommendation.reason, predicted, refused, lineage, expected
     ).save(directory / DECISION)
     observer.on_message(f"shape {recommendation.reason}")
-    _adopt_cut(runners[chosen])
-    return replace(job, target=runners[chosen].job.target, candidates={})
+    compared, decided_by = runners[chosen], [*decided_by, directory / DECISION]
+    runner = StageRunner(
+        compared.job, directory, observer, methods=compared.methods, decided_by=decided_by
+    )
+    for stage, compared_stage in zip(_cut_stages(runner), _cut_stages(compared), strict=True):
+        stage.adopt(compared_stage)
+    return runner
 
 
 def _candidate_runners(job: Job, directory: Path, observer: Observer) -> dict[str, StageRunner]:
@@ -121,19 +127,19 @@ def prediction_tokens(job: Job) -> int:
     return min(job.tokens, max(_TOKENS_PER_COLUMN * columns, 2**14))
 
 
-def _predict(
-    job: Job, plans: Mapping[str, Plan], directory: Path, observer: Observer
-) -> Prediction:
+def _prediction(runner: StageRunner, plans: Mapping[str, Stage]) -> Stage:
     """The predicted cost of each plan; written to prediction.json."""
-    path, options, slices = directory / "prediction.json", job.options, job.slices
+    job, path = runner.job, runner.directory / "prediction.json"
+    options, slices = job.options, job.slices
+    tokens = {"fit": prediction_tokens(job), "measure": job.shape_tokens}
 
     def make(progress: OnProgress) -> None:
         length = options.length
         prediction = predict(
             job.model,
-            plans,
-            _sources(slices.calibration, prediction_tokens(job), length, seed=1),
-            _sources(slices.choice, job.shape_tokens, length, seed=2),
+            {name: Plan.load(plan.artifact) for name, plan in plans.items()},
+            _sources(slices.calibration, tokens["fit"], length, seed=1),
+            _sources(slices.choice, tokens["measure"], length, seed=2),
             batch_size=options.batch_size,
             placement=options.placement,
             max_bytes=free_memory(options.placement) // 4,
@@ -141,8 +147,10 @@ def _predict(
         )
         prediction.save(path)
 
-    run_stage(observer, "predict", "predict", path, "predicting", make)
-    return Prediction.load(path)
+    reads = {"tokens": tokens, "fit": slices.calibration, "measure": slices.choice}
+    by_name = {"trim": options, "shapes": [*plans], **reads, "job": job.identity}
+    inputs = list(plans.values())
+    return Stage(path, by_name, make, inputs, "predict", "predict", "predicting")
 
 
 def _sources(corpus: Corpus, tokens: int, length: int, *, seed: int) -> dict[str, Sequences]:
@@ -155,28 +163,31 @@ def _sources(corpus: Corpus, tokens: int, length: int, *, seed: int) -> dict[str
     return {"text": corpus.read(tokens=tokens, length=length), "recall": recall}
 
 
-def _measure_cut(runner: StageRunner) -> Scores:
-    """Scores of the original and of the cut of `runner.job`, in this order. The cut, and its
-    refitted copy, stay in `runner.directory`."""
-    name = runner.shape
-    path = runner.directory / f"scores-{name}.json"
-    remove_empty_partial(path)
-    if not is_complete(path):
-        cut = runner.ensure_pruned(f"cut-{name}", runner.ensure_plan(f"plan-{name}.json"))
-        if runner.job.runs_refit:
-            cut = runner.ensure_refitted(cut, f"fitted-{name}")
-        runner.ensure_scores([cut], path)
-    return Scores.load(path)
+def _measured_scores(runner: StageRunner) -> Stage:
+    """Scores of the original and of the cut of `runner.job`, in this order."""
+    return runner.scores([_cut_stages(runner)[-1]], f"scores-{runner.shape}.json")
+
+
+def _cut_stages(runner: StageRunner) -> list[Stage]:
+    """The cut of `runner.job`, the sums of its refit and the refitted cut: by the names of a run of
+    one shape, or with the shape in their names while several are compared."""
+    shape = runner.shape
+    plan = runner.plan(f"plan-{shape}.json" if shape else PLAN)
+    cut = runner.pruned(f"cut-{shape}" if shape else PRUNED, plan)
+    if not runner.job.runs_refit:
+        return [cut]
+    refitted = runner.refitted(cut, f"fitted-{shape}" if shape else REFITTED)
+    own_sums = [] if runner.job.removes_heads else refitted.inputs[1:]
+    return [cut, *own_sums, refitted]
 
 
 def _measure_16_bit_state(runner: StageRunner) -> MeasuredShape:
     """The scores of the original with its state in bfloat16, an alternative to a cut. It is rounded
     after every token, as in decoding; rounding after every piece of a prompt costs far less."""
-    storage, path = StateStorage("bfloat16", piece=1), runner.directory / "scores-bfloat16.json"
-    model = runner.job.model
+    storage, model = StateStorage("bfloat16", piece=1), runner.job.model
     runner = replace(runner, shape=storage.dtype, step="compare")
-    runner.ensure_scores([model], path, storage)
-    scores = Scores.load(path)
+    stage = runner.scores([], "scores-bfloat16.json", storage)
+    scores = Scores.load(stage.ensure(runner.observer))
     original = _measured_shape(runner.job, scores, 0)
     return replace(
         original,
@@ -185,26 +196,6 @@ def _measure_16_bit_state(runner: StageRunner) -> MeasuredShape:
         sequences=vllm_sequences(model, model.geometry, storage.dtype),
         state_dtype=storage.dtype,
     )
-
-
-def _adopt_cut(runner: StageRunner) -> None:
-    """Rename what `_measure_cut` made to the names under which the stages of a run look for it, so
-    that nothing is made twice. A killed run continues with what is left."""
-    if not (runner.directory / PLAN).exists():
-        copy_files({PLAN: runner.directory / f"plan-{runner.shape}.json"}, runner.directory)
-    for path, name in _result_names(runner).items():
-        if path.exists():
-            path.rename(runner.directory / name)
-
-
-def _result_names(runner: StageRunner) -> dict[Path, str]:
-    """The files of a measured cut, with their names in a run of one shape."""
-    name, directory = runner.shape, runner.directory
-    return {
-        directory / f"cut-{name}": PRUNED,
-        directory / f"fitted-{name}-statistics.safetensors": f"{REFITTED}-statistics.safetensors",
-        directory / f"fitted-{name}": REFITTED,
-    }
 
 
 def _measured_shape(job: Job, scores: Scores, model_index: int) -> MeasuredShape:

@@ -1,7 +1,7 @@
-"""The stages of a run; each makes its artifact unless an earlier run finished it."""
+"""The stages of a run: what each artifact is made from, and how."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from ..benchmarking.options import BenchmarkOptions
 from ..calibration.calibrate import calibrate
 from ..calibration.options import CalibrateOptions
 from ..defaults import HEAD_METHOD
+from ..errors import StatetrimError
 from ..evaluation.evaluate import evaluate
 from ..evaluation.options import EvaluateOptions
 from ..evaluation.original import OriginalResults
@@ -29,32 +30,29 @@ from ..runtime.states import StateStorage
 from ..selection.options import SelectOptions
 from ..selection.select import select_for_target
 from ..serving.deployment import ship_verdict
+from ..storage.atomic import atomic_write, remove
 from ..storage.checkpoint import Checkpoint, open_checkpoint
 from ..storage.json_file import read_json, write_json, write_text
-from ..storage.output import ARTIFACTS, CARD, is_complete, remove_empty_partial
+from ..storage.output import ARTIFACTS, CARD
 from ..surgery.check import compare_cut
 from ..surgery.prune import prune
 from ..surgery.refit import refit
 from .estimate import free_memory, needs_streaming
 from .job import CONTROL_METHOD, RECOVERY_BATCH_SIZE, Job
 from .observer import Observer
+from .stage import Make, Stage
 
 RECORD = "trim.json"
-CHANGEABLE_OPTIONS = ("batch_size", "benchmark", "layerwise", "recover")
-"""Options that a rerun may change, after a stage ran out of memory or time."""
 STATISTICS = "statistics.safetensors"
 PLAN, PRUNED, REFITTED = "plan.json", "pruned", "refitted"
+RESULT = "result"  # what is published: the last checkpoint, with what was measured
 DECISION = "decision.json"  # if several shapes were compared
 SENSITIVITY = "sensitivity.json"  # if widths by layer were one of them
 
 
-Make = Callable[[OnProgress], None]
-"""Makes the artifact of a stage, and reports its progress."""
-
-
 @dataclass
 class StageRunner:
-    """Runs the stages of `job` in `directory`; `ensure_*` skip what an earlier run finished."""
+    """The stages of `job`, whose artifacts are in `directory`."""
 
     job: Job
     directory: Path
@@ -65,122 +63,124 @@ class StageRunner:
     shape: str = ""  # added to the names of the stages
     evaluated: Corpus | None = None  # None: the job's slice for evaluation
     original: OriginalResults | None = None  # which all of them compare with
+    # Of the one that was chosen:
+    decided_by: Sequence[Path] = ()  # artifacts to publish with the result
 
     def run_all(self, record: dict[str, Any]) -> Path:
-        """Run all stages and return the directory of the resulting checkpoint.
+        """Run all stages and return the directory to publish: the last checkpoint, as links.
 
         `record` and the results are written to its trim.json, and the scores to its model card;
-        statistics, scores, timings, the decision and the plans of compared shapes are linked or
-        copied next to trim.json.
+        statistics, scores, timings and what decided the shape are linked next to trim.json.
         """
-        plan = self.ensure_plan()
-        pruned = self.ensure_pruned(PRUNED, plan)
-        checks = self.ensure_checks(plan, pruned)
-        refitted = self.ensure_refitted(pruned) if self.job.runs_refit else pruned
-        final = self.ensure_recovered(refitted) if self.job.recovery_tokens else refitted
-        scores_path = self.directory / "scores.json"
-        remove_empty_partial(scores_path)
-        if not is_complete(scores_path):
-            intermediate = [pruned] if final is not pruned else []
-            self.ensure_scores([final, *intermediate, *self.ensure_control()], scores_path)
-        if self.job.runs_benchmark:
-            self.ensure_timings(final)
-        scores, artifacts_dir = Scores.load(scores_path), final.path / ARTIFACTS
-        compared_plans = [path.name for path in self.directory.glob("plan-*x*.json")]
-        others = ("scores.json", "timings.json", SENSITIVITY, DECISION, *compared_plans)
-        for name in (STATISTICS, *others):
-            if (self.directory / name).exists():
-                _link_or_copy(self.directory / name, artifacts_dir / name)
-        card = final.path / CARD
+        job, plan = self.job, self.plan()
+        pruned = self.pruned(PRUNED, plan)
+        checks = read_json(self.checks(plan, pruned).ensure(self.observer), MIB)
+        result = self.refitted(pruned) if job.runs_refit else pruned
+        result = self.recovered(result) if job.recovery_tokens else result
+        final = open_checkpoint(result.ensure(self.observer), job.model.family)
+        intermediate = [pruned] if result is not pruned else []
+        measured = [self.scores([result, *intermediate, *self.control()], "scores.json")]
+        measured += [self.timings(result)] if job.runs_benchmark else []
+        measured += [self.statistics()] if self.calibrated_methods else []
+        files = [*[stage.ensure(self.observer) for stage in measured], *self.decided_by]
+        scores = Scores.load(files[0])
+        if not final.has_digest(scores.lineage["models"][1]):
+            raise StatetrimError(f"{final.path} was changed after it was measured; remove it")
         verdict = ship_verdict(scores, scores.models[1], final)
-        write_text(card, with_measurements(card.read_text(encoding="utf-8"), scores, verdict))
-        findings = {"checks": checks, "warnings": list(verdict.warnings)}
-        measured = {"measured_from": self.job.slices.evaluation.start}
-        write_json(artifacts_dir / RECORD, as_fields(record | findings | measured))
-        return final.path
+        findings: dict[str, Any] = {"checks": checks, "warnings": list(verdict.warnings)}
+        findings["measured_from"] = job.slices.evaluation.start
+        out, card = self.directory / RESULT, (final.path / CARD).read_text(encoding="utf-8")
+        remove(out)
+        with atomic_write(out) as scratch:  # artifacts of stages stay as they are
+            shutil.copytree(final.path, scratch, copy_function=_link_or_copy)
+            for path in files:
+                _link_or_copy(path, scratch / ARTIFACTS / path.name)
+            write_text(scratch / CARD, with_measurements(card, scores, verdict))
+            write_json(scratch / ARTIFACTS / RECORD, as_fields(record | findings))
+        return out
 
-    def ensure_refitted(self, pruned: Checkpoint, name: str = REFITTED) -> Checkpoint:
+    def refitted(self, pruned: Stage, name: str = REFITTED) -> Stage:
         """The cut with output projections refitted by least squares; written to `name`. The sums of
         the refit are first collected in NAME-statistics.safetensors."""
-        job, out = self.job, self.directory / name
-        path = self.directory / f"{name}-statistics.safetensors"
-        if job.removes_heads:  # kept heads are unchanged, so the original's statistics hold
-            path = self.directory / STATISTICS
-
-        def collect(progress: OnProgress) -> None:
-            self._calibrate(pruned, path, progress, original=job.model)
+        out = self.directory / name
+        statistics = self._refit_statistics(pruned, name)
+        if self.job.removes_heads:  # kept heads are unchanged, so the original's statistics hold
+            statistics = self.statistics()
 
         def make(progress: OnProgress) -> None:
-            refit(pruned, Statistics.load(path), out=out, progress=progress)
+            sums = Statistics.load(statistics.artifact)
+            refit(self._open(pruned), sums, out=out, progress=progress)
 
-        remove_empty_partial(out)
-        if not job.removes_heads and not is_complete(out):
-            stage, bar = "calibrate for the refit", "calibrating for the refit"
-            self._run_stage("refit", stage, path, bar, collect)
-        return self._ensure_checkpoint("refit", "refit", out, "refitting", make)
+        return self._stage("refit", "refit", out, "refitting", make, {}, pruned, statistics)
 
-    def ensure_recovered(self, pruned: Checkpoint) -> Checkpoint:
+    def _refit_statistics(self, pruned: Stage, name: str) -> Stage:
+        out = self.directory / f"{name}-statistics.safetensors"
+        options = self._calibration(original=self.job.model)
+
+        def make(progress: OnProgress) -> None:
+            calibrate.run(self._open(pruned), replace(options, out=out, progress=progress))
+
+        title, bar = "calibrate for the refit", "calibrating for the refit"
+        return self._stage("refit", title, out, bar, make, {"calibrate": options}, pruned)
+
+    def recovered(self, pruned: Stage) -> Stage:
         """The cut after LoRA training with distillation from the original; written to
         `recovered`."""
         job, options, out = self.job, self.job.options, self.directory / "recovered"
+        recovery = RecoverRunOptions(
+            teacher=job.model,
+            text=job.slices.recovery,
+            tokens=job.recovery_tokens,
+            length=options.length,
+            batch_size=RECOVERY_BATCH_SIZE,
+            layerwise=options.layerwise or options.device_map is not None,
+            device=options.device,
+            dtype=options.dtype,
+            seed=options.seed,
+            out=out,
+            on_coverage=self.observer.announce,
+        )
 
         def make(progress: OnProgress) -> None:
-            recovery = RecoverRunOptions(
-                teacher=job.model,
-                text=job.slices.recovery,
-                tokens=job.recovery_tokens,
-                length=options.length,
-                batch_size=RECOVERY_BATCH_SIZE,
-                layerwise=options.layerwise or options.device_map is not None,
-                device=options.device,
-                dtype=options.dtype,
-                seed=options.seed,
-                out=out,
-                on_coverage=self.observer.announce,
-                progress=progress,
-            )
-            recover.run(pruned, recovery)
+            recover.run(self._open(pruned), replace(recovery, progress=progress))
 
-        return self._ensure_checkpoint("recover", "recover", out, "recovering", make)
+        options_by_name = {"recover": recovery}
+        return self._stage("recover", "recover", out, "recovering", make, options_by_name, pruned)
 
-    def ensure_timings(self, cut: Checkpoint) -> None:
-        """Compare the speed of the cut and the original; written to timings.json."""
-        path, model = self.directory / "timings.json", self.job.model
-        placement = self.job.options.placement
+    def timings(self, cut: Stage) -> Stage:
+        """The speed of the cut and the original; written to timings.json."""
+        out, job = self.directory / "timings.json", self.job
+        options = derive(
+            BenchmarkOptions, job.options.placement, baseline=job.model, rounds=3, out=out
+        )
 
         def make(progress: OnProgress) -> None:
-            timing = derive(
-                BenchmarkOptions, placement, baseline=model, rounds=3, out=path, progress=progress
-            )
-            benchmark.run([cut], timing)
+            benchmark.run([self._open(cut)], replace(options, progress=progress))
 
-        self._run_stage("benchmark", "benchmark", path, "timing", make)
+        by_name = {"benchmark": options}
+        return self._stage("benchmark", "benchmark", out, "timing", make, by_name, cut)
 
-    def ensure_statistics(self) -> Statistics | None:
-        """The statistics of the original that the methods need; None if they need none."""
-        path = self.directory / STATISTICS
-        methods = self.job.calibrated_methods if self.methods is None else self.methods
-        if not methods:
-            return None
+    @property
+    def calibrated_methods(self) -> Sequence[str]:
+        """The methods for which statistics of the original are collected."""
+        return self.job.calibrated_methods if self.methods is None else self.methods
+
+    def statistics(self) -> Stage:
+        """The statistics of the original that the methods need."""
+        out, options = self.directory / STATISTICS, self._calibration(self.calibrated_methods)
 
         def make(progress: OnProgress) -> None:
-            self._calibrate(self.job.model, path, progress, methods=methods)
+            calibrate.run(self.job.model, replace(options, out=out, progress=progress))
 
-        self._run_stage("calibrate", "calibrate", path, "calibrating", make)
-        return Statistics.load(path)
+        by_name = {"calibrate": options}
+        return self._stage("calibrate", "calibrate", out, "calibrating", make, by_name)
 
-    def _calibrate(
-        self,
-        model: Checkpoint,
-        out: Path,
-        progress: OnProgress,
-        *,
-        methods: Sequence[str] | None = None,
-        original: Checkpoint | None = None,
-    ) -> None:
-        """Run `model` on the job's text and write the statistics for `methods` to `out`, or with
-        `original` the sums for the refit of `model`, a cut."""
-        calibration = derive(
+    def _calibration(
+        self, methods: Sequence[str] | None = None, original: Checkpoint | None = None
+    ) -> CalibrateOptions:
+        """How to run a model on the job's text: for `methods`, or for the refit of a cut of
+        `original`."""
+        return derive(
             CalibrateOptions,
             self.job.options,
             text=self.job.slices.calibration,
@@ -188,124 +188,122 @@ class StageRunner:
             tokens=self.job.tokens,
             methods=methods,
             layerwise=bool(self.job.options.layerwise),
-            out=out,
-            progress=progress,
         )
-        calibrate.run(model, calibration)
 
-    def ensure_plan(self, name: str = PLAN, method: str | None = None) -> Plan:
+    def plan(self, name: str = PLAN, method: str | None = None) -> Stage:
         """What to keep, by the job's methods, or by `method` on all axes, which needs no
         calibration; written to `name`."""
-        job, options, path = self.job, self.job.options, self.directory / name
-        statistics = None if method else self.ensure_statistics()
-
-        selection = SelectOptions(
-            method=method or options.method,
-            value_method=method or options.value_method,
+        job, out = self.job, self.directory / name
+        statistics = self.statistics() if self.calibrated_methods and not method else None
+        options = SelectOptions(
+            method=method or job.options.method,
+            value_method=method or job.options.value_method,
             head_method=method or HEAD_METHOD,
-            seed=options.seed,
-            statistics=statistics,
+            seed=job.options.seed,
         )
 
         def make(progress: OnProgress) -> None:
-            select_for_target(job.model, job.target, selection, progress).save(path)
+            sums = Statistics.load(statistics.artifact) if statistics else None
+            selection = replace(options, statistics=sums)
+            select_for_target(job.model, job.target, selection, progress).save(out)
 
         step = "evaluate" if method else "select"  # the control is a part of evaluation
-        stage = f"select by {method or ' and '.join(job.methods)}"
-        self._run_stage(step, stage, path, "selecting", make)
-        return Plan.load(path)
+        title = f"select by {method or ' and '.join(job.methods)}"
+        by_name = {"select": options, "target": str(job.target)}
+        inputs = [statistics] if statistics else []
+        return self._stage(step, title, out, "selecting", make, by_name, *inputs)
 
-    def ensure_pruned(self, name: str, plan: Plan) -> Checkpoint:
+    def pruned(self, name: str, plan: Stage) -> Stage:
         """The cut that `plan` describes; written to `name`."""
         out, by_layer = self.directory / name, bool(self.job.after.widths)
 
         def make(progress: OnProgress) -> None:
-            prune(self.job.model, plan, out, uneven=by_layer, progress=progress)
+            chosen = Plan.load(plan.artifact)
+            prune(self.job.model, chosen, out, uneven=by_layer, progress=progress)
 
         step = "evaluate" if name == CONTROL_METHOD else "prune"
-        stage = "prune" if self.shape else f"prune ({name})"
-        return self._ensure_checkpoint(step, stage, out, "pruning", make)
+        title = "prune" if self.shape else f"prune ({name})"
+        return self._stage(step, title, out, "pruning", make, {"uneven": by_layer}, plan)
 
-    def ensure_checks(self, plan: Plan, cut: Checkpoint) -> dict[str, Any]:
-        """Compare the cut with the masked original; returns the differences, which are written to
-        checks.json. Raises StatetrimError if they are larger than rounding."""
-        path, model = self.directory / "checks.json", self.job.model
-        placement = self.job.options.placement
-        if placement.device_map is None and needs_streaming(model, 4, free_memory(placement)):
-            placement = replace(placement, layerwise=True)  # needs both models in float32 at once
+    def checks(self, plan: Stage, cut: Stage) -> Stage:
+        """The differences between the cut and the masked original; written to checks.json. Making
+        it raises StatetrimError if they are larger than rounding."""
+        out, model, placement = (
+            self.directory / "checks.json",
+            self.job.model,
+            self.job.options.placement,
+        )
 
         def make(progress: OnProgress) -> None:
-            write_json(path, asdict(compare_cut(model, plan, cut, placement=placement)))
+            fitting = placement
+            if placement.device_map is None and needs_streaming(model, 4, free_memory(placement)):
+                fitting = replace(placement, layerwise=True)  # both models in float32 at once
+            chosen = Plan.load(plan.artifact)
+            gaps = compare_cut(model, chosen, self._open(cut), placement=fitting)
+            write_json(out, asdict(gaps))
 
-        self._run_stage("check", "check", path, "checking", make)
-        return read_json(path, MIB)
+        by_name = {"placement": placement}
+        return self._stage("check", "check", out, "checking", make, by_name, plan, cut)
 
-    def ensure_control(self) -> list[Checkpoint]:
+    def control(self) -> list[Stage]:
         """The control, a random cut to the same shape; empty if the job has none."""
         if not self.job.runs_control:
             return []
-        plan = self.ensure_plan(f"plan-{CONTROL_METHOD}.json", CONTROL_METHOD)
-        return [self.ensure_pruned(CONTROL_METHOD, plan)]
+        plan = self.plan(f"plan-{CONTROL_METHOD}.json", CONTROL_METHOD)
+        return [self.pruned(CONTROL_METHOD, plan)]
 
-    def ensure_scores(
-        self, models: list[Checkpoint], path: Path, storage: StateStorage | None = None
-    ) -> None:
-        """Evaluate the original and `models` on the job's tasks; written to `path`. The states of
-        `models` are stored as `storage` says, by default in the dtype of the options."""
-        job, options = self.job, self.job.options
+    def scores(
+        self, cuts: Sequence[Stage], name: str, storage: StateStorage | None = None
+    ) -> Stage:
+        """The scores of the original and `cuts` on the job's tasks, without cuts those of the
+        original twice; written to `name`. States of all but the first model are stored as `storage`
+        says, by default in the dtype of the options."""
+        job, options, out = self.job, self.job.options, self.directory / name
         text = self.evaluated or job.slices.evaluation
         stored = storage or StateStorage(options.state_dtype or "float32")
+        evaluation = derive(
+            EvaluateOptions,
+            options,
+            baseline=job.model,
+            text=text if "text" in options.tasks else None,
+            layerwise=bool(options.layerwise),
+            state_dtype=stored.dtype,
+            state_piece=stored.piece,
+            original=self.original,
+            out=out,
+        )
 
         def make(progress: OnProgress) -> None:
-            evaluation = derive(
-                EvaluateOptions,
-                options,
-                baseline=job.model,
-                text=text if "text" in options.tasks else None,
-                layerwise=bool(options.layerwise),
-                state_dtype=stored.dtype,
-                state_piece=stored.piece,
-                original=self.original,
-                out=path,
-                progress=progress,
-            )
-            evaluate.run(models, evaluation)
+            models = [self._open(cut) for cut in cuts] or [job.model]
+            evaluate.run(models, replace(evaluation, progress=progress))
 
-        self._run_stage("evaluate", "evaluate", path, "evaluating", make)
+        by_name = {"evaluate": evaluation}
+        return self._stage("evaluate", "evaluate", out, "evaluating", make, by_name, *cuts)
 
-    def _ensure_checkpoint(
-        self, step: str, name: str, out: Path, bar: str, make: Make
-    ) -> Checkpoint:
-        self._run_stage(step, name, out, bar, make)
-        return open_checkpoint(out, self.job.model.family)
+    def _open(self, cut: Stage) -> Checkpoint:
+        return open_checkpoint(cut.artifact, self.job.model.family)
 
-    def _run_stage(self, step: str, name: str, artifact: Path, bar: str, make: Make) -> None:
-        """`run_stage`; only calibration is shared with the other jobs, if there are several."""
+    def _stage(
+        self,
+        step: str,
+        title: str,
+        out: Path,
+        bar: str,
+        make: Make,
+        options: dict[str, Any],
+        *inputs: Stage,
+    ) -> Stage:
+        """A stage of this job; only calibration is shared with the others, if there are several."""
         if step != "calibrate":
             step = self.step or step
-            name = f"{name} ({self.shape})" if self.shape else name
-        run_stage(self.observer, step, name, artifact, bar, make)
+            title = f"{title} ({self.shape})" if self.shape else title
+        return Stage(out, options | {"job": self.job.identity}, make, inputs, step, title, bar)
 
 
-def run_stage(
-    observer: Observer, step: str, name: str, artifact: Path, bar: str, make: Make
-) -> None:
-    """Notify the observer, and call `make`, with its progress shown as `bar`, unless `artifact` is
-    complete."""
-    observer.on_step(step)
-    remove_empty_partial(artifact)
-    if is_complete(artifact):
-        observer.on_cached(name)
-        return
-    observer.on_start(name)
-    with observer.progress(bar) as progress:
-        make(progress)
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
+def _link_or_copy(source: str | Path, target: str | Path) -> None:
     """Make `target` a hard link to `source`, or a copy if the file system has no links."""
-    target.unlink(missing_ok=True)
+    Path(target).unlink(missing_ok=True)
     try:
-        target.hardlink_to(source)
+        Path(target).hardlink_to(source)
     except OSError:
         shutil.copyfile(source, target)

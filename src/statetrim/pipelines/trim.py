@@ -26,18 +26,22 @@ from ..storage.output import (
     remove_empty_partial,
 )
 from ..storage.space import check_writable
-from .job import CONTROL_METHOD, EVAL_LENGTH, Job, recipe_record
+from .job import CONTROL_METHOD, EVAL_LENGTH, LAYERWISE, Job, recipe_record
 from .observer import Observer, ProgressObserver
 from .options import TrimRunOptions
 from .shape_choice import choose_shape
-from .stages import CHANGEABLE_OPTIONS, DECISION, RECORD, SENSITIVITY, StageRunner
+from .stage import LEDGER
+from .stages import DECISION, RECORD, RESULT, SENSITIVITY, StageRunner
 
 STAGE_FILES = (
-    "layerwise.json", "statistics.*", "plan*.json*", "checks.json", "scores*.json*", "timings.*",
-    "pruned*", "refitted*", "recovered*", f"{CONTROL_METHOD}*", "cut-*", "fitted-*",
+    RESULT, "statistics.*", "plan*.json*", "checks.json", "scores*.json*",
+    "timings.*", "pruned*", "refitted*", "recovered*", f"{CONTROL_METHOD}*", "cut-*", "fitted-*",
     "prediction.json", f"{SENSITIVITY}*", DECISION,
 )  # fmt: skip
 """Files of the stages in `OUT.partial`."""
+CHANGEABLE_OPTIONS = ("batch_size", "benchmark", "layerwise", "recover", "files")
+"""Fields of the record that a rerun may change, after a stage ran out of memory or time, or to mend
+a method; what depends on them is made again."""
 MEASUREMENT_OPTIONS = ("tasks", "data", "limit")
 """Options that change only what is measured."""
 _MAX_COUNTED_TOKENS = 2**23  # counting more takes too long for a check
@@ -72,27 +76,40 @@ def run(job: Job, out: str | Path, observer: Observer) -> Checkpoint:
     if not is_finished(job, out):
         job.check()
         check_writable(out)
-        _check_text(job)
+        check_text(job)
     with open_output(
-        out, RECORD, record, temporary_patterns=STAGE_FILES, may_change=CHANGEABLE_OPTIONS
+        out,
+        RECORD,
+        record,
+        temporary_patterns=STAGE_FILES,
+        may_change=CHANGEABLE_OPTIONS,
+        notes=(LEDGER, LAYERWISE),
     ) as output_dir:
         if not output_dir.done:
             lineage = recipe_record(job.model, job.options)
             job = job.with_fixed_layerwise(output_dir.path)
-            if job.candidates:
-                job = choose_shape(job, output_dir.path, observer)
             runner = StageRunner(job, output_dir.path, observer)
+            if job.candidates:
+                runner = choose_shape(job, output_dir.path, observer)
             output_dir.publish(runner.run_all(record | lineage))
     _report(job.model, out, observer)
     return open_checkpoint(out, job.model.family)
 
 
-def _check_text(job: Job) -> None:
-    """Raise StatetrimError if a local text is too short, before calibration starts; not checked for
-    more than 2^23 tokens, which take too long to count."""
-    is_countable = EVAL_LENGTH <= job.text_end <= _MAX_COUNTED_TOKENS
-    if Path(job.options.text).exists() and is_countable:
-        job.corpus.read(tokens=job.text_end, length=EVAL_LENGTH)
+def check_text(job: Job) -> None:
+    """Raise StatetrimError if the text cannot be read or is too short, before anything is written.
+    At most 2^23 tokens of a local text are counted, and one sequence of a dataset on the hub."""
+    is_local = Path(job.options.text).exists()
+    counted = min(job.text_end, _MAX_COUNTED_TOKENS if is_local else EVAL_LENGTH)
+    available = job.corpus.count(counted) if counted else 0
+    if available == counted:
+        return
+    fewer = job.tokens - (job.text_end - available)
+    hint = f"take --tokens {fewer}" if fewer >= job.options.length else "give more text"
+    raise StatetrimError(
+        f"{job.options.text} gives {available} tokens, fewer than the {job.text_end} asked for; "
+        f"{hint}"
+    )
 
 
 def _report(model: Checkpoint, out: Path, observer: Observer) -> None:

@@ -51,6 +51,10 @@ class Corpus:
             start += size
         return slices
 
+    def count(self, most: int) -> int:
+        """How many tokens there are, reading no more than `most`."""
+        return self._tokens.read_until(self.start + most) - self.start
+
     def read(self, *, tokens: int, length: int = 512, skip: int = 0) -> Sequences:
         """The first `tokens` after `skip`, packed into sequences of `length`; a remainder is left
         out. Documents are joined by the end-of-text token.
@@ -101,17 +105,22 @@ class _Tokens:
 
     def between(self, start: int, stop: int) -> Tensor:
         """int32 [stop - start]. Raises StatetrimError if the text has fewer than `stop` tokens."""
-        chunks, available = [self.ids], len(self.ids)
-        while available < stop and (document := next(self.unread, None)) is not None:
-            chunks.append(self._encode(document))
-            available += len(chunks[-1])
-        self.ids = torch.cat(chunks) if len(chunks) > 1 else self.ids
+        available = self.read_until(stop)
         if available < stop:
             raise StatetrimError(
                 f"{self.text} gives {available} tokens, fewer than the {stop} asked for; "
                 f"ask for fewer tokens"
             )
         return self.ids[start:stop]
+
+    def read_until(self, stop: int) -> int:
+        """Tokenize documents until there are `stop` tokens; returns how many of these exist."""
+        chunks, available = [self.ids], len(self.ids)
+        while available < stop and (document := next(self.unread, None)) is not None:
+            chunks.append(self._encode(document))
+            available += len(chunks[-1])
+        self.ids = torch.cat(chunks) if len(chunks) > 1 else self.ids
+        return min(available, stop)
 
     def _encode(self, document: str) -> Tensor:
         """Token ids of a document, with the end-of-text token at its end if there is one."""

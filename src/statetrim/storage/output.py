@@ -46,12 +46,14 @@ class Output:
         files: Mapping[str, Path] | None,
         temporary_patterns: Sequence[str],
         may_change: Collection[str],
+        notes: Sequence[str],
     ) -> None:
         self.out, self.path = out, partial_path(out)
         self.done = self._belongs_to_job = False
         self._record, self._files = dict(record), files
         self._temporary_patterns, self._may_change = temporary_patterns, may_change
         self._record_path = self.path / ARTIFACTS / name
+        self._notes = [self.path / note for note in notes]
 
     def publish(self, result: Path | None = None) -> None:
         """Rename `result` (a directory below `path`, default `path`) to `out`, or move the files.
@@ -63,7 +65,7 @@ class Output:
             digests: dict[str, str] = {}
             for name in self._files:
                 if (self.path / name).exists():
-                    digests[name] = _sha256(self.path / name)
+                    digests[name] = file_digest(self.path / name)
             write_json(self._record_path, self._record | {_PUBLISHING: digests})
             self._move_files(digests)
             self._remove_partial()
@@ -90,12 +92,13 @@ class Output:
             field for field, value in self._record.items() if stored and stored.get(field) != value
         ]
         differing = [name for name in changed if name not in self._may_change]
+        holds_work = not files <= {self._record_path, *self._notes}
         name = self._record_path.name
         if self._files is None and already_done(self.out, name, self._record):
             self.done = True
             if differing or (stored is None and files):
                 return  # OUT is complete, and OUT.partial is not of this job: leave it alone
-        elif differing:
+        elif differing and holds_work:
             raise StatetrimError(
                 f"{self.path} is left from another job (its {differing[0]!r} differs); "
                 f"remove it or choose another output"
@@ -104,8 +107,9 @@ class Output:
             raise StatetrimError(
                 f"{self.path} holds files that statetrim did not write; move it away"
             )
-        for path in scratch:
-            shutil.rmtree(path)
+        for path in (*scratch, *(self._notes if differing else ())):
+            remove(path)
+        stored = None if differing else stored
         self._belongs_to_job = True
         if self._files is not None:
             digests = self._files_to_publish(stored or {})
@@ -143,7 +147,7 @@ class Output:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 if not _move_without_replacing(source, target):
                     raise self._exists_error(target)
-            elif _sha256(target) != digest:
+            elif file_digest(target) != digest:
                 raise self._exists_error(target)
         for directory in {target.parent for target in self._files.values() if target.exists()}:
             sync(directory)
@@ -160,7 +164,7 @@ class Output:
 
         The record goes last: while it is there, a rerun knows whose directory it is.
         """
-        paths = [self.path / name for name in (OWNER_FILE, *(self._files or ()))]
+        paths = [self.path / name for name in (OWNER_FILE, *(self._files or ()))] + self._notes
         for pattern in self._temporary_patterns:
             paths += self.path.glob(pattern)
         for path in paths:
@@ -171,11 +175,11 @@ class Output:
             logger.warning("%s holds files that statetrim did not write, so it stays", self.path)
 
     def _clean_up(self) -> None:
-        """At the end of a run, remove the file that names the lock's owner, and for file results
-        `OUT.partial` if nothing but the record is left in it."""
+        """At the end of a run, remove the file that names the lock's owner, and `OUT.partial` if
+        nothing but the record and notes is left in it."""
         if self._belongs_to_job and self.path.exists():
             (self.path / OWNER_FILE).unlink(missing_ok=True)
-            if self._files is not None and _scratch_and_files(self.path)[1] <= {self._record_path}:
+            if _scratch_and_files(self.path)[1] <= {self._record_path, *self._notes}:
                 self._remove_partial()
 
 
@@ -188,17 +192,19 @@ def open_output(
     files: Mapping[str, Path] | None = None,
     temporary_patterns: Sequence[str] = (),
     may_change: Collection[str] = (),
+    notes: Sequence[str] = (),
 ) -> Iterator[Output]:
     """Lock `OUT.partial` for the job that `record` describes, and yield it as an `Output`.
 
     The result is the directory `out`, or with `files` (name -> target path) those of these files
     that are written. `temporary_patterns` are glob patterns below `OUT.partial` of files to delete
     at the end. A rerun may differ from the run that it finishes in the fields `may_change` of the
-    record. If the directory `out` is the result of this job, or a killed run had only to publish
-    its files, `done` is True. Raises StatetrimError if the target exists otherwise, if
-    `OUT.partial` is of another job, or if another process writes.
+    record. `notes` are files below `OUT.partial` that are no part of a result: another job may take
+    a directory that holds nothing else. If the directory `out` is the result of this job, or a
+    killed run had only to publish its files, `done` is True. Raises StatetrimError if the target
+    exists otherwise, if `OUT.partial` is of another job, or if another process writes.
     """
-    work = Output(Path(out), name, record, files, temporary_patterns, may_change)
+    work = Output(Path(out), name, record, files, temporary_patterns, may_change, notes)
     # Without leftovers, existing results are found before locking.
     if not os.path.lexists(work.path):
         if files is not None:
@@ -266,8 +272,8 @@ def partial_path(out: Path) -> Path:
 
 
 def is_complete(out: Path) -> bool:
-    """Whether `out` exists and no `OUT.partial` does."""
-    return out.exists() and not partial_path(out).exists()
+    """Whether `out` exists, and `OUT.partial` holds no file."""
+    return out.exists() and not any(names for _, _, names in os.walk(partial_path(out)))
 
 
 def remove_empty_partial(out: Path) -> None:
@@ -332,6 +338,7 @@ def _move_without_replacing(source: Path, target: Path) -> bool:
     return True
 
 
-def _sha256(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -61,6 +61,8 @@ def trim(
     job = Job.from_options(opened, options)
     job.check()
     is_finished = trimming.is_finished(job, options.out)
+    if dry_run and opened.downloaded and Path(options.text).exists():
+        trimming.check_text(job)
     planned_steps = steps(job, Machine.measure(options.placement))
     if dry_run or not (as_json or is_finished):
         show_steps(job, planned_steps, str(options.out), dry_run=dry_run, as_json=as_json)

@@ -11,8 +11,10 @@ from ...artifacts.scores import Scores
 from ...judging.verdict import Verdict
 from ...serving.deployment import ship_verdict
 from ...storage.checkpoint import open_checkpoint
-from ...storage.output import check_absent, is_complete, open_output, remove_empty_partial
+from ...storage.output import check_absent, file_digest, open_output
 from ...version import __version__
+from ..observer import Observer
+from ..stage import Stage
 from .answers import Prompt, answers, recall_prompt
 from .material import write_model, write_text
 
@@ -129,15 +131,21 @@ def run(
     prompt = recall_prompt(seed)
     with open_output(out, "demo.json", record) as output_dir:
         with chdir(output_dir.path):
-            if not is_complete(Path(ORIGINAL)):
-                write_model(Path(ORIGINAL))
             write_text(Path("text.jsonl"), seed)
+            material = record | {"text": file_digest(Path("text.jsonl"))}
+            last = Stage(Path(ORIGINAL), material, lambda _: write_model(Path(ORIGINAL)))
+            last.ensure(Observer())
             all_steps = list(steps(seed))
             count = len(all_steps) + 1
             for number, step in enumerate(all_steps, start=1):
                 on_step(f"{number}/{count} {step.title}")
                 for line in step.commands:
-                    _run_unless_done(shlex.split(line), run_command)
+                    words = shlex.split(line)
+                    if "-o" not in words:
+                        run_command(words)
+                        continue
+                    last = _command_stage(words, last, run_command)
+                    last.ensure(Observer())
             on_step(f"{count}/{count} serve them in transformers")
             answered = {name: answers(Path(name), prompt) for name in SERVED}
         output_dir.publish()
@@ -151,14 +159,12 @@ def run(
     )
 
 
-def _run_unless_done(words: list[str], run_command: Callable[[list[str]], None]) -> None:
-    """Run a command whose output does not exist yet."""
-    if "-o" in words:
-        output = Path(words[words.index("-o") + 1])
-        remove_empty_partial(output)
-        if is_complete(output):
-            return
-    run_command(words)
+def _command_stage(
+    words: list[str], before: Stage, run_command: Callable[[list[str]], None]
+) -> Stage:
+    """The output of a command, which may read those of all commands before it."""
+    output = Path(words[words.index("-o") + 1])
+    return Stage(output, {"command": words}, lambda _: run_command(words), [before])
 
 
 def _model_results(out: Path) -> list[ModelResult]:
