@@ -9,12 +9,12 @@ import torch
 
 import statetrim as st
 from helpers import tiny
-from helpers.prompt_mutants import prompt_mutants
+from helpers.prompt_mutants import SoundPrompt, prompt_mutants
 from statetrim.errors import StatetrimError
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
 from statetrim.snapshots.metric import state_metrics
-from statetrim.snapshots.prompt import slots
+from statetrim.snapshots.slots import slots
 from statetrim.snapshots.stream import StateFile
 
 IDS = torch.randint(2, 60, (2, 20), generator=torch.Generator().manual_seed(0))
@@ -124,9 +124,9 @@ def test_an_empty_cache_is_refused(hybrid: LiveModel, tmp_path: Path) -> None:
         st.save_prompt(empty, tmp_path / "out", model=hybrid.checkpoint)
 
 
-def test_damaged_files_are_refused_or_read(hybrid: LiveModel, saved: Path) -> None:
-    """A sample of what `just prompt-mutants` makes; the sound file is read."""
-    st.load_prompt(hybrid.module, saved, model=hybrid.checkpoint)
-    problems: Iterator[tuple[int, str | None]] = prompt_mutants(hybrid, saved, 150, 3)
+def test_a_damaged_file_is_refused_or_another_prompt(hybrid: LiveModel, tmp_path: Path) -> None:
+    """A sample of what `just prompt-mutants` makes."""
+    sound = SoundPrompt.save(hybrid, tmp_path / "prompt")
+    problems: Iterator[tuple[int, str | None]] = prompt_mutants(sound, 150, 3)
     wrong = {number: text for number, text in problems if text}
     assert not wrong
