@@ -230,7 +230,7 @@ def prompt_mutants(sound: SoundPrompt, count: int, seed: int) -> Iterator[tuple[
 def main(count: int, seed: int) -> int:
     with tempfile.TemporaryDirectory(prefix="statetrim-mutants-") as folder:
         live = load_live(tiny.build("qwen3_5_text", Path(folder) / "model"))
-        sound, results = SoundPrompt.save(live, Path(folder) / "prompt"), Counter[bool]()
+        sound, results = SoundPrompt.save(live, Path(folder) / "prompt", 4000), Counter[bool]()
         print(f"the sound prompt takes {sound.memory} bytes")
         for number, problem in prompt_mutants(sound, count, seed):
             results[problem is None] += 1
