@@ -1,21 +1,26 @@
 """A prompt's cache is saved and restored, for every kind of model; other files are refused."""
 
-from collections.abc import Iterator
+import json
+import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 import statetrim as st
 from helpers import tiny
-from helpers.prompt_mutants import prompt_mutants
+from helpers.prompt_mutants import SoundPrompt, prompt_mutants
 from statetrim.errors import StatetrimError
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
 from statetrim.snapshots.metric import state_metrics
-from statetrim.snapshots.prompt import slots
-from statetrim.snapshots.stream import StateFile
+from statetrim.snapshots.slots import slots
+from statetrim.snapshots.stream import StateFile, checksum
+from statetrim.storage.safetensors_file import read_shard
 
 IDS = torch.randint(2, 60, (2, 20), generator=torch.Generator().manual_seed(0))
 
@@ -124,9 +129,65 @@ def test_an_empty_cache_is_refused(hybrid: LiveModel, tmp_path: Path) -> None:
         st.save_prompt(empty, tmp_path / "out", model=hybrid.checkpoint)
 
 
-def test_damaged_files_are_refused_or_read(hybrid: LiveModel, saved: Path) -> None:
-    """A sample of what `just prompt-mutants` makes; the sound file is read."""
+def change_all_tokens(tensors: dict[str, Tensor], tokens: int) -> None:
+    for name in ("1.keys", "1.values", "3.keys", "3.values"):
+        tensors[name] = tensors[name][:, :, :tokens].contiguous()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, h: x["1.keys"].fill_(math.nan), "1.keys' holds no numbers, or some above 1e"),
+        (lambda x, h: x["3.values"].view(-1)[7:8].fill_(1e30), "some above 1e"),
+        (lambda x, h: x.update({"1.keys": x["1.keys"].repeat(7, 1, 1, 1)}), "'1.keys' in the"),
+        (lambda x, h: x.update({"1.keys": x["1.keys"].repeat(1, 2, 1, 1)}), "'1.keys' in the"),
+        (lambda x, h: x.update({"1.keys": x["1.keys"].half()}), "'1.keys' in the file"),
+        (lambda x, h: x.update({"1.keys": x["1.keys"][:, :, :5].clone()}), "numbers of tokens"),
+        (lambda x, h: change_all_tokens(x, 0), "numbers of tokens, or none"),
+        (lambda x, h: h["counters"].update({"0.conv_kernel_size.0": 3}), "conv_kernel_size.0' in"),
+        (lambda x, h: h.update(batch=4096), "'0.conv_states.0' in the file does not fit"),
+        (lambda x, h: h.update(batch=1), "'0.conv_states.0' in the file does not fit"),
+        (lambda x, h: h.update(worst_error=0.5), "worst_error"),
+        (lambda x, h: h.update(tolerance=5.0), "worst_error"),
+        (lambda x, h: h["shapes"].update({"0.recurrent_states.0": [2**15, 128, 128]}), "zero; no"),
+    ],
+)
+def test_a_file_that_is_no_prompt_is_refused(
+    hybrid: LiveModel,
+    saved: Path,
+    change: Callable[[dict[str, Tensor], dict[str, Any]], object],
+    message: str,
+) -> None:
+    tensors, header = load_file(saved), json.loads(read_shard(saved).metadata["statetrim"])
+    change(tensors, header)
+    header["checksum"] = checksum(tensors)
+    save_file(tensors, saved, {"statetrim": json.dumps(header)})
+    with pytest.raises(StatetrimError, match=message):
+        st.load_prompt(hybrid.module, saved, model=hybrid.checkpoint)
+
+
+def test_a_shorter_prompt_is_a_prompt(hybrid: LiveModel, cache: Any, saved: Path) -> None:
+    """The changes above are refused for what they are: equal lengths in all layers are loaded."""
+    tensors, header = load_file(saved), json.loads(read_shard(saved).metadata["statetrim"])
+    change_all_tokens(tensors, 7)
+    header["checksum"] = checksum(tensors)
+    save_file(tensors, saved, {"statetrim": json.dumps(header)})
     st.load_prompt(hybrid.module, saved, model=hybrid.checkpoint)
-    problems: Iterator[tuple[int, str | None]] = prompt_mutants(hybrid, saved, 150, 3)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e13])
+def test_a_cache_that_could_not_be_loaded_is_not_saved(
+    hybrid: LiveModel, cache: Any, tmp_path: Path, value: float
+) -> None:
+    cache.layers[1].keys = torch.full_like(cache.layers[1].keys, value)
+    with pytest.raises(StatetrimError, match=r"'1.keys' holds no numbers, or some above"):
+        st.save_prompt(cache, tmp_path / "out", model=hybrid.checkpoint)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_file_is_refused_or_another_prompt(hybrid: LiveModel, tmp_path: Path) -> None:
+    """A sample of what `just prompt-mutants` makes."""
+    sound = SoundPrompt.save(hybrid, tmp_path / "prompt")
+    problems: Iterator[tuple[int, str | None]] = prompt_mutants(sound, 150, 3)
     wrong = {number: text for number, text in problems if text}
     assert not wrong

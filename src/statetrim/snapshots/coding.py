@@ -17,6 +17,7 @@ from .low_rank import WIDTHS, LowRank, Search, relative
 FLOOR = 0.02  # of the float32 bytes; below, a state of one repeated token lost too much
 MAX_NUMBERS = 2**31  # of coded states that are decoded together
 _HEADS_AT_ONCE = 64  # what they need stays in a processor's cache
+_RESOLUTION = 2.0**-20  # of products in float32, relative to the sizes of their factors
 _MARGIN = 0.999  # of the tolerance: float32 sums are that exact
 
 
@@ -43,16 +44,19 @@ def encode(states: Tensor, tolerance: float = 0.05, metric: Tensor | None = None
     """Code states [..., keys, values] so that |W (decoded - state)| <= tolerance |W state| for
     every head, in the Frobenius norm, with W = `metric` [heads or fewer, keys, keys] (None: 1).
 
-    A metric of fewer heads repeats. Refuses numbers that are not finite.
+    A metric of fewer heads repeats, and its scale does not matter. Refuses numbers that are not
+    finite, and a metric that is zero.
     """
     states = _check_states(states, tolerance, metric)
+    if metric is not None:
+        metric = _normalize(metric).to(states)
     heads, keys, values = states.shape
     cycle = 1 if metric is None else len(metric)
     coded = []
     for chunk in torch.split(states, cycle * max(1, _HEADS_AT_ONCE // cycle)):
         weight = None
         if metric is not None:
-            weight = metric.to(states).repeat(len(chunk) // cycle, 1, 1)
+            weight = metric.repeat(len(chunk) // cycle, 1, 1)
         coded.append(_encode_heads(chunk, tolerance, weight))
     parts, errors = zip(*coded, strict=True)
     return Coded((heads, keys, values), layout.write(layout.join(parts)), torch.cat(errors))
@@ -94,7 +98,10 @@ def _encode_heads(
     """The cheapest code of each head that meets the bound, and its relative error."""
     heads, keys, values = states.shape
     scaled, exponents, extreme = _scale(states)
-    weighted = scaled if metric is None else metric @ scaled
+    weighted = scaled
+    if metric is not None:
+        weighted = metric @ scaled
+        extreme = extreme | _is_hidden(scaled, weighted, metric, tolerance)
     search = Search(scaled, weighted, metric, tolerance)
     low_rank_codes = search.run(tolerance * _MARGIN, FLOOR * keys * values * 32)
     modes = torch.full((heads,), LOW_RANK, dtype=torch.uint8, device=states.device)
@@ -131,6 +138,24 @@ def _scale(states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     scaled = states * torch.exp2(-exponents.float()).reshape(-1, 1, 1)
     scaled[extreme] = 0
     return scaled, exponents, extreme
+
+
+def _normalize(metric: Tensor) -> Tensor:
+    """The metric [heads, keys, keys] with a largest entry of each head from 0.5 to 1: divided by a
+    power of two, so that no digit changes."""
+    metric = metric.detach().double()
+    mantissas, exponents = torch.frexp(metric)
+    largest = metric.abs().amax((1, 2))
+    if not bool((torch.isfinite(largest) & (largest > 0)).all()):
+        raise StatetrimError("a metric is zero or holds numbers that are not finite")
+    return torch.ldexp(mantissas, exponents - torch.frexp(largest).exponent.reshape(-1, 1, 1))
+
+
+def _is_hidden(scaled: Tensor, weighted: Tensor, metric: Tensor, tolerance: float) -> Tensor:
+    """Which heads the metric sees so little of that float32 cannot tell their error from its own
+    rounding; they are stored as they are."""
+    size = metric.flatten(1).norm(dim=1) * scaled.flatten(1).norm(dim=1)
+    return weighted.flatten(1).norm(dim=1) * tolerance < _RESOLUTION * size
 
 
 def rounded(states: Tensor, mode: int) -> Tensor:

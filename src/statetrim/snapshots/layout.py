@@ -109,6 +109,7 @@ def parse(payload: Tensor, shape: tuple[int, int, int], device: torch.device) ->
     reader.require(sum(of_mode[mode] for mode in MODES) == count, "modes")
     reader.require(bool((exponents.abs() <= MAX_EXPONENT).all()), "exponents")
     ranks = reader.take(of_mode[LOW_RANK], torch.uint8)
+    reader.require(bool((ranks <= min(keys, values)).all()), "ranks")
     components = int(ranks.sum())
     widths = reader.take_packed(components, 4)
     of_width = torch.bincount(widths, minlength=WIDTHS.stop).tolist()

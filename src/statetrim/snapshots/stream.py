@@ -18,12 +18,13 @@ from torch import Tensor
 from ..artifacts.record import as_fields, check_header, header, parse_record
 from ..errors import StatetrimError, errors_of
 from ..storage.json_file import parse_json
-from ..storage.safetensors_file import read_shard, save_tensors
+from ..storage.safetensors_file import TensorInfo, read_shard, save_tensors
 from .coding import MAX_NUMBERS, Coded
 
 _METADATA = "statetrim"
 MAX_BATCH = 4096
 _MAX_ENTRIES = 2**16
+_MAX_EXPANSION = 1024  # float32 bytes of states per byte of a file; rank one in 8 bits is below it
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,9 @@ class StreamHeader:
     checksum: str = ""
 
     def check(self) -> None:
-        """Raise ValueError for sizes that no state has."""
+        """Raise ValueError for sizes that no state has, and for errors above the tolerance."""
+        if not 0 <= self.worst_error <= self.tolerance < 1:
+            raise ValueError("worst_error: it must lie between 0 and the tolerance, below 1")
         if len(self.shapes) + len(self.counters) > _MAX_ENTRIES:
             raise ValueError(f"shapes: more than {_MAX_ENTRIES} entries")
         for name, shape in self.shapes.items():
@@ -76,6 +79,7 @@ class StateFile:
         """Write the file atomically, replacing an existing one."""
         tensors = self.tensors
         shapes = {name: [*coded.shape] for name, coded in self.coded.items()}
+        _check_expansion(shapes, self.nbytes, path)
         stored = replace(self.header, shapes=shapes, checksum=checksum(tensors))
         text = json.dumps({**header("states"), **as_fields(stored)})
         save_tensors(Path(path), tensors, {_METADATA: text})
@@ -84,6 +88,20 @@ class StateFile:
     def load(path: str | Path) -> "StateFile":
         """Read a file of `save`; refuses one that is damaged, not complete or of another kind. The
         bytes of a coded tensor are checked when it is decoded."""
+        return Contents.read(path).load()
+
+
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """What a file of coded states says that it holds: nothing but its header has been read."""
+
+    path: Path
+    header: StreamHeader
+    tensors: Mapping[str, TensorInfo]  # as they are stored: a coded one as bytes
+
+    @staticmethod
+    def read(path: str | Path) -> "Contents":
+        """Read the header of an untrusted file; the sizes in it are those of the file's bytes."""
         path = Path(path)
         if not path.is_file():  # reading a pipe would block
             raise StatetrimError(f"{path} is missing, or not a file")
@@ -95,17 +113,30 @@ class StateFile:
         parsed = parse_record(fields, StreamHeader, path)
         if len(shard.tensors) > _MAX_ENTRIES:
             raise StatetrimError(f"{path} holds more than {_MAX_ENTRIES} tensors")
-        with errors_of(f"{path} cannot be read"):
-            tensors = load_file(path)
-        if checksum(tensors) != parsed.checksum:
-            raise StatetrimError(f"{path} is damaged: its checksum does not fit its contents")
-        coded = {}
-        for name, (heads, keys, values) in parsed.shapes.items():
-            payload = tensors.pop(name, None)
-            if payload is None or payload.dtype != torch.uint8 or payload.dim() != 1:
+        tensors = {tensor.name: tensor for tensor in shard.tensors}
+        for name in parsed.shapes:
+            code = tensors.get(name)
+            if code is None or code.dtype != "U8" or len(code.shape) != 1:
                 raise StatetrimError(f"{path} holds no code of {name[:80]!r}")
-            coded[name] = Coded((heads, keys, values), payload)
-        return StateFile(parsed, coded, tensors)
+        _check_expansion(parsed.shapes, shard.nbytes, path)
+        return Contents(path, parsed, tensors)
+
+    def load(self) -> StateFile:
+        """Read the tensors; refuses those that do not have the header's checksum."""
+        with errors_of(f"{self.path} cannot be read"):
+            tensors = load_file(self.path)
+        if checksum(tensors) != self.header.checksum:
+            raise StatetrimError(f"{self.path} is damaged: its checksum does not fit its contents")
+        coded = {}
+        for name, (heads, keys, values) in self.header.shapes.items():
+            coded[name] = Coded((heads, keys, values), tensors.pop(name))
+        return StateFile(self.header, coded, tensors)
+
+
+def _check_expansion(shapes: Mapping[str, list[int]], nbytes: int, path: str | Path) -> None:
+    """Refuse states of next to no bytes, of which a small file could hold any number."""
+    if 4 * sum(map(prod, shapes.values())) > _MAX_EXPANSION * nbytes:
+        raise StatetrimError(f"{path} would hold too many states that are zero; no prompt does")
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:
@@ -114,5 +145,5 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
         digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)}:".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.flatten().view(torch.uint8).numpy())
     return digest.hexdigest()
