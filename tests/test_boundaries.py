@@ -16,7 +16,7 @@ HEAVY_ALLOWED = {
     "artifacts/record": {"msgspec"},
     "commands": {"rich", "typer"},
     "storage/text": {"datasets"},
-    "runtime/packages": {"packaging"},
+    "runtime/doctor": {"packaging"},
     "evaluation/harness": {"lm_eval", "datasets", "transformers"},
     "tasks/__init__": {"datasets"},
     "reporting/figure_files": {"matplotlib"},

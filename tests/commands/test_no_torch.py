@@ -47,12 +47,10 @@ MISTAKES = {
     "recover M --text t -o O --skip x": "not a number of tokens",
     "verify M --baseline B --engine mlx --engine-python P --text typo.txt -o O": "there is no file",
     "benchmark M --baseline B -o O --dtype int8": "--dtype is float32, float16 or bfloat16",
-    "benchmark M --baseline B -o O --engine sglang": "--engine is vllm, not 'sglang'",
     "benchmark M --baseline B -o O --lengths 8,x": "not a number of tokens",
     "report none.json -o O": "none.json is missing",
     "recipe none": "is not a result of trim",
     "snapshot M --text typo.txt -o O": "there is no file typo.txt",
-    "doctor --engine-python none": "none cannot be started",
     "demo -o HERE": "exists already",
     "push M R --private": "No such option",
 }
