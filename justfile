@@ -176,10 +176,6 @@ compare-precision MODEL TEXT TEST WORK:
 vllm-startup ENGINES:
     {{ENGINES}}/vllm/bin/python tools/engines/record_vllm_startup.py tests/data/vllm-startup.json
 
-# How many sequences a vLLM server holds before and after a cut (results/benchmark.md).
-vllm-load ENGINES MODELS OUT:
-    statetrim benchmark {{MODELS}}/wide-64x64 --baseline {{MODELS}}/wide-128 --engine vllm --engine-python {{ENGINES}}/vllm/bin/python --requests 48 --memory-gib 0.1 --lengths 1024 -o {{OUT}}
-
 # Throughput of cuts beside the original and the ideal on this machine (results/benchmark.md).
 bench-serving DIRECTORY:
     MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184 OMP_NUM_THREADS=1 python benchmarks/bench_serving.py {{DIRECTORY}}

@@ -102,8 +102,8 @@ def steps(root: Path, model: str, text: str, num_gpus: int) -> Iterator[tuple[st
     ]  # fmt: skip
     if importlib.util.find_spec("vllm") is not None:
         yield "engine", [
-            "benchmark", str(fitted), "--baseline", model, "--engine", "vllm",
-            "--requests", "8", "-o", str(root / "served.json"),
+            "verify", str(fitted), "--baseline", model, "--engine", "vllm", "--engine-python",
+            sys.executable, "--text", text, "-o", str(root / "served.json"),
         ]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 import statetrim as st
-from statetrim.reporting import figure_files
+from statetrim.reporting import figures as figure_files
 from statetrim.reporting import rank_pictures as figures
 from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.loading import load

@@ -40,7 +40,6 @@ def command(name: str, folder: Path, more: str = "") -> list[str]:
         "analyze": f"analyze MODEL {text} --burn-in 8 -o OUT.json",
         "evaluate": "evaluate COPY --baseline MODEL --tasks mqar -o OUT.json",
         "trim": "trim MODEL --to 8x100% --text TEXT -o OUT",
-        "benchmark": "benchmark MODEL --baseline MODEL --engine vllm -o OUT",
         "inspect": "inspect MODEL",
     }[name]
     paths = {"MODEL": "model", "COPY": "copy", "TEXT": "text.jsonl", "OUT": "o"}
@@ -64,9 +63,8 @@ def check_message(arguments: list[str], text: str = "") -> None:
         ("recover", "--batch-size 0", "--batch-size cannot be 0"),
         ("trim", "--limit 0", "--limit cannot be 0"),
         ("recover", "--rank 100000000", "larger than any matrix"),
-        ("benchmark", "--memory-gib inf", "GiB"),
-        ("benchmark", "--memory-gib nan", "GiB"),
         ("inspect", "--memory-gib inf", "GiB"),
+        ("inspect", "--memory-gib nan", "GiB"),
         ("recover", "--seed -1", "--seed"),
         ("calibrate", f"--seed {2**64}", "--seed"),
         ("recover", "--length 0", "--length cannot be 0"),

@@ -127,7 +127,7 @@ def test_the_command_line_fills_every_option(
 ) -> None:
     model, out = str(checkpoint("qwen3_5_text")), str(tmp_path / "out")
     words = "--to 0.5 --for vllm --by-layer --text t --tokens 7 --method l1"
-    words += " --value-method readout_l1 --refit --recall 0.3 --random 0.2"
+    words += " --value-method readout_l1 --refit --recall 0.3"
     words += " --recover 8 --tasks mqar,squad --data d --limit 9 --batch-size 10 --no-control"
     words += " --no-benchmark --length 11 --seed 12 --dtype bfloat16 --state-dtype int8"
     changed: set[str] = set()

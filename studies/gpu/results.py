@@ -98,7 +98,7 @@ def page(files: Sequence[Path]) -> str:
     lines = ["# Measured on GPUs", "", "Made by `studies/gpu/results.py` from results files.", ""]
     for file in files:
         records = json.loads(file.read_text())
-        devices = ", ".join(gpu["name"] for gpu in records["environment"]["gpus"]) or "no GPU"
+        devices = ", ".join(records["environment"]["gpus"]) or "no GPU"
         lines += [f"## {records['model']} ({devices})", ""]
         lines += [
             "| task | model | value | difference from the original (perplexity: nats) |",

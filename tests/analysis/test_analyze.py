@@ -396,7 +396,7 @@ def test_pictures_are_drawn_and_not_empty(pair: Analysis, tmp_path: Path) -> Non
     from matplotlib.image import imread
 
     from statetrim.reporting import rank_pictures
-    from statetrim.reporting.figure_files import save_all
+    from statetrim.reporting.figures import save_all
 
     assert pair.baseline is not None
     both = {"before": pair.baseline, "after": pair}

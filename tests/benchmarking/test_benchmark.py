@@ -1,8 +1,5 @@
-"""Timings: what is measured and how models are compared; a small script stands in for vLLM."""
+"""Timings: what is measured and how models are compared."""
 
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +10,9 @@ import torch
 from typer.testing import CliRunner
 
 import statetrim as st
-from helpers.engine import have_ended, wait_until, write_python
 from statetrim.benchmarking import stopwatch
 from statetrim.benchmarking.benchmark import DECODE_CYCLE
 from statetrim.benchmarking.stopwatch import RoundTimes, measure_peak_memory, time_in_turns
-from statetrim.benchmarking.vllm import _cache_log_lines
 from statetrim.commands import app
 from statetrim.portable.kernels import DeferredState
 
@@ -131,117 +126,6 @@ def test_timings_of_no_model_are_refused(tmp_path: Path) -> None:
     st.Timings([], []).save(tmp_path / "timings.json")
     with pytest.raises(st.StatetrimError, match="not valid: models is empty"):
         st.Timings.load(tmp_path / "timings.json")
-
-
-STAND_IN = """
-import argparse, http.server, json, os, pathlib, subprocess, sys, threading
-parser = argparse.ArgumentParser()
-parser.add_argument("--port", type=int)
-parser.add_argument("--host")
-parser.add_argument("--kv-cache-memory-bytes", type=int)
-parser.add_argument("--model")
-options, _ = parser.parse_known_args()
-assert options.host == "127.0.0.1" and "PYTHONPATH" not in os.environ.get("SEEN", "")
-if not {broken!r}:  # a child process like vLLM's engine, which ignores SIGTERM
-    engine = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
-    below = subprocess.Popen([sys.executable, "-c", engine])
-    pathlib.Path({engines!r}, str(below.pid)).touch()
-pathlib.Path({pids!r}, str(os.getpid())).touch()
-if {broken!r}:
-    raise SystemExit("ValueError: this shape is not served")
-print("INFO [x.py:1] CPU KV cache size: 9 tokens, Maximum concurrency", flush=True)
-most = 4 if options.model.endswith("half") else 2
-gate, lock, running, peak = threading.Semaphore(most), threading.Lock(), [0], [0]
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def log_message(self, *args): pass
-    def answer(self, text):
-        self.send_response(200); self.end_headers(); self.wfile.write(text.encode())
-    def do_GET(self):
-        self.answer('vllm:num_requests_running{{a="b"}} %d\\nvllm:kv_cache_usage_perc 0.5\\n'
-                    'vllm:cache_config_info{{num_gpu_blocks="%d"}} 1.0\\n'
-                    'vllm:generation_tokens_total 24.0\\n' % (running[0], 10 * most))
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with gate:
-            with lock: running[0] += 1
-            threading.Event().wait(0.5)
-            with lock: running[0] -= 1
-        self.answer(json.dumps({{"usage": {{"completion_tokens": body["max_tokens"]}}}}))
-
-http.server.ThreadingHTTPServer((options.host, options.port), Handler).serve_forever()
-"""
-
-
-def stand_in(folder: Path, *, broken: bool = False) -> tuple[Path, Path]:
-    """A Python executable with a fake vLLM, and the folder with the process ids of its servers."""
-    package = folder / "vllm" / "entrypoints" / "openai"
-    package.mkdir(parents=True)
-    pids, engines = folder / "pids", folder / "engines"
-    pids.mkdir()
-    engines.mkdir()
-    text = STAND_IN.format(pids=str(pids), engines=str(engines), broken=broken)
-    (package / "api_server.py").write_text(text)
-    return write_python(folder), pids
-
-
-def all_ended(pids: Path) -> bool:
-    """Whether all servers and their engines have ended."""
-    return have_ended(pids, pids.parent / "engines")
-
-
-def test_a_line_of_the_log_needs_no_prefix(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text("INFO [core.py:1] GPU KV cache size: 9 tokens\nKV cache size: 8 tokens\n")
-    assert _cache_log_lines(log) == ["GPU KV cache size: 9 tokens", "KV cache size: 8 tokens"]
-
-
-def test_a_server_is_started_loaded_read_and_ended(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    python, pids = stand_in(tmp_path)
-    timings = st.benchmark(
-        pair[1], baseline=pair[0], engine="vllm", engine_python=python, requests=6,
-        memory_gib=0.125, prefix_caching=True, lengths=["128"], out=tmp_path / "out.json",
-    )  # fmt: skip
-    concurrent = [timings.find(name, "concurrent sequences") for name in timings.models]
-    assert [(record.value, record.ratio) for record in concurrent] == [(2, None), (4, 2.0)]
-    assert timings.find("half", "cache blocks").value == 40
-    assert timings.lineage["log"]["half, 128 tokens"] == [
-        "CPU KV cache size: 9 tokens, Maximum concurrency"
-    ]
-    (load,) = timings.lineage["loads"]
-    settings = {name: load[name] for name in ("requests", "length", "memory", "prefix_caching")}
-    assert settings == {"requests": 6, "length": 128, "memory": 2**27, "prefix_caching": True}
-    assert st.Timings.load(tmp_path / "out.json") == timings
-    assert len(list(pids.iterdir())) == 2 and all_ended(pids)
-
-
-def test_a_server_that_does_not_start_is_told_in_a_sentence(
-    pair: tuple[Path, Path], tmp_path: Path
-) -> None:
-    python, pids = stand_in(tmp_path, broken=True)
-    arguments = ["benchmark", pair[1], "--baseline", pair[0], "--engine", "vllm"]
-    arguments += ["--engine-python", python, "-o", tmp_path / "out.json"]
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert isinstance(result.exception, st.StatetrimError)
-    assert "this shape is not served" in str(result.exception)
-    assert all_ended(pids) and not (tmp_path / "out.json").exists()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_server_ends_with_the_command_that_started_it(
-    number: signal.Signals, pair: tuple[Path, Path], tmp_path: Path
-) -> None:
-    python, pids = stand_in(tmp_path)
-    command = [sys.executable, "-m", "statetrim", "benchmark", pair[1], "--baseline", pair[0]]
-    command += ["--engine", "vllm", "--engine-python", python, "--requests", "400"]
-    command += ["--lengths", "128", "-o", tmp_path / "out.json"]
-    process = subprocess.Popen(
-        [str(part) for part in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    assert wait_until(lambda: any(pids.iterdir()))
-    process.send_signal(number)
-    assert process.wait(timeout=60) != 0
-    assert all_ended(pids)
 
 
 def test_the_command_writes_and_shows(pair: tuple[Path, Path], tmp_path: Path) -> None:

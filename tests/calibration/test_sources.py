@@ -19,14 +19,13 @@ from helpers.sums import assert_statistics_close
 from statetrim.artifacts.mixture import mix_statistics
 from statetrim.artifacts.statistics import Statistics
 from statetrim.progress import Progress
-from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.loading import load_tokenizer
 from statetrim.surgery.refit import fit_projection
-from statetrim.tasks.generated import echo_sequences, random_sequences, recall_sequences
+from statetrim.tasks.generated import recall_sequences
 
 ALL = ["drrqr", "grad", "s_wanda", "energy", "product", "readout_greedy"]
 SETTINGS: dict[str, Any] = {"tokens": 1280, "length": 20, "batch_size": 4}
-SHARES = {"recall": 0.25, "random": 0.25, "echo": 0.125}
+SHARES = {"recall": 0.625}
 
 
 @pytest.fixture(scope="module")
@@ -42,30 +41,25 @@ def whole(model: st.Checkpoint, text: Path) -> Statistics:
 def test_each_source_is_what_it_alone_would_show(
     model: st.Checkpoint, text: Path, whole: Statistics
 ) -> None:
-    passages = Corpus(text, model).read(tokens=80, length=10, skip=480)
-    single_sources = {
-        "random": random_sequences(load_tokenizer(model), 320, 20),
-        "echo": echo_sequences(passages),
-    }
     assert whole.lineage["data"][0]["count"] * 20 == 480  # the tokens that are not generated
-    for name, sequences in single_sources.items():
-        forward = [method for method in ALL if method != "grad"]
-        statistics = st.calibrate(model, sequences, methods=forward, batch_size=4)
-        for part in statistics.sum_names:
-            for layer, sums in statistics.layers.items():
-                expected, actual = getattr(sums, part), getattr(whole.sources[name][layer], part)
-                largest = expected.abs().max()
-                assert torch.allclose(actual, expected, rtol=1e-12, atol=1e-12 * largest)
+    forward = [method for method in ALL if method != "grad"]
+    sequences = recall_sequences(load_tokenizer(model), 800)
+    statistics = st.calibrate(model, sequences, methods=forward, batch_size=4)
+    for part in statistics.sum_names:
+        for layer, sums in statistics.layers.items():
+            expected, actual = getattr(sums, part), getattr(whole.sources["recall"][layer], part)
+            largest = expected.abs().max()
+            assert torch.allclose(actual, expected, rtol=1e-12, atol=1e-12 * largest)
     plain = st.calibrate(model, text, methods=ALL, **SETTINGS | {"tokens": 480}, recall=0.0)
     assert_statistics_close(plain, Statistics(whole.layers), 1e-12)
-    assert list(whole.sources) == ["text", "recall", "random", "echo"]
+    assert list(whole.sources) == ["text", "recall"]
     assert sum(whole.shares.values()) == pytest.approx(1)
 
 
 def test_gradients_of_recall_count_only_what_can_be_answered(
     model: st.Checkpoint, whole: Statistics
 ) -> None:
-    generated = recall_sequences(load_tokenizer(model), 320)
+    generated = recall_sequences(load_tokenizer(model), 800)
     assert generated.answer_positions is not None
     live: Any = st.load(model)
     total = torch.zeros(())
@@ -111,7 +105,7 @@ def test_killed_anywhere_and_resumed_is_bit_identical(
 
 
 def test_two_processes_give_the_same_sums(model: st.Checkpoint, text: Path, tmp_path: Path) -> None:
-    sizes = {"tokens": 640, "length": 20, "batch_size": 2, "recall": 0.4, "random": 0.25}
+    sizes = {"tokens": 640, "length": 20, "batch_size": 2, "recall": 0.65}
     options = [f"--{name.replace('_', '-')}={value}" for name, value in sizes.items()]
     out, methods = tmp_path / "two.safetensors", ["drrqr", "product"]
     command = ["calibrate", str(model.path), "--text", str(text), *options]
@@ -122,7 +116,7 @@ def test_two_processes_give_the_same_sums(model: st.Checkpoint, text: Path, tmp_
 
 
 def test_the_mixture_is_what_a_plain_recomputation_gives(whole: Statistics) -> None:
-    shares = {"recall": 0.5, "random": 0.125, "echo": 0.0}
+    shares = {"recall": 0.625}
     mixture = mix_statistics(whole, shares)
     weights = {"text": 0.375, **shares}
     assert mixture.lineage["shares"] == weights and not mixture.generated
@@ -235,13 +229,10 @@ def test_saved_and_loaded(whole: Statistics, tmp_path: Path) -> None:
 def test_what_cannot_be_is_one_sentence(
     model: st.Checkpoint, text: Path, whole: Statistics
 ) -> None:
-    for shares in ({"recall": 1.0}, {"recall": 0.6, "random": 0.4}, {"echo": -0.1}):
+    for share in (1.0, -0.1):
         with pytest.raises(st.StatetrimError, match=r"text|fraction"):
-            st.calibrate(model, text, **SETTINGS, **shares)
-    ready = random_sequences(load_tokenizer(model), 320, 20)
-    with pytest.raises(st.StatetrimError, match="give a text"):
-        st.calibrate(model, ready, **SETTINGS, echo=0.5)
-    with pytest.raises(st.StatetrimError, match="nothing of 'music', but recall, random, echo"):
+            st.calibrate(model, text, **SETTINGS, recall=share)
+    with pytest.raises(st.StatetrimError, match="nothing of 'music', but recall"):
         st.select(model, "product", "6x100%", statistics=whole, shares={"music": 0.5})
     for wrong in ({"recall": 1.5}, {"recall": -0.5}, {"recall": float("nan")}):
         with pytest.raises(st.StatetrimError, match="from 0 to 1"):

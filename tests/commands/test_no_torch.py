@@ -47,12 +47,10 @@ MISTAKES = {
     "recover M --text t -o O --skip x": "not a number of tokens",
     "verify M --baseline B --engine mlx --engine-python P --text typo.txt -o O": "there is no file",
     "benchmark M --baseline B -o O --dtype int8": "--dtype is float32, float16 or bfloat16",
-    "benchmark M --baseline B -o O --engine sglang": "--engine is vllm, not 'sglang'",
     "benchmark M --baseline B -o O --lengths 8,x": "not a number of tokens",
     "report none.json -o O": "none.json is missing",
     "recipe none": "is not a result of trim",
     "snapshot M --text typo.txt -o O": "there is no file typo.txt",
-    "doctor --engine-python none": "none cannot be started",
     "demo -o HERE": "exists already",
     "push M R --private": "No such option",
 }
@@ -94,7 +92,8 @@ def test_a_mistake_needs_no_torch(line: str, answers: dict[str, list[Any]]) -> N
 
 
 def test_every_command_is_tried() -> None:
-    assert {line.split()[0] for line in MISTAKES} == set(GROUP.commands)
+    without_values = {"doctor"}  # its only option is --json
+    assert {line.split()[0] for line in MISTAKES} | without_values == set(GROUP.commands)
 
 
 def test_the_answer_takes_a_third_of_the_import_of_torch_at_most(tmp_path: Path) -> None:

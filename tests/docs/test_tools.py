@@ -42,8 +42,6 @@ def commands_of(program: str) -> list[tuple[Command, list[str]]]:
     """Commands that start with `program`, and their arguments; bare mentions are left out."""
     uses = []
     for page in PAGES:
-        if page.name == "questions.md":
-            continue  # its commands are patterns
         for command in commands(page):
             if command.words.startswith(f"{program} "):
                 _, *arguments = shlex.split(command.words)

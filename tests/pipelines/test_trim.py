@@ -79,7 +79,7 @@ def test_both_axes_with_recovery_timing_and_an_engine_in_mind(
     tiny.build("qwen3_5_text", model, linear_key_head_dim=32, linear_value_head_dim=32)
     command = ["trim", str(model), "-o", str(out), *FLAGS[:-1], "--text", str(text)]
     command += ["--to", "20x100%", "--for", "llamacpp", "--recover", "1k", "--json"]
-    command += ["--recall", "0.25", "--random", "0.25"]
+    command += ["--recall", "0.5"]
     code, err, printed = run(command)
     assert code is None, err
     small = st.open(out)
@@ -97,8 +97,8 @@ def test_both_axes_with_recovery_timing_and_an_engine_in_mind(
     shares = plan["lineage"]["statistics"]["shares"]
     assert shares == refit["statistics"]["shares"], "selection and refit take the same mix"
     assert shares["recall"] == pytest.approx(0.25, abs=0.02)
-    assert sum(shares.values()) == pytest.approx(1) and set(shares) == {"text", "recall", "random"}
-    assert (trim["recall"], trim["random"]) == (0.25, 0.25)
+    assert sum(shares.values()) == pytest.approx(1) and set(shares) == {"text", "recall"}
+    assert trim["recall"] == 0.5
 
 
 def test_a_plain_directory_is_left_alone(checkpoint: Load, text: Path, tmp_path: Path) -> None:

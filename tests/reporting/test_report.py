@@ -4,21 +4,24 @@ import base64
 import json
 import re
 import shutil
-import zlib
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import torch
+from matplotlib.image import imread
 
 import statetrim as st
 from helpers import tiny
-from statetrim.reporting import html
 from statetrim.reporting.charts import Point, Series, channel_map, interval_chart, line_chart
-from statetrim.reporting.drawing import Drawing
+from statetrim.reporting.figures import inline_svg, png_uri
 from statetrim.reporting.findings import read_findings
 from statetrim.reporting.markdown import render_markdown
 from statetrim.reporting.report import build_document
@@ -189,18 +192,11 @@ def test_what_is_missing_names_the_command(artifacts: Path, tmp_path: Path) -> N
 
 def test_a_picture_of_kept_channels_has_their_bits() -> None:
     mask = torch.tensor([[1, 0, 0, 1, 1, 0, 0, 0, 1, 0], [0] * 10], dtype=torch.bool)
-    png = base64.b64decode(channel_map(mask, "alt").data_uri.partition("base64,")[2])
-    start = png.index(b"IDAT")
-    length = int.from_bytes(png[start - 4 : start], "big")
-    rows = zlib.decompress(png[start + 4 : start + 4 + length])
-    width = 1 + 10  # filter byte, one byte per channel
-    assert rows[:width] == bytes([0, 1, 0, 0, 1, 1, 0, 0, 0, 1, 0])
-    assert len(rows) % width == 0
-
-
-def svg_shapes(chart: Drawing | None) -> str:
-    """The shapes as SVG, without the style sheet."""
-    return "" if chart is None else html.standalone_svg(chart).partition("</style>")[2]
+    written = base64.b64decode(png_uri(channel_map(mask)).partition("base64,")[2])
+    pixels = imread(BytesIO(written), format="png")  # [height, channels, RGBA]
+    kept = pixels[..., 0] == np.float32(0x0B / 255)
+    assert kept[0].tolist() == mask[0].tolist() and not kept[pixels.shape[0] // 2].any()
+    assert (pixels[..., 3] == 0).all(1).sum() == 2, "a gap below each head"
 
 
 @pytest.mark.parametrize("value", [1e308, -1e308, 5e-324, 0.0, 3.0])
@@ -209,8 +205,37 @@ def test_charts_stand_any_number(value: float) -> None:
         chart = line_chart(
             [Series("a", [Point(value, value), Point(1.0, 1e-12)])], "t", x="x", y="y", log=log
         )
-        assert "nan" not in svg_shapes(chart) and "inf" not in svg_shapes(chart)
-    assert "nan" not in svg_shapes(interval_chart([("a", value, value, value)], "t", "x"))
+        assert chart is not None
+        assert "nan" not in inline_svg(chart) and "inf" not in inline_svg(chart)
+    interval = interval_chart([("a", value, value, value)], "t", "x")
+    assert interval is None or "nan" not in inline_svg(interval)
+
+
+def test_a_chart_shows_its_points_in_the_colours_of_the_page() -> None:
+    """Positions in the SVG are an affine map of the numbers."""
+    points = [Point(1.0, 5.0, 4.0, 6.0), Point(2.0, 1.0), Point(4.0, 3.0)]
+    chart = line_chart([Series("<a & $b$>", points)], "title", x="x", y="y", marks=True)
+    assert chart is not None
+    root = ElementTree.fromstring(inline_svg(chart))
+    paths = [element for element in root.iter() if element.tag.endswith("path")]
+    line = next(
+        p for p in paths if p.get("stroke") == "var(--series-0)" and p.get("fill") == "none"
+    )
+    drawn = np.array(re.findall(r"[ML] ([-\d.]+) ([-\d.]+)", line.attrib["d"]), float)
+    for column, numbers in enumerate(([1.0, 2.0, 4.0], [5.0, 1.0, 3.0])):
+        slope = (drawn[1] - drawn[0])[column] / (numbers[1] - numbers[0])
+        expected = drawn[0, column] + slope * (np.array(numbers) - numbers[0])
+        assert drawn[:, column] == pytest.approx(expected, abs=1e-3)
+    legend = line_chart([Series("<a & $b$>", points), Series("c", points)], "t", x="x", y="y")
+    assert legend is not None and "&lt;a &amp; $b$&gt;" in inline_svg(legend)
+
+
+def test_without_matplotlib_the_tables_stand_alone(
+    artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    page = st.report([artifacts / n for n in ALL], tmp_path / "report").read_text()
+    assert "<svg" not in page and "<img" not in page and page.count("<table>") > 8
 
 
 def write_hostile_artifacts(artifacts: Path, folder: Path) -> list[Path]:

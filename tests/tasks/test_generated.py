@@ -1,23 +1,16 @@
 """Generated sequences: their content, and that none of them is ever evaluated."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
 import statetrim as st
-from helpers import tiny
 from statetrim.evaluation.runner import LONG_MQAR
 from statetrim.evaluation.samples import MQAR_ROWS
-from statetrim.runtime.corpus import Corpus
 from statetrim.tasks import recall
 from statetrim.tasks.generated import (
     derive_seed,
-    echo_sequences,
     plain_tokens,
-    random_sequences,
     recall_sequences,
 )
 
@@ -95,23 +88,8 @@ def test_more_rows_than_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> No
 def test_generated_tokens_are_plain_ones() -> None:
     words = WordTokenizer(4096, 4095)
     assert plain_tokens(words).tolist() == list(range(1, 4095))
-    for generated in (recall_sequences(words, 4096), random_sequences(words, 4096, 256)):
-        assert int(generated.ids.min()) >= 1 and int(generated.ids.max()) <= 4094
-    drawn = random_sequences(WordTokenizer(), 2**16, 256)
-    assert len(drawn.ids.unique()) > 4000 and drawn.answer_positions is None
-    assert not drawn.ids.equal(random_sequences(WordTokenizer(), 2**16, 256, seed=1).ids)
-
-
-def test_echo_repeats_passages_of_the_text(
-    checkpoint: Callable[[str], Path], tmp_path: Path
-) -> None:
-    text = tiny.write_text(tmp_path / "words.jsonl", 2000)
-    passages = Corpus(text, st.open(checkpoint("delta_net"))).read(tokens=256, length=32)
-    echoed = echo_sequences(passages)
-    assert echoed.ids.shape == (8, 64) and echoed.answer_positions is not None
-    assert echoed.ids[:, :32].equal(echoed.ids[:, 32:])
-    assert echoed.answer_positions.tolist() == list(range(32, 63))
-    assert echoed.ids[:, :32].equal(passages.ids)
+    generated = recall_sequences(words, 4096)
+    assert int(generated.ids.min()) >= 1 and int(generated.ids.max()) <= 4094
 
 
 @pytest.mark.parametrize("words", [3, 7, 64])

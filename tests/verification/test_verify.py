@@ -164,16 +164,6 @@ def test_an_engine_that_serves_noise(
         assert "chooses as transformers in float32 at only" in verification.faults[name][0]
 
 
-def test_without_a_plan_weights_are_not_compared(
-    engine: InProcess, broken: tuple[Path, Path], text: Path
-) -> None:
-    shutil.rmtree(broken[1] / "statetrim")
-    verification = verify(broken, text)
-    assert verification.faults == {}
-    (note,) = verification.notes["broken"]
-    assert note == "it carries no plan, so its weights were not compared with the original's"
-
-
 def make_request(pair: tuple[Path, Path]) -> Request:
     return Request(str(pair[1]), "float32", ["w1 w2"], [[1, 2, 3]], [[1, 2]], 1, {})
 

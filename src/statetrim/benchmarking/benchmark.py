@@ -4,7 +4,6 @@ The defaults on a GPU are those of the paper's table: batch size 32 and 2,048 to
 """
 
 import platform
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..artifacts.timings import Timing, Timings, unique_names
 from ..errors import StatetrimError
-from ..maths.units import GIB, parse_token_count
+from ..maths.units import parse_token_count
 from ..options import as_record, takes_options
 from ..progress import OnProgress, Progress, progress_reporter
 from ..runtime.live import LiveModel, MixerCall, hook_mixers
@@ -29,14 +28,12 @@ from ..storage.output import run_and_save
 from ..version import __version__
 from .options import BenchmarkOptions
 from .stopwatch import Work, clock_name, measure_peak_memory, time_in_turns
-from .vllm import ServerLoad, benchmark_vllm, model_lineage
 
 MAX_BATCH = 4096
 MAX_LENGTH = 2**20
 MAX_ROUNDS = 1000
 PAPER_BATCHES, PAPER_LENGTHS = (32,), (2048,)
 CPU_BATCHES, CPU_LENGTHS = (1, 16, 64), (256,)
-SERVED_LENGTH = 1024
 DECODE_CYCLE = 16
 """A round decodes a multiple of this many tokens: the portable kernel writes its state back once in
 as many, so every round has the same number of writes."""
@@ -55,13 +52,9 @@ Models = dict[str, LiveModel]
 def benchmark(models: ModelLike | Sequence[ModelLike], options: BenchmarkOptions) -> Timings:
     """Compare the speed of `baseline` and `models` at every batch size and length.
 
-    All models are in memory and take turns, so that other load on the machine affects all. With
-    `engine` "vllm", a vLLM server from the environment of `engine_python` is started for each
-    model and length, in bfloat16 with `memory_gib` of cache. It gets `requests` concurrent
-    requests, and the result is how many sequences it held, and its tokens per second; `batches`,
-    `rounds`, `dtype`, `device` and `max_memory` are not used. `dtype`, `device`, `device_map` and
-    `max_memory` are those of `load`. With `out` the timings are also written there; it must not
-    exist.
+    All models are in memory and take turns, so that other load on the machine affects all.
+    `dtype`, `device`, `device_map` and `max_memory` are those of `load`. With `out` the timings are
+    also written there; it must not exist.
     """
     checkpoints = [as_checkpoint(options.baseline), *as_checkpoints(models)]
     record = {
@@ -73,25 +66,12 @@ def benchmark(models: ModelLike | Sequence[ModelLike], options: BenchmarkOptions
 
     def run_benchmark(directory: Path | None) -> Timings:
         with progress_reporter(options.progress, "loading") as report:
-            if options.engine is None:
-                return _benchmark_in_process(checkpoints, options, report)
-            loads = []
-            for length in options.lengths or (SERVED_LENGTH,):
-                load = ServerLoad(
-                    requests=options.requests,
-                    length=parse_token_count(length),
-                    memory=int(options.memory_gib * GIB),
-                    prefix_caching=options.prefix_caching,
-                    cards=options.num_gpus,
-                )
-                loads.append(load)
-            python = Path(options.engine_python or sys.executable)
-            return benchmark_vllm(checkpoints, python, loads, report)
+            return _time_models(checkpoints, options, report)
 
     return run_and_save(options.out, record, run_benchmark, Timings.load)
 
 
-def _benchmark_in_process(
+def _time_models(
     checkpoints: Sequence[Checkpoint], options: BenchmarkOptions, progress: OnProgress
 ) -> Timings:
     """Load all models and time them at every length and batch size, sizes at the first only."""
@@ -256,7 +236,11 @@ def _lineage(
     described = {}
     for name, live in models.items():
         dtype = str(next(live.module.parameters()).dtype).removeprefix("torch.")
-        described[name] = model_lineage(live.checkpoint) | {
+        geometry = live.checkpoint.geometry
+        described[name] = {
+            "model_type": live.checkpoint.config["model_type"],
+            "head_k_dim": geometry.head_k_dim,
+            "head_v_dim": geometry.head_v_dim,
             "dtype": dtype,
             "runtime": live.runtime.name,
         }

@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import option_checks as checks
 from ..common_options import ProgressOptions, parse_names
-from ..errors import StatetrimError
 from ..maths.units import parse_token_count
 from ..options import option, options, output_option
 from ..runtime.placement import Devices
@@ -37,24 +35,3 @@ class BenchmarkOptions(Devices, ProgressOptions):
         parse=_parse_counts,
     )
     rounds: int = option(default=7, help="Rounds per model; the models take turns.")
-    engine: str | None = option(
-        default=None,
-        help="'vllm': measure a vLLM server, started on the loopback address, instead.",
-        check=checks.one_of("vllm"),
-    )
-    engine_python: str | Path | None = option(
-        default=None, help="Python executable of vLLM's environment.", parse=Path
-    )
-    requests: int = option(default=64, help="With --engine: number of concurrent requests.")
-    memory_gib: float = option(default=0.25, help="With --engine: cache memory in GiB.")
-    prefix_caching: bool = option(
-        default=False, help="With --engine: keep vLLM's prefix caching on."
-    )
-
-    def check(self) -> None:
-        """Raise StatetrimError for a placement or a memory that is not possible."""
-        super().check()
-        if not 0 < self.memory_gib <= 2**20:
-            raise StatetrimError(
-                f"--memory-gib must be a positive number of GiB, not {self.memory_gib:g}"
-            )

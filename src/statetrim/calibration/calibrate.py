@@ -27,7 +27,7 @@ from ..storage.checkpoint import Checkpoint, check_values_prunable, require_prun
 from ..storage.models import ModelLike, as_checkpoint
 from ..storage.space import check_writable
 from ..storage.text import Sequences
-from ..tasks.generated import Kind, echo_sequences, random_sequences, recall_sequences
+from ..tasks.generated import recall_sequences
 from ..version import __version__
 from .hooks import calibration_hooks
 from .layerwise import calibrate_layerwise
@@ -43,10 +43,9 @@ def calibrate(model: ModelLike, options: CalibrateOptions) -> Statistics:
     """Run `tokens` ("64k") of `text`, after `skip`, and collect the sums that `methods` need (None:
     the default ones of the axes that can be cut). Ready `Sequences` are all run.
 
-    `recall`, `random` and `echo` are the fractions of the tokens that are generated: recall
-    sequences (None: a quarter, if `text` is a text), random tokens, and passages of the text that
-    are given twice. The sums of each source are stored separately, so that `select` and `refit` can
-    weight them. `seed` changes the generated sequences.
+    `recall` is the fraction of the tokens that are generated recall sequences (None: a quarter, if
+    `text` is a text). Their sums are stored separately, so that `select` and `refit` can weight
+    them. `seed` changes the generated sequences.
     With `original`, the model before the cut, the original runs, the inputs of each of its layers
     also go through this model's layer, and the sums are those that `refit` needs: 8 bytes x n (n +
     hidden size) per layer, n = value heads x value channels of the cut model.
@@ -201,38 +200,24 @@ def _batches_of_rank(
 
 
 def _load_sources(model: Checkpoint, options: CalibrateOptions) -> dict[str, Sequences]:
-    """The text (first, as "text") and the generated sequences by kind, `tokens` in all, divided by
+    """The text (first, as "text") and the generated recall sequences, `tokens` in all, divided by
     their fractions; a `text` of ready sequences stays whole, besides the generated tokens."""
-    text, length, seed = options.text, options.length, options.seed
-    recall = options.recall
+    text, recall = options.text, options.recall
     if recall is None:
         recall = 0.0 if isinstance(text, Sequences) else RECALL_SHARE
-    shares: dict[Kind, float] = {"recall": recall, "random": options.random, "echo": options.echo}
-    if sum(shares.values()) >= 1:
-        listed = ", ".join(f"{kind} {share:g}" for kind, share in shares.items() if share)
-        raise StatetrimError(f"{listed}: these fractions of the tokens leave none for text")
     tokens, skip = parse_token_count(options.tokens), parse_token_count(options.skip)
-    counts = {kind: int(share * tokens) for kind, share in shares.items() if share}
-    if not counts and isinstance(text, Sequences):
+    recall_tokens = int(recall * tokens)
+    if not recall_tokens and isinstance(text, Sequences):
         return {TEXT: text}
     require_prunable(model)
-    text_tokens = tokens - sum(counts.values())
     if isinstance(text, Sequences):
         tokenizer, sources = load_tokenizer(model), {TEXT: text}
     else:
         corpus = as_corpus(text, model)
-        tokenizer = corpus.tokenizer
-        sources = {TEXT: corpus.read(tokens=text_tokens, length=length, skip=skip)}
-    for kind, count in counts.items():
-        if kind == "recall":
-            sources[kind] = recall_sequences(tokenizer, count, seed)
-        elif kind == "random":
-            sources[kind] = random_sequences(tokenizer, count, length, seed)
-        elif isinstance(text, Sequences):
-            raise StatetrimError("echo repeats passages of a text; give a text, not token ids")
-        else:
-            passages = corpus.read(tokens=count // 2, length=length // 2, skip=skip + text_tokens)
-            sources[kind] = echo_sequences(passages)
+        tokenizer, text_tokens = corpus.tokenizer, tokens - recall_tokens
+        sources = {TEXT: corpus.read(tokens=text_tokens, length=options.length, skip=skip)}
+    if recall_tokens:
+        sources["recall"] = recall_sequences(tokenizer, recall_tokens, options.seed)
     return sources
 
 

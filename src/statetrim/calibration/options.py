@@ -52,14 +52,6 @@ class CalibrateOptions(Placement, ProgressOptions):
         help="Fraction of the tokens that are generated recall sequences.",
         check=checks.fraction,
     )
-    random: float = option(
-        default=0.0, help="Fraction of the tokens that are drawn at random.", check=checks.fraction
-    )
-    echo: float = option(
-        default=0.0,
-        help="Fraction of the tokens that are passages of the text, each given twice.",
-        check=checks.fraction,
-    )
     seed: int = option(default=0, help="Random seed of the generated sequences.", check=checks.seed)
     save_seconds: float = option(
         default=60.0, help="Seconds between saved states of the run.", flags=()

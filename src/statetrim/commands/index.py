@@ -38,10 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "measures.verify",
         "Run cut models and their original in an engine, and compare its output with transformers.",
     ),
-    "benchmark": (
-        "measures.benchmark",
-        "Compare the speed of models, or count how many sequences a vLLM server holds.",
-    ),
+    "benchmark": ("measures.benchmark", "Compare the speed of models on this machine."),
     "snapshot": (
         "measures.snapshot",
         "Measure stored states: bytes against loss, by the code they are stored in.",

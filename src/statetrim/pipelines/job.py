@@ -23,7 +23,7 @@ from ..storage.json_file import read_json, write_json
 from ..storage.output import file_digest
 from ..version import __version__
 from . import estimate
-from .options import GENERATED_FRACTIONS, PLACEMENT_OPTIONS, TrimOptions
+from .options import PLACEMENT_OPTIONS, TrimOptions
 
 CONTROL_METHOD = "rand"
 EVAL_LENGTH = 512  # tokens per evaluated sequence
@@ -86,7 +86,7 @@ class Job:
         """
         options = self.options
         left_out = {*PLACEMENT_OPTIONS, "to", "for_"}
-        for name in (*GENERATED_FRACTIONS, "dtype", "state_dtype", "by_layer"):
+        for name in ("recall", "dtype", "state_dtype", "by_layer"):
             if not getattr(options, name):
                 left_out.add(name)
         values = as_record(options) | {

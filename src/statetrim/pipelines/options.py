@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from .observer import Observer
 
 DEFAULT_SHARE = 0.5  # of the state's bytes, if the options name only an engine
-GENERATED_FRACTIONS = ("recall", "random")
-"""Fractions of the calibration tokens that are generated instead of read."""
 PLACEMENT_OPTIONS = ("device", "device_map", "max_memory")
 """The options that say where models run; they do not change the result."""
 
@@ -58,11 +56,6 @@ class TrimOptions(Devices):
     recall: float = option(
         default=RECALL_SHARE,
         help="Fraction of these tokens that are generated recall sequences.",
-        check=checks.fraction,
-    )
-    random: float = option(
-        default=0.0,
-        help="Fraction of these tokens that are drawn at random.",
         check=checks.fraction,
     )
     method: str = _method_option(KEY_METHOD, "key")

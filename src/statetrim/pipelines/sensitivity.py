@@ -87,7 +87,7 @@ def _figure_outputs(
         return {}, None
     if out is None:
         raise StatetrimError("figures need a result; give out as well")
-    from ..reporting.figure_files import SUFFIXES, save  # matplotlib may be absent
+    from ..reporting.figures import SUFFIXES, save  # matplotlib may be absent
     from ..reporting.sensitivity_pictures import sensitivity_sheet
 
     names = [f"sensitivity.{suffix}" for suffix in SUFFIXES]

@@ -79,8 +79,6 @@ class _Estimate:
         does = f"{job.tokens:,} tokens of {options.text}"
         if options.recall:
             does += f", {100 * options.recall:.0f}% recall sequences"
-        if options.random:
-            does += f", {100 * options.random:.0f}% random tokens"
         memory = self.process + self.weights + sum_bytes
         return Step("calibrate", does, self.read(job.tokens), memory, sum_bytes)
 

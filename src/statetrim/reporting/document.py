@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from .drawing import Drawing, Part, Raster
+from torch import Tensor
+
+from .charts import Chart
 
 NUMERIC = re.compile(
     r"none|\d+ x \d+|[-+]?[\d.,]+(e[-+]?\d+)?( ?(%|MiB|KiB|points|nats))?( \([\d.]+x\))?"
@@ -16,6 +18,14 @@ WORDS_CELL_LENGTH = 24  # a column with a longer cell is a column of words
 def as_sentence(text: str) -> str:
     """`text` with a capital first letter and a full stop."""
     return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+
+
+class Part:
+    """A part of a page; templates choose by its kind, such as "text"."""
+
+    @property
+    def kind(self) -> str:
+        return type(self).__name__.lower()
 
 
 @dataclass(frozen=True)
@@ -68,18 +78,26 @@ class Table(Part):
 
 @dataclass(frozen=True)
 class Picture(Part):
-    """A drawing with a caption; Markdown shows only the caption. A section leaves out a picture
-    whose chart had nothing to draw, which is None."""
+    """A chart with a caption; Markdown shows only the caption. A section leaves out a picture whose
+    chart had nothing to draw, which is None."""
 
-    drawing: Drawing | None
+    chart: Chart | None
     caption: str
+
+
+@dataclass(frozen=True, eq=False)
+class Image:
+    """Pixels with a text alternative."""
+
+    pixels: Tensor  # uint8 [height, width, 4]
+    alt: str
 
 
 @dataclass(frozen=True)
 class Gallery(Part):
     """Small named images under one caption."""
 
-    images: Sequence[tuple[str, Raster]]
+    images: Sequence[tuple[str, Image]]
     caption: str
 
 

@@ -5,6 +5,7 @@ Of several analyses the first is the original's; a method has one colour in all 
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import gamma, pi, sqrt
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,14 +14,15 @@ from ..artifacts.analysis import BINS, BINS_PER_DECADE, LOWEST_DECADE, Analysis,
 from ..errors import StatetrimError
 from ..maths.formatting import evenly_spaced, percent_text
 from . import charts
-from .charts import Point, Series
-from .drawing import Drawing, Label, Line, Raster, Shape, Sheet, sheet
-from .theme import DIVERGING, interpolate_colour
+from .charts import ORIGINAL, Chart, Point, Series, Sheet, sheet
+from .theme import DIVERGING, LIGHT, SERIES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 METHODS = ("drrqr", "grad", "l1", "s_wanda", "rand", "energy", "product")  # by number of colour
 MAX_CURVE_POINTS = 300
 MAX_FILTER_LAYERS = 4
-_FILTER_COLOURS = 255
 
 
 SHEET_NAMES = ("utilization", "spectra", "heat-map", "filters")
@@ -150,7 +152,7 @@ def filter_picture(analysis: Analysis) -> Sheet:
     layers = evenly_spaced(list(analysis.layers), MAX_FILTER_LAYERS)
     random_cosine = gamma(width / 2) / (sqrt(pi) * gamma((width + 1) / 2))  # mean |cosine|
     return sheet(
-        [_filter_drawing("query", analysis, layers), _filter_drawing("key", analysis, layers)],
+        [_filter_chart("query", analysis, layers), _filter_chart("key", analysis, layers)],
         "How to read it: every column is the filter of one channel, oldest token at the top, red "
         "above zero and blue below, the darker the stronger; lines part the heads. Stripes that "
         "run through a head are filters its channels share. Above each head, the mean |cosine| "
@@ -159,52 +161,48 @@ def filter_picture(analysis: Analysis) -> Sheet:
     )
 
 
-def _filter_drawing(side: str, analysis: Analysis, layers: Sequence[int]) -> Drawing:
+def _filter_chart(side: str, analysis: Analysis, layers: Sequence[int]) -> Chart:
     """A band per layer: its heads side by side, the similarity of their filters above."""
-    left, width, band_height = 58, 420, 64
-    shapes: list[Shape] = []
-    for row, layer in enumerate(layers):
-        statistics = analysis.layers[layer]
-        filters = statistics.query_filters if side == "query" else statistics.key_filters
-        assert filters is not None
-        y = 18 + (band_height + 40) * row
-        heads, pixels = len(filters), _colour_indices(filters)
-        shapes.append(Label(left - 8, y + band_height / 2 + 4, f"layer {layer}", "end", "faint"))
-        shapes.append(Raster(pixels, _diverging_palette(), "", left, y, width - left, band_height))
-        for head, value in enumerate(filter_similarity(filters).tolist()):
-            x = left + (width - left) * (head + 0.5) / heads
-            if head:
-                edge = left + (width - left) * head / heads
-                shapes.append(Line(edge, y, edge, y + band_height, "separator"))
-            if heads <= 12:
-                shapes.append(Label(x, y - 4, f"{value:.2f}", "middle"))
-            if heads <= 16 or head % 4 == 0:
-                shapes.append(Label(x, y + band_height + 13, str(head), "middle", "faint"))
-    height = 18 + (band_height + 40) * len(layers)
-    return Drawing(width, height, f"{side} filters by head", shapes)
+
+    def draw(axes: "Axes") -> None:
+        from matplotlib.colors import LinearSegmentedColormap
+
+        scale = LinearSegmentedColormap.from_list("signs", DIVERGING)
+        for row, layer in enumerate(layers):
+            statistics = analysis.layers[layer]
+            filters = statistics.query_filters if side == "query" else statistics.key_filters
+            assert filters is not None
+            top, heads = 1.7 * row, len(filters)
+            band = (0, heads, top + 1, top)
+            axes.imshow(_unit_taps(filters), scale, extent=band, aspect="auto", vmin=-1, vmax=1)
+            axes.vlines(range(1, heads), top, top + 1, color=LIGHT["ink"], linewidth=0.8)
+            for head, value in enumerate(filter_similarity(filters).tolist()):
+                if heads <= 12:
+                    axes.text(head + 0.5, top - 0.08, f"{value:.2f}", ha="center")
+        axes.set_xlim(0, heads)
+        axes.set_ylim(1.7 * len(layers) - 0.6, -0.4)
+        axes.set_yticks(
+            [1.7 * row + 0.5 for row in range(len(layers))], map("layer {}".format, layers)
+        )
+        axes.set_xlabel("head")
+        axes.grid(False)
+
+    return Chart(f"{side} filters by head", 0.6 + 0.9 * len(layers), draw)
 
 
-def _colour_indices(filters: Tensor) -> Tensor:
-    """`filters` [heads, channels, copies, width] -> palette indices, uint8 [width, columns]."""
+def _unit_taps(filters: Tensor) -> Tensor:
+    """`filters` [heads, channels, copies, width], each scaled to norm one -> [width, columns]."""
     taps = filters.transpose(1, 2).reshape(-1, filters.shape[-1]).float()
-    taps = taps / taps.norm(dim=-1, keepdim=True).clamp(min=1e-30)
-    indices = ((taps + 1) / 2 * (_FILTER_COLOURS - 1)).round().nan_to_num(0)
-    colours: Tensor = indices.clamp(0, _FILTER_COLOURS - 1).to(torch.uint8).t()
-    return colours
-
-
-def _diverging_palette() -> list[tuple[int, ...]]:
-    shares = (number / (_FILTER_COLOURS - 1) for number in range(_FILTER_COLOURS))
-    colours = (interpolate_colour(share, DIVERGING) for share in shares)
-    return [tuple(bytes.fromhex(colour.removeprefix("#"))) for colour in colours]
+    norms = taps.norm(dim=-1, keepdim=True).clamp(min=1e-30)
+    return (taps / norms).nan_to_num(0).t()
 
 
 def _with_styles(analyses: Mapping[str, Analysis]) -> Iterator[tuple[str, Analysis, str]]:
-    """Label, analysis and stroke; of several analyses the first is drawn as the original."""
+    """Label, analysis and style; of several analyses the first is drawn as the original."""
     for number, (label, analysis) in enumerate(analyses.items()):
         if number == 0 and len(analyses) > 1:
-            yield label, analysis, "original"
+            yield label, analysis, ORIGINAL
         elif label in METHODS:
-            yield label, analysis, f"series-{METHODS.index(label)}"
+            yield label, analysis, SERIES[METHODS.index(label)]
         else:
             yield label, analysis, ""

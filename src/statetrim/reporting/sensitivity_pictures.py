@@ -2,8 +2,7 @@
 
 from ..artifacts.sensitivity import LayerCut, Sensitivity, variant_text
 from ..maths.paired import Interval
-from .charts import Point, Series, line_chart
-from .drawing import Sheet, sheet
+from .charts import Point, Series, Sheet, line_chart, sheet
 
 CAPTION = (
     "How to read it: each point is the whole model with one layer cut and all others as they were; "

@@ -1,10 +1,7 @@
-"""Colours and strokes of the page, in its light and dark scheme, and of figure files.
+"""Colours of the page, in its light and dark scheme, and of charts.
 
 Cells of heat maps and channel maps have one colour scale in both schemes: dark is full or kept.
 """
-
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 COLOURS = {
     "ground": ("#ffffff", "#12171d"),
@@ -33,51 +30,12 @@ COLOURS = {
 """Name -> its colour in the light and in the dark scheme."""
 LIGHT = {name: light for name, (light, _) in COLOURS.items()}
 DARK = {name: dark for name, (_, dark) in COLOURS.items()}
-SERIES_COUNT = 7
-
-EMPTY, FULL = (0xE9, 0xF0, 0xF8), (0x0B, 0x3C, 0x70)
-"""RGB at both ends of the scale of shares, 0 and 1; kept channels have the second."""
-DIVERGING = (
-    (0x05, 0x30, 0x61),
-    (0x43, 0x93, 0xC3),
-    (0xF7, 0xF7, 0xF7),
-    (0xD6, 0x60, 0x4D),
-    (0x67, 0x00, 0x1F),
-)
-ON_EMPTY, ON_FULL = "#1b2430", "#ffffff"  # text on a cell, by its colour
-
-
-@dataclass(frozen=True)
-class Stroke:
-    """A line: name of its colour in LIGHT and DARK, width and dash lengths in pixels."""
-
-    colour: str
-    width: float = 1.0
-    dash: tuple[float, ...] = ()
-
-
-STROKES = {
-    "grid": Stroke("line"),
-    "zero": Stroke("faint", dash=(3, 3)),
-    "original": Stroke("ink", 1.8),
-    "reference": Stroke("ink", 1.2, (5, 4)),
-    "separator": Stroke("ink"),
-}
+SERIES = tuple(name for name in COLOURS if name.startswith("series-"))
 _DASHES = ((), (7, 3), (2, 3), (8, 3, 2, 3), (12, 3), (4, 4), (9, 3, 2, 3, 2, 3))
-for _number, _dash in enumerate(_DASHES):
-    STROKES[f"series-{_number}"] = Stroke(f"series-{_number}", 2, _dash)
-for _number in range(SERIES_COUNT):
-    STROKES[f"bar-{_number}"] = Stroke(f"series-{_number}", 2.5)
+DASHES = {name: (0, dash) for name, dash in zip(SERIES, _DASHES, strict=True) if dash}
+"""Colour of a line -> its dashes, in points; lines without are solid."""
 
-
-def interpolate_colour(
-    fraction: float, stops: Sequence[tuple[int, int, int]] = (EMPTY, FULL)
-) -> str:
-    """Colour "#rrggbb" at `fraction` (clamped to 0..1) of the way along the `stops`."""
-    position = min(1.0, max(0.0, fraction)) * (len(stops) - 1)
-    first = min(int(position), len(stops) - 2)
-    weight = position - first
-    colour = "#"
-    for a, b in zip(stops[first], stops[first + 1], strict=True):
-        colour += f"{round((1 - weight) * a + weight * b):02x}"
-    return colour
+EMPTY, FULL = "#e9f0f8", "#0b3c70"
+"""Both ends of the scale of shares, 0 and 1; kept channels have the second."""
+DIVERGING = ("#053061", "#4393c3", "#f7f7f7", "#d6604d", "#67001f")
+ON_EMPTY, ON_FULL = "#1b2431", "#fffffe"  # text on a cell; no colour of the page, which may change

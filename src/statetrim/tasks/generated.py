@@ -1,12 +1,11 @@
-"""Generated token sequences, which use the state in ways that plain text rarely does.
+"""Generated recall sequences: key-value pairs, then every key again, which plain text rarely asks.
 
-Three kinds: recall (key-value pairs, then every key again), random tokens, and repeated passages of
-a text. Their seeds differ from those of the evaluation, so that no sequence used for calibration or
+Their seeds differ from those of the evaluation, so that no sequence used for calibration or
 training is ever evaluated.
 """
 
 import hashlib
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +14,6 @@ from ..errors import StatetrimError
 from ..storage.text import Sequences
 from .recall import associations
 
-Kind = Literal["recall", "random", "echo"]
 PAIRS = 63  # per recall sequence, unless the vocabulary has fewer keys
 FIRST_SEED = 2**31  # evaluated sequences have smaller seeds
 MAX_ROWS_AT_ONCE = 1024  # drawing a row takes memory for a quarter of the vocabulary
@@ -43,15 +41,25 @@ def recall_sequences(
     length = length or pattern_length
     if length < pattern_length:
         raise StatetrimError(f"{length} tokens do not fill one recall sequence of {pattern_length}")
-    rows, patterns = _row_count("recall", tokens, length), length // pattern_length
+    if tokens < length:
+        raise StatetrimError(f"{tokens} tokens do not fill one recall sequence of {length}")
+    rows, patterns = tokens // length, length // pattern_length
     indices, positions = _draw_associations(len(plain), pairs, rows * patterns, f"{use} {seed}")
     generator = torch.Generator().manual_seed(derive_seed(f"{use} {seed} rest"))
     filled = patterns * pattern_length
     filler = torch.randint(len(plain), (rows, length - filled), generator=generator)
     ids = torch.cat([plain[indices].reshape(rows, filled), plain[filler]], 1)
     pattern_starts = pattern_length * torch.arange(patterns).unsqueeze(1)
-    lineage = {"generated": "recall", "pairs": pairs, "seed": seed}
-    return _make_sequences(ids, (pattern_starts + positions).flatten(), lineage)
+    ids = ids.to(torch.int32)
+    lineage = {
+        "generated": "recall",
+        "pairs": pairs,
+        "seed": seed,
+        "count": rows,
+        "length": length,
+        "digest": hashlib.sha256(ids.numpy().tobytes()).hexdigest(),
+    }
+    return Sequences(ids, lineage, (pattern_starts + positions).flatten())
 
 
 def _draw_associations(vocabulary: int, pairs: int, rows: int, name: str) -> tuple[Tensor, Tensor]:
@@ -72,44 +80,7 @@ def derive_seed(name: str) -> int:
     return FIRST_SEED + drawn % FIRST_SEED
 
 
-def random_sequences(tokenizer: Any, tokens: int, length: int, seed: int = 0) -> Sequences:
-    """Rows of `length` plain tokens drawn uniformly, at most `tokens` in all."""
-    plain = plain_tokens(tokenizer)
-    generator = torch.Generator().manual_seed(derive_seed(f"random {seed}"))
-    shape = (_row_count("random", tokens, length), length)
-    drawn = torch.randint(len(plain), shape, generator=generator)
-    return _make_sequences(plain[drawn], None, {"generated": "random", "seed": seed})
-
-
-def echo_sequences(passages: Sequences) -> Sequences:
-    """Each passage of a text twice in a row; the second copy's tokens after its first are the
-    answers."""
-    length = passages.ids.shape[1]
-    lineage = {"generated": "echo", "of": passages.lineage}
-    ids = torch.cat([passages.ids, passages.ids], 1)
-    return _make_sequences(ids, torch.arange(length, 2 * length - 1), lineage)
-
-
 def plain_tokens(tokenizer: Any) -> Tensor:
     """Ids [n] of the tokenizer's tokens, without special and added ones."""
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
     return torch.tensor([i for i in range(len(tokenizer)) if i not in special])
-
-
-def _row_count(kind: Kind, tokens: int, length: int) -> int:
-    """How many rows of `length` fit in `tokens`. Refuses none, and rows shorter than 2."""
-    if length < 2 or tokens < length:
-        raise StatetrimError(f"{tokens} tokens do not fill one {kind} sequence of {length}")
-    return tokens // length
-
-
-def _make_sequences(
-    ids: Tensor, answer_positions: Tensor | None, lineage: dict[str, Any]
-) -> Sequences:
-    """Sequences of `ids` as int32; count, length and digest of the ids are added to the lineage."""
-    ids = ids.to(torch.int32)
-    digest = hashlib.sha256(ids.numpy().tobytes()).hexdigest()
-    count, length = ids.shape
-    return Sequences(
-        ids, lineage | {"count": count, "length": length, "digest": digest}, answer_positions
-    )

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from ..artifacts.plan import load_carried_plan
 from ..artifacts.verification import MAX_MARGIN, Verification
 from ..maths.units import parse_token_count
 from ..options import as_record, takes_options
@@ -26,11 +25,9 @@ from ..serving.state_size import SAFETENSORS_DTYPES
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.models import ModelLike, as_checkpoint, as_checkpoints, short_names
 from ..storage.output import run_and_save
-from ..storage.quantized.siblings import is_sibling
 from ..storage.redirections import check_no_redirections
 from ..storage.text import documents
 from ..version import __version__
-from . import provenance
 from .engine import Answer, EngineError, Request, Sequences, run_engine
 from .judge import EngineChoices, compare_choices
 from .options import VerifyOptions
@@ -93,11 +90,8 @@ def _verify(
     for number, (name, model) in enumerate(zip(verification.models, checkpoints, strict=True)):
         label = f"{engine_name} runs {name}, and transformers reads the same"
         progress(Progress(number, len(checkpoints), "settings", label))
-        faults, notes = _compare_with_plan(original, model) if number else ([], [])
+        faults, notes = list[str](), list[str]()
         verification.faults[name], verification.notes[name] = faults, notes
-        if faults:
-            notes.append(f"not started in {engine_name}: the checkpoint itself is at fault")
-            continue
         token_ids = _encode(model, request.texts)
         faults += _encoding_faults(original_ids, token_ids, "its tokenizer", "the original's")
         try:
@@ -156,20 +150,6 @@ def _encode(model: Checkpoint, texts: Sequence[str]) -> Sequences:
 
 def _without_empty(messages: Mapping[str, list[str]]) -> dict[str, list[str]]:
     return {name: texts for name, texts in messages.items() if texts}
-
-
-def _compare_with_plan(original: Checkpoint, cut: Checkpoint) -> tuple[list[str], list[str]]:
-    """Faults of the cut's config and weights by the plan it carries, and notes on why they were
-    not compared; weights are compared only if the config has no fault."""
-    plan = load_carried_plan(cut)
-    if plan is None:
-        return [], ["it carries no plan, so its weights were not compared with the original's"]
-    if plan.lineage.get("source") != original.digest and not is_sibling(original, plan.lineage):
-        return [], ["its plan is of another model, so its weights were not compared"]
-    faults = list(provenance.config_faults(original, cut, plan))
-    if not faults:
-        faults += provenance.weight_faults(original, require_prunable(cut), plan)
-    return faults, []
 
 
 def _encoding_faults(

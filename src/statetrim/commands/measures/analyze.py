@@ -82,7 +82,7 @@ def _run_utilization(
     figure_paths = {}
     if figures:
         # Imported before the work starts: matplotlib may be missing.
-        from ...reporting.figure_files import SUFFIXES, save_all
+        from ...reporting.figures import SUFFIXES, save_all
         from ...reporting.rank_pictures import SHEET_NAMES, sheets
 
         names = [f"{sheet}.{suffix}" for sheet in SHEET_NAMES for suffix in SUFFIXES]

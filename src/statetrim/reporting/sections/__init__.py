@@ -5,8 +5,9 @@ artifact was not given, `blocks` yields `Missing`, and the section is listed at 
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 
-from ..document import Picture, Section
+from ..document import Gallery, Picture, Section
 from ..findings import Findings
 
 ORDER = (
@@ -17,13 +18,15 @@ ORDER = (
 
 
 def build_sections(findings: Findings) -> list[Section]:
-    """All sections in ORDER, without those that yield no block."""
-    built = []
+    """All sections in ORDER, without those that yield no block; without matplotlib, the tables
+    stand alone."""
+    built, draws = [], find_spec("matplotlib") is not None
     for name in ORDER:
         module = import_module(f".{name}", __package__)
         blocks = []
         for block in module.blocks(findings):
-            if not isinstance(block, Picture) or block.drawing is not None:
+            is_empty = isinstance(block, Picture) and block.chart is None
+            if not is_empty and (draws or not isinstance(block, Picture | Gallery)):
                 blocks.append(block)
         if blocks:
             built.append(Section(module.TITLE, blocks))

@@ -10,8 +10,7 @@ from ...maths.formatting import evenly_spaced
 from ...storage.quantized.find import describe_schemes
 from ..charts import channel_map
 from ..commands import missing
-from ..document import Block, Gallery, Table, Text
-from ..drawing import Raster
+from ..document import Block, Gallery, Image, Table, Text
 from ..findings import Findings
 
 TITLE = "What was cut"
@@ -102,14 +101,14 @@ def _channel_blocks(axis: Axis, kept: Mapping[int, Tensor], channels: int) -> It
         yield Text("The plan lists all kept channels.")
 
 
-def _layer_picture(kept: Tensor, layer: int, name: str, channels: int) -> Raster:
+def _layer_picture(kept: Tensor, layer: int, name: str, channels: int) -> Image:
     """A map of the kept channels, `kept` [heads, keep]."""
     heads = kept[:MAX_PICTURED_HEADS]
     channels = max(channels, int(heads.max()) + 1)  # the given original may be another model
     mask = torch.zeros(len(heads), channels, dtype=torch.bool).scatter_(1, heads, True)
     subset_text = "" if len(heads) == len(kept) else f" (the first {len(heads)})"
     alt = f"Layer {layer}: kept {name} channels of {len(kept)} heads{subset_text}"
-    return channel_map(mask, alt)
+    return Image(channel_map(mask), alt)
 
 
 def _ranges_text(channels: list[int]) -> str:

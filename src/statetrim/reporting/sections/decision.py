@@ -12,10 +12,9 @@ from ...serving.engine_names import BFLOAT16_ENGINES
 from ...serving.engines import Shape, compatibility_of_shape
 from ...serving.shapes import common_shapes
 from ...tasks import TASKS
-from ..charts import Point, Series, line_chart, number_text
+from ..charts import ORIGINAL, Chart, Point, Series, line_chart, number_text
 from ..commands import command_arguments, shell_quoted, trim_command
 from ..document import Block, Command, Missing, Picture, Table, Text, as_sentence
-from ..drawing import Drawing
 from ..findings import Findings
 
 TITLE = "Why this shape"
@@ -135,17 +134,17 @@ def _score_rows(decision: Decision) -> Iterator[tuple[str, ...]]:
             )
 
 
-def _pictures(decision: Decision) -> dict[str, Drawing]:
-    """Drawings by "task metric", one per metric that the verdict uses for a task; an unknown task
+def _pictures(decision: Decision) -> dict[str, Chart]:
+    """Charts by "task metric", one per metric that the verdict uses for a task; an unknown task
     shows all its metrics."""
     names = dict.fromkeys(name for point in decision.points for name in point.scores)
-    drawings = {}
+    charts = {}
     for name in names:
         task, _, metric = name.partition(" ")
         is_main = task not in TASKS or metric == TASKS[task].metric
-        if is_main and (drawing := _picture(decision, name)):
-            drawings[name] = drawing
-    return drawings
+        if is_main and (chart := _picture(decision, name)):
+            charts[name] = chart
+    return charts
 
 
 def _method_and_axes(decision: Decision, cut: MeasuredShape) -> str:
@@ -172,7 +171,7 @@ def _interval_bounds(measured: ShapeScore) -> tuple[float | None, float | None]:
     return (max(0.0, low), min(1.0, high)) if measured.unit == "share" else (low, high)
 
 
-def _picture(decision: Decision, name: str) -> Drawing | None:
+def _picture(decision: Decision, name: str) -> Chart | None:
     shown = [(cut, cut.scores[name]) for cut in decision.points if name in cut.scores]
     is_large = any(cut.state_bytes >= MIB for cut, _ in shown)
     scale, unit = (MIB, "MiB") if is_large else (1024, "KiB")
@@ -187,7 +186,7 @@ def _picture(decision: Decision, name: str) -> Drawing | None:
         points_by_label.setdefault(_method_and_axes(decision, cut), []).append(point)
     series = []
     for label, points in points_by_label.items():
-        style = "original" if label == "original" else ""
+        style = ORIGINAL if label == "original" else ""
         series.append(Series(label, sorted(points, key=lambda point: point.x), style))
     return line_chart(
         series,

@@ -1,0 +1,141 @@
+"""Charts by matplotlib: as SVG inside a page, whose colours they follow, and as files."""
+
+import base64
+import textwrap
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import StatetrimError
+from ..storage.atomic import atomic_write
+from .charts import Chart, Sheet
+from .theme import LIGHT
+
+try:
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.image import imsave
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+except ImportError:
+    raise StatetrimError('figures need matplotlib: pip install "statetrim[report]"') from None
+
+SUFFIXES = ("png", "svg")
+WIDTH = 4.6  # inches of a chart
+_SVG = "http://www.w3.org/2000/svg"
+_LINK = "{http://www.w3.org/1999/xlink}href"
+_STYLE: dict[Any, Any] = {
+    "axes.edgecolor": LIGHT["line"],
+    "axes.grid": True,
+    "axes.labelcolor": LIGHT["ink"],
+    "axes.spines.left": False,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": "medium",
+    "font.family": "sans-serif",
+    "font.size": 9.5,
+    "grid.color": LIGHT["line"],
+    "lines.markersize": 5,
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "statetrim",  # equal charts give equal bytes
+    "text.color": LIGHT["ink"],
+    "text.parse_math": False,  # labels may be untrusted
+    "xtick.bottom": False,
+    "xtick.color": LIGHT["line"],
+    "xtick.labelcolor": LIGHT["faint"],
+    "ytick.color": LIGHT["line"],
+    "ytick.labelcolor": LIGHT["faint"],
+    "ytick.left": False,
+}
+_PAGE_COLOURS = {colour: f"var(--{name})" for name, colour in LIGHT.items()}
+
+
+def inline_svg(chart: Chart) -> str:
+    """An SVG element whose colours are those of the page, without styles, links and identifiers,
+    which a page with a strict policy or with several charts could not hold."""
+    with _figure(WIDTH, chart.height) as figure:
+        chart.draw(figure.subplots())
+        for axes in figure.axes:  # a clip path would be a reference
+            for artist in axes.get_children():
+                artist.set_clip_on(False)
+        written = BytesIO()
+        figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
+    root = ElementTree.fromstring(written.getvalue())  # our own output, not a stranger's
+    shapes = {}
+    for element in root.iter(f"{{{_SVG}}}path"):
+        shapes["#" + element.get("id", "")] = element.get("d", "")
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag in (f"{{{_SVG}}}defs", f"{{{_SVG}}}metadata"):
+                parent.remove(child)
+        _make_plain(parent, shapes)
+    root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": chart.title}
+    ElementTree.register_namespace("", _SVG)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _make_plain(element: ElementTree.Element, shapes: Mapping[str, str]) -> None:
+    """Turn styles into attributes, a reference to one of `shapes` into that shape, and colours of
+    the light scheme into variables of the page; drop identifiers and clip paths."""
+    if element.tag == f"{{{_SVG}}}use":
+        place = element.attrib.pop("x", "0"), element.attrib.pop("y", "0")
+        element.tag = f"{{{_SVG}}}path"
+        element.set("d", shapes[element.attrib.pop(_LINK)])
+        element.set("transform", f"translate({place[0]} {place[1]})")
+    for rule in element.attrib.pop("style", "").split(";"):
+        name, _, value = rule.partition(":")
+        if name.strip() and name.strip() != "font":
+            element.set(name.strip(), _PAGE_COLOURS.get(value.strip(), value.strip()))
+    if element.tag in (f"{{{_SVG}}}text", f"{{{_SVG}}}path") and element.get("fill") is None:
+        element.set("fill", "var(--ink)")
+    for name in ("id", "clip-path"):
+        element.attrib.pop(name, None)
+
+
+def png_uri(pixels: Tensor) -> str:
+    """RGBA pixels, uint8 [height, width, 4], as a data: URI."""
+    written = BytesIO()
+    imsave(written, pixels.numpy(), format="png", metadata={"Software": None})
+    return f"data:image/png;base64,{base64.b64encode(written.getvalue()).decode()}"
+
+
+def save_all(sheets: Mapping[str, Sheet], directory: str | Path) -> list[Path]:
+    """Write every sheet to `directory` under its name; returns the paths of all files."""
+    paths: list[Path] = []
+    for name, sheet in sheets.items():
+        paths += save(sheet, Path(directory) / name)
+    return paths
+
+
+def save(sheet: Sheet, path: str | Path) -> list[Path]:
+    """Write PATH.png and PATH.svg, replacing existing files, and return their paths.
+
+    Missing directories are created; equal sheets give equal bytes.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    width = WIDTH * len(sheet.panels)
+    caption = textwrap.fill(sheet.caption, int(14 * width))
+    height = max(panel.height for panel in sheet.panels) + 0.5 + 0.16 * caption.count("\n")
+    files = [path.with_name(f"{path.name}.{suffix}") for suffix in SUFFIXES]
+    with _figure(width, height) as figure:
+        places = figure.subfigures(1, len(sheet.panels), squeeze=False)[0]
+        for panel, place in zip(sheet.panels, places, strict=True):
+            panel.draw(place.subplots())
+            place.suptitle(panel.title, x=0.02, ha="left")
+        figure.supxlabel(caption, x=0.01, ha="left", size=9, color=LIGHT["faint"])
+        for file, metadata in zip(files, ({"Software": None}, {"Date": None}), strict=True):
+            with atomic_write(file) as written:
+                figure.savefig(written, format=file.suffix[1:], dpi=200, metadata=metadata)
+    return files
+
+
+@contextmanager
+def _figure(width: float, height: float) -> Iterator[Figure]:
+    """Within, an empty figure in our style; without pyplot, which would keep global state."""
+    with matplotlib.rc_context(_STYLE):
+        yield Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1))
