@@ -244,7 +244,7 @@ def test_the_plan_says_who_refuses_which_shape(
     checkpoint: Load, text: Path, tmp_path: Path
 ) -> None:
     command = ["trim", str(checkpoint("qwen3_next")), "--text", str(text), "--dry-run"]
-    command += ["-o", str(tmp_path / "out")]
+    command += ["--tokens", "1k", "--limit", "2", "-o", str(tmp_path / "out")]
     code, _, plan = run([*command, "--to", "0.5"])
     assert not code and "refused by" in plan and "Shapes to compare" in plan
     assert "by-layer" in run([*command, "--to", "0.5", "--by-layer"])[2] and "by-layer" not in plan
@@ -290,7 +290,7 @@ def test_a_size_that_the_engine_cannot_serve_is_said_before_the_work(
         "64 x 64 (keys x values), which keeps 25%"
     )
     command = ["trim", str(model), "--text", str(text), "--dry-run", "--json"]
-    command += ["-o", str(tmp_path / "out")]
+    command += ["--tokens", "1k", "--limit", "2", "-o", str(tmp_path / "out")]
     for size_flags in (["--to", "0.5"], ["--to", "64x100%"], []):
         caplog.clear()
         code, _, out = run([*command, *size_flags, "--for", "vllm-cpu"])

@@ -123,8 +123,9 @@ class Job:
     def identity(self) -> dict[str, Any]:
         """What every stage of this job depends on, besides its own options and inputs."""
         fields = ("statetrim", "source", "text_stamp", "files")
+        data = file_stamps(Path(self.options.data)) if self.options.data else []
         device = self.options.placement.input_device.type
-        return {"device": device} | {name: self.record[name] for name in fields}
+        return {"device": device, "data": data} | {name: self.record[name] for name in fields}
 
     @property
     def after(self) -> Geometry:
@@ -262,8 +263,8 @@ def recipe_record(model: Checkpoint, options: TrimOptions) -> dict[str, Any]:
 
 
 def file_stamps(text: Path) -> list[int]:
-    """Size and modification time (ns) of each file of the text, in one list: a changed text is
-    another job. Empty for a dataset on the hub."""
+    """Size and modification time (ns) of each file of a text or directory, in one list. Empty for a
+    dataset on the hub."""
     files = sorted(text.iterdir()) if text.is_dir() else [text] if text.is_file() else []
     stamps = []
     for file in files:

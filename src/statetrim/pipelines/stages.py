@@ -111,7 +111,7 @@ class StageRunner:
             sums = Statistics.load(statistics.artifact)
             refit(self._open(pruned), sums, out=out, progress=progress)
 
-        return self._stage("refit", "refit", out, "refitting", make, {}, pruned, statistics)
+        return self._stage("refit", "refit", out, "refitting", make, None, pruned, statistics)
 
     def _refit_statistics(self, pruned: Stage, name: str) -> Stage:
         out = self.directory / f"{name}-statistics.safetensors"
@@ -121,7 +121,7 @@ class StageRunner:
             calibrate.run(self._open(pruned), replace(options, out=out, progress=progress))
 
         title, bar = "calibrate for the refit", "calibrating for the refit"
-        return self._stage("refit", title, out, bar, make, {"calibrate": options}, pruned)
+        return self._stage("refit", title, out, bar, make, options, pruned)
 
     def recovered(self, pruned: Stage) -> Stage:
         """The cut after LoRA training with distillation from the original; written to
@@ -144,8 +144,7 @@ class StageRunner:
         def make(progress: OnProgress) -> None:
             recover.run(self._open(pruned), replace(recovery, progress=progress))
 
-        options_by_name = {"recover": recovery}
-        return self._stage("recover", "recover", out, "recovering", make, options_by_name, pruned)
+        return self._stage("recover", "recover", out, "recovering", make, recovery, pruned)
 
     def timings(self, cut: Stage) -> Stage:
         """The speed of the cut and the original; written to timings.json."""
@@ -157,8 +156,7 @@ class StageRunner:
         def make(progress: OnProgress) -> None:
             benchmark.run([self._open(cut)], replace(options, progress=progress))
 
-        by_name = {"benchmark": options}
-        return self._stage("benchmark", "benchmark", out, "timing", make, by_name, cut)
+        return self._stage("benchmark", "benchmark", out, "timing", make, options, cut)
 
     @property
     def calibrated_methods(self) -> Sequence[str]:
@@ -172,8 +170,7 @@ class StageRunner:
         def make(progress: OnProgress) -> None:
             calibrate.run(self.job.model, replace(options, out=out, progress=progress))
 
-        by_name = {"calibrate": options}
-        return self._stage("calibrate", "calibrate", out, "calibrating", make, by_name)
+        return self._stage("calibrate", "calibrate", out, "calibrating", make, options)
 
     def _calibration(
         self, methods: Sequence[str] | None = None, original: Checkpoint | None = None
@@ -209,9 +206,8 @@ class StageRunner:
 
         step = "evaluate" if method else "select"  # the control is a part of evaluation
         title = f"select by {method or ' and '.join(job.methods)}"
-        by_name = {"select": options, "target": str(job.target)}
-        inputs = [statistics] if statistics else []
-        return self._stage(step, title, out, "selecting", make, by_name, *inputs)
+        inputs, chosen = [statistics] if statistics else [], [options, str(job.target)]
+        return self._stage(step, title, out, "selecting", make, chosen, *inputs)
 
     def pruned(self, name: str, plan: Stage) -> Stage:
         """The cut that `plan` describes; written to `name`."""
@@ -223,16 +219,13 @@ class StageRunner:
 
         step = "evaluate" if name == CONTROL_METHOD else "prune"
         title = "prune" if self.shape else f"prune ({name})"
-        return self._stage(step, title, out, "pruning", make, {"uneven": by_layer}, plan)
+        return self._stage(step, title, out, "pruning", make, by_layer, plan)
 
     def checks(self, plan: Stage, cut: Stage) -> Stage:
         """The differences between the cut and the masked original; written to checks.json. Making
         it raises StatetrimError if they are larger than rounding."""
-        out, model, placement = (
-            self.directory / "checks.json",
-            self.job.model,
-            self.job.options.placement,
-        )
+        out, model = self.directory / "checks.json", self.job.model
+        placement = self.job.options.placement
 
         def make(progress: OnProgress) -> None:
             fitting = placement
@@ -242,8 +235,7 @@ class StageRunner:
             gaps = compare_cut(model, chosen, self._open(cut), placement=fitting)
             write_json(out, asdict(gaps))
 
-        by_name = {"placement": placement}
-        return self._stage("check", "check", out, "checking", make, by_name, plan, cut)
+        return self._stage("check", "check", out, "checking", make, placement, plan, cut)
 
     def control(self) -> list[Stage]:
         """The control, a random cut to the same shape; empty if the job has none."""
@@ -277,27 +269,21 @@ class StageRunner:
             models = [self._open(cut) for cut in cuts] or [job.model]
             evaluate.run(models, replace(evaluation, progress=progress))
 
-        by_name = {"evaluate": evaluation}
-        return self._stage("evaluate", "evaluate", out, "evaluating", make, by_name, *cuts)
+        return self._stage("evaluate", "evaluate", out, "evaluating", make, evaluation, *cuts)
 
     def _open(self, cut: Stage) -> Checkpoint:
         return open_checkpoint(cut.artifact, self.job.model.family)
 
     def _stage(
-        self,
-        step: str,
-        title: str,
-        out: Path,
-        bar: str,
-        make: Make,
-        options: dict[str, Any],
-        *inputs: Stage,
+        self, step: str, title: str, out: Path, bar: str, make: Make, options: Any, *inputs: Stage
     ) -> Stage:
         """A stage of this job; only calibration is shared with the others, if there are several."""
         if step != "calibrate":
             step = self.step or step
             title = f"{title} ({self.shape})" if self.shape else title
-        return Stage(out, options | {"job": self.job.identity}, make, inputs, step, title, bar)
+        return Stage(
+            out, {"stage": options, "job": self.job.identity}, make, inputs, step, title, bar
+        )
 
 
 def _link_or_copy(source: str | Path, target: str | Path) -> None:

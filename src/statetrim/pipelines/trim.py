@@ -1,8 +1,8 @@
 """All steps in one command: calibrate, select, prune, check, recover, evaluate, benchmark, report.
 
-Stages exchange artifacts in `OUT.partial`. A finished artifact has its final name, so that a rerun
-of the same job resumes after it; another job's directory is refused. At the end the result is
-renamed to `OUT`, with the artifacts in `OUT/statetrim`.
+Stages exchange artifacts in `OUT.partial`. A rerun of the same job uses a finished artifact again
+if it was made from the same (`stage.py`); another job's directory is refused. At the end the result
+is renamed to `OUT`, with the artifacts in `OUT/statetrim`.
 """
 
 import shlex
