@@ -22,7 +22,7 @@ import statetrim as st
 from arguments import study_parser
 from compare_uneven import CALIBRATION, ByLayerEvaluator, collect_statistics
 from statetrim.selection.allocate import allocate_in_pages
-from statetrim.serving.capacity.parts import Paging
+from statetrim.serving.capacity.compare import vllm_paging
 
 WIDTHS = (1 / 2, 1 / 4)
 
@@ -36,10 +36,9 @@ def main() -> None:
     torch.set_num_threads(1)
     model = st.open(options.model)
     name = model.path.resolve().name
-    kv_cache = model.family.kv_cache_size(model.config, model.geometry)
-    paging = Paging.of(model.geometry, kv_cache.layers if kv_cache else 0)
+    paging = vllm_paging(model)
     if options.heads:
-        paging = replace(paging, key_heads=options.heads, value_heads=options.heads)
+        paging = replace(paging, num_k_heads=options.heads, num_v_heads=options.heads)
     evaluator = ByLayerEvaluator(model, options.test, options.windows, options.pairs)
     for seed in options.seeds:
         skip = seed * 2**17  # another part of the text
@@ -55,7 +54,7 @@ def main() -> None:
         )
         for share in options.shares:
             row = {"model": name, "seed": seed, "kind": "pages", "share": share}
-            row["heads"] = paging.value_heads
+            row["heads"] = paging.num_v_heads
             lines = options.results.read_text().splitlines() if options.results.exists() else []
             if any(row.items() <= json.loads(line).items() for line in lines):
                 continue

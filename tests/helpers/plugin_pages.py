@@ -25,7 +25,7 @@ def page_size(state_bytes: float, input_bytes: float) -> Size:
     def size(heads: Any) -> float:
         channels = 2 * heads.num_k_heads * heads.head_k_dim + heads.num_v_heads * heads.head_v_dim
         numel = heads.num_v_heads * heads.head_k_dim * heads.head_v_dim
-        return input_bytes * channels + state_bytes * numel
+        return float(input_bytes * channels + state_bytes * numel)
 
     return size
 
@@ -40,6 +40,6 @@ def memory(
         shape: pages.number_of_parts(layer, layers.values(), size)
         for shape, layer in layers.items()
     }
-    page = max(size(layer.part(parts[shape])) for shape, layer in layers.items())
-    total = sum(parts[shape] for shape in shapes)
+    page: float = max(size(layer.part(parts[shape])) for shape, layer in layers.items())
+    total: int = sum(parts[shape] for shape in shapes)
     return group * ceil(total / group) * unit * ceil(page / unit)

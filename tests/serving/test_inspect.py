@@ -80,6 +80,12 @@ def test_parameters_before_and_after_equal_the_real_checkpoints(
         out = st.prune(model, st.select(model, "l1", "5x100%"), tmp_path / model_type)
         assert report.parameters == model.parameters > 0
         assert report.parameters_after == out.parameters < model.parameters
+    model = st.open(checkpoint("qwen3_next"))
+    first = model.geometry.layers[0]
+    to = f"{first}=100%x100%,others=5x4"
+    plan = st.select(model, "l1", to, value_method="readout_l1")
+    out = st.prune(model, plan, tmp_path / "by-layer", uneven=True)
+    assert st.inspect(model, to=to).parameters_after == out.parameters
 
 
 def test_widths_that_kernels_pad_are_pointed_out(tmp_path: Path) -> None:

@@ -23,6 +23,15 @@ def qwen(tmp_path: Path) -> st.Checkpoint:
     return st.open(tmp_path / "config.json")
 
 
+@pytest.fixture
+def by_layer(tmp_path: Path) -> st.Checkpoint:
+    """A cut by layer: 128x128, 96x64 and 34 of 64x64, each of 32 heads."""
+    layers = [layer for layer in range(48) if (layer + 1) % 4]
+    widths = {str(layer): [64, 64] for layer in layers} | {"0": [128, 128], "1": [96, 64]}
+    (tmp_path / "config.json").write_text(json.dumps(QWEN | {"statetrim_widths": widths}))
+    return st.open(tmp_path / "config.json")
+
+
 def shape(target: Target) -> tuple[int, int]:
     return target.after.head_k_dim, target.after.head_v_dim
 
@@ -127,3 +136,50 @@ def test_shapes_to_compare(qwen: st.Checkpoint) -> None:
     assert [row.shape for row in report.shapes] == ["128x128", "96x96", "64x64"]
     shares = [row.share for row in st.inspect(qwen, to="50%").shapes[1:]]
     assert shares and max(shares) <= 0.5
+
+
+@pytest.mark.parametrize("for_", [None, "vllm"])
+@pytest.mark.parametrize("share", [0.9, 0.5, 0.25])
+def test_a_share_of_a_cut_by_layer_counts_all_its_layers(
+    share: float, for_: str | None, by_layer: st.Checkpoint
+) -> None:
+    elements = 32 * (128 * 128 + 96 * 64 + 34 * 64 * 64)
+    assert by_layer.geometry.state_numel == elements
+    targets = candidate_targets(by_layer, parse_request(share), for_)
+    for target in targets:
+        keys, values = shape(target)
+        assert max(keys, values) <= 64, "no layer grows"
+        assert 32 * 36 * keys * values <= share * elements
+    largest = max(target.share for target in targets)
+    assert largest > 0.7 * share or for_
+
+
+@pytest.mark.parametrize(
+    ("to", "expected"),
+    [
+        ("64x64", {0: (64, 64), 1: (64, 64), 2: (64, 64)}),
+        ("50%x100%", {0: (64, 128), 1: (48, 64), 2: (32, 64)}),
+        ("16MiB", {0: (48, 128), 1: (48, 64), 2: (48, 64)}),
+    ],
+)
+def test_no_layer_of_a_cut_by_layer_grows(
+    to: str, expected: dict[int, tuple[int, int]], by_layer: st.Checkpoint
+) -> None:
+    target = resolve(by_layer, to)
+    assert {layer: target.after.shapes[layer] for layer in expected} == expected
+    assert target.share < 1
+
+
+@pytest.mark.parametrize(
+    ("to", "for_", "refusal"),
+    [
+        ("96x64", None, "layer 2: cannot keep 96 of 64 channels"),
+        ("128x128", None, "layer 1: cannot keep 128 of 96 channels"),
+        ("50%x50%", "vllm", "no engine serves layers of different widths"),
+    ],
+)
+def test_what_a_cut_by_layer_lacks_is_refused(
+    to: str, for_: str | None, refusal: str, by_layer: st.Checkpoint
+) -> None:
+    with pytest.raises(st.StatetrimError, match=refusal):
+        resolve(by_layer, to, for_)
