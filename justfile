@@ -211,7 +211,7 @@ rerun-every-stage *OPTIONS:
 mutants COUNT="5000" SEED="0":
     cd tests && python -m helpers.mutants {{COUNT}} {{SEED}}
 
-# A saved prompt damaged in thousands of ways, each refused in a sentence or read (SECURITY.md).
+# A saved prompt damaged in thousands of ways: refused in a sentence, or read with right logits and little memory (SECURITY.md).
 prompt-mutants COUNT="5000" SEED="0":
     cd tests && python -m helpers.prompt_mutants {{COUNT}} {{SEED}}
 

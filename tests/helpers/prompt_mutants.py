@@ -154,7 +154,7 @@ def read_on(live: LiveModel, cache: Any) -> Tensor:
 
 def expected_logits(sound: SoundPrompt) -> Tensor:
     """Logits after the file's prompt: its tensors are put into the saved cache by name, which must
-    have their shapes, but for the tokens in a KV cache."""
+    have their shapes, except for the tokens in a KV cache."""
     tensors, shapes = load_file(sound.path), json.loads(_metadata(sound.path))["shapes"]
     cache = copy.deepcopy(sound.cache)
     tokens = set()

@@ -95,7 +95,7 @@ def test_what_cannot_be_coded_is_refused(arguments: tuple[Any, ...], message: st
 
 
 def test_the_scale_of_a_metric_does_not_matter() -> None:
-    """The same bytes over sixty decades, and errors as in float64."""
+    """Bytes stay equal over sixty decades, and errors are those of float64."""
     states, metric = decaying(3, 24, 16, rank=6), metric_for(3, 24).double()
     plain = encode(states, 0.05, metric)
     for decade in range(-30, 31, 2):

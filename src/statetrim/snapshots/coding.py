@@ -148,14 +148,17 @@ def _normalize(metric: Tensor) -> Tensor:
     largest = metric.abs().amax((1, 2))
     if not bool((torch.isfinite(largest) & (largest > 0)).all()):
         raise StatetrimError("a metric is zero or holds numbers that are not finite")
-    return torch.ldexp(mantissas, exponents - torch.frexp(largest).exponent.reshape(-1, 1, 1))
+    relative_exponents = exponents - torch.frexp(largest).exponent.reshape(-1, 1, 1)
+    normalized: Tensor = torch.ldexp(mantissas, relative_exponents)
+    return normalized
 
 
 def _is_hidden(scaled: Tensor, weighted: Tensor, metric: Tensor, tolerance: float) -> Tensor:
-    """Which heads the metric sees so little of that float32 cannot tell their error from its own
-    rounding; they are stored as they are."""
+    """Which heads have so small a norm in the metric that rounding in float32 hides their errors;
+    they are stored as they are."""
     size = metric.flatten(1).norm(dim=1) * scaled.flatten(1).norm(dim=1)
-    return weighted.flatten(1).norm(dim=1) * tolerance < _RESOLUTION * size
+    hidden: Tensor = weighted.flatten(1).norm(dim=1) * tolerance < _RESOLUTION * size
+    return hidden
 
 
 def rounded(states: Tensor, mode: int) -> Tensor:

@@ -27,7 +27,7 @@ MAX_MAGNITUDE = 1e12
 """Of numbers in a cache: products of three of them are finite in float32."""
 
 
-_BATCH, _TOKENS = 2, 3  # of the cache that tells which sizes grow with either
+_BATCH, _TOKENS = 2, 3  # of a cache that shows which sizes grow with either
 
 
 @dataclass(frozen=True, eq=False)
