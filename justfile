@@ -203,6 +203,10 @@ kill-every-event *COMMANDS:
 mutants COUNT="5000" SEED="0":
     cd tests && python -m helpers.mutants {{COUNT}} {{SEED}}
 
+# Operators and constants changed at random in core FILES, one at a time: do their own tests notice?
+mutate COUNT="200" SEED="0" *FILES:
+    python tools/mutate.py {{COUNT}} {{SEED}} {{FILES}}
+
 # A saved prompt damaged in thousands of ways, each refused in a sentence or read (SECURITY.md).
 prompt-mutants COUNT="5000" SEED="0":
     cd tests && python -m helpers.prompt_mutants {{COUNT}} {{SEED}}
