@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as some
 
 import statetrim as st
@@ -48,12 +48,14 @@ def test_every_form(written: str | float, meant: Request) -> None:
 SIDES = some.integers(1, 999_999) | some.integers(1, 1000).map(lambda n: Fraction(n, 1000))
 
 
+@settings(deadline=None)
 @given(some.lists(some.tuples(SIDES, SIDES), min_size=1, max_size=4, unique=True))
 def test_a_request_is_read_as_it_is_written(shapes: list[tuple[Side, Side]]) -> None:
     request = Request(shapes=tuple(shapes))
     assert parse_request(str(request)) == request
 
 
+@settings(deadline=None)
 @given(some.fractions(0, 1) | some.floats(0, 1))
 def test_every_number_is_a_share_that_can_be_written(number: Fraction | float) -> None:
     if not 0 < number < 1:
@@ -71,6 +73,7 @@ def test_every_number_is_a_share_that_can_be_written(number: Fraction | float) -
 DECIMALS = some.decimals("0.000000001", 100, allow_nan=False, places=9)
 
 
+@settings(deadline=None)
 @given(DECIMALS, DECIMALS)
 def test_percentages_of_nine_decimals_are_read_again(keys: Decimal, values: Decimal) -> None:
     request = parse_request(f"{keys:f}%x{values:f}%")

@@ -8,15 +8,20 @@ its folder, without slow ones. Numbers in messages and in `__repr__` are left al
 """
 
 import ast
+import multiprocessing
 import os
 import random
+import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+
+import pytest
+import torch  # noqa: F401
 
 from changed_tests import ROOT, tests_of
 
@@ -109,18 +114,34 @@ def tests_for(path: str) -> list[str]:
     return importing if folder == "tests" else list(dict.fromkeys([*importing, folder]))
 
 
-def notices(source_root: Path, tests: list[str]) -> bool:
-    """Whether a test fails with the package in `source_root`, or does not end."""
-    paths = os.pathsep.join([str(source_root), str(ROOT / "tests")])
-    environment = os.environ | {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, timeout=MAX_SECONDS
+def failing_test(source_root: Path, tests: list[str]) -> str | None:
+    """The first test that fails with the package in `source_root`; None if all pass. The tests run
+    in a fork of this process, which has imported what all of them import."""
+    with tempfile.NamedTemporaryFile() as output:
+        arguments = (source_root, tests, output.name)
+        process = multiprocessing.get_context("fork").Process(target=_run, args=arguments)
+        process.start()
+        process.join(MAX_SECONDS)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            return "it did not end"
+        failures = re.findall(
+            r"^(?:FAILED|ERROR) (\S+)", Path(output.name).read_text(), re.MULTILINE
         )
-    except subprocess.TimeoutExpired:
-        return True
-    return done.returncode != 0
+    if process.exitcode == 0:
+        return None
+    return str(failures[0]) if failures else f"exit code {process.exitcode}"
+
+
+def _run(source_root: Path, tests: list[str], output: str) -> None:
+    paths = [str(source_root), str(ROOT / "tests")]
+    sys.path[:0] = paths
+    sys.dont_write_bytecode = True
+    os.environ |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+    os.chdir(ROOT)
+    with Path(output).open("w") as file, redirect_stdout(file), redirect_stderr(file):
+        sys.exit(pytest.main(["-x", "-q", "--tb=no", "-p", "no:cacheprovider", *tests]))
 
 
 def main(count: int, seed: int, files: list[str]) -> None:
@@ -130,15 +151,18 @@ def main(count: int, seed: int, files: list[str]) -> None:
         shutil.copytree(ROOT / "src", source_root)
         for number in range(count):
             path = files[number % len(files)]
+            tests = tests_for(path)
+            if number < len(files) and (failing := failing_test(source_root, tests)):
+                sys.exit(f"{failing} fails without a change")
             changed, words = change_one((ROOT / path).read_text(), choose)
             copy = Path(scratch) / path
             copy.write_text(changed)
-            start = time.time()
-            was_noticed = notices(source_root, tests_for(path))
+            start, failing = time.time(), failing_test(source_root, tests)
             shutil.copy(ROOT / path, copy)
-            noticed += was_noticed
-            word = "noticed" if was_noticed else "NOT NOTICED"
-            print(f"{word} {path}:{words} ({time.time() - start:.0f} s)", flush=True)
+            noticed += failing is not None
+            word = "noticed" if failing else "NOT NOTICED"
+            seconds = time.time() - start
+            print(f"{word} {path}:{words} ({failing or 'no test'}, {seconds:.0f} s)", flush=True)
     print(f"{noticed} of {count} changes noticed")
 
 

@@ -70,6 +70,7 @@ def _mismatch(hint: Any, value: Any) -> str | None:
         return None
     if not isinstance(value, Sequence) or isinstance(value, str):
         return "a list"
-    kinds = (expected_kind(get_args(hint)[0], item) for item in value)
-    kind = next((kind for kind in kinds if kind is not None), None)
-    return None if kind is None else f"a list, each {kind}"
+    for item in value:
+        if kind := expected_kind(get_args(hint)[0], item):
+            return f"a list, each {kind}"
+    return None

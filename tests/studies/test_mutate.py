@@ -66,6 +66,7 @@ def test_a_change_is_noticed_by_a_test_that_fails(tool: Any, tmp_path: Path) -> 
     package, test = tmp_path / "src" / "counted", tmp_path / "test_count.py"
     package.mkdir(parents=True)
     test.write_text("from counted import COUNT\n\ndef test_count():\n    assert COUNT == 3\n")
-    for count, noticed in ((3, False), (4, True)):
+    for count, failing in ((3, None), (4, "test_count.py::test_count")):
         (package / "__init__.py").write_text(f"COUNT = {count}\n")
-        assert tool.notices(tmp_path / "src", [str(test)]) == noticed
+        found = tool.failing_test(tmp_path / "src", [str(test)])
+        assert found is None if failing is None else found.endswith(failing)

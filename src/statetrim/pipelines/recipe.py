@@ -90,20 +90,6 @@ def recipe_text(recipe: Mapping[str, Any], name: str) -> str:
     return comment + str(yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True))
 
 
-class _Loader(yaml.SafeLoader):
-    """Refuses a mapping with the same key twice, of which PyYAML takes the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    problem = f"the key {shorten(key.value)!r} is there twice"
-                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
 def _parse_yaml(path: Path) -> dict[Any, Any]:
     """The mapping in a YAML file; raises StatetrimError if it is too large or not a mapping."""
     try:
@@ -116,14 +102,17 @@ def _parse_yaml(path: Path) -> dict[Any, Any]:
     if len(text) > _MAX_BYTES:
         raise StatetrimError(f"{path} is larger than {_MAX_BYTES // 2**10} KiB: no recipe is")
     try:
-        entries = yaml.load(text, _Loader)
+        root, entries = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        mark = getattr(error, "problem_mark", None)
         position = f" in line {mark.line + 1}" if mark else ""
-        reason = f": {shorten(problem)}" if problem else ""
-        raise StatetrimError(f"{path} is not valid YAML{position}{reason}") from None
+        raise StatetrimError(f"{path} is not valid YAML{position}") from None
     if not isinstance(entries, dict):
         raise StatetrimError(f"{path} must hold lines such as 'to: 0.5'")
+    names = [str(key.value) for key, _ in root.value]  # of which `entries` has the last
+    for name in names:
+        if names.count(name) > 1:
+            raise StatetrimError(f"{path} has {shorten(name)!r} twice")
     return entries
 
 
