@@ -196,8 +196,8 @@ def new_spelling(options: Mapping[str, Any]) -> str | None:
 
 def side_text(amount: Any) -> str:
     """A side of a shape, from a count (64) or a fraction (0.5 is 50%); other text as it is."""
-    text = str(amount).strip()[:40]
+    text = str(amount).strip()
     try:
-        return text if text.isdecimal() else _text_of(Fraction(text))
+        return text if text.isdecimal() else _text_of(Fraction(str(float(text))))
     except ValueError:
         return text

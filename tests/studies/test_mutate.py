@@ -68,5 +68,5 @@ def test_a_change_is_noticed_by_a_test_that_fails(tool: Any, tmp_path: Path) -> 
     test.write_text("from counted import COUNT\n\ndef test_count():\n    assert COUNT == 3\n")
     for count, failing in ((3, None), (4, "test_count.py::test_count")):
         (package / "__init__.py").write_text(f"COUNT = {count}\n")
-        found = tool.failing_test(tmp_path / "src", [str(test)])
-        assert found is None if failing is None else found.endswith(failing)
+        noticing = tool.failing_test(tmp_path / "src", [str(test)])
+        assert noticing is None if failing is None else noticing.endswith(failing)

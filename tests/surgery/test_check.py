@@ -108,8 +108,8 @@ def test_a_layer_whose_output_is_zero_is_equal(checkpoint: Load, tmp_path: Path)
 def test_a_gap_is_relative_to_the_largest_value(
     expected: list[float], actual: list[float], gap: float
 ) -> None:
-    found = float(_relative_gap(torch.tensor(expected), torch.tensor(actual)))
-    assert found == gap or (math.isnan(found) and math.isnan(gap))
+    computed = float(_relative_gap(torch.tensor(expected), torch.tensor(actual)))
+    assert computed == gap or (math.isnan(computed) and math.isnan(gap))
 
 
 def test_heads_that_share_values_keep_the_same_channels() -> None:

@@ -49,12 +49,12 @@ class LayerStatistics:
     target_square: Tensor | None = None  # [1]: |y|^2
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def sum_names(self) -> tuple[str, ...]:
         """The names of the sums it holds."""
         return tuple(name for name in SUM_NAMES if getattr(self, name) is not None)
 
     def __repr__(self) -> str:
-        shapes = [f"{name} {list(getattr(self, name).shape)}" for name in self.names]
+        shapes = [f"{name} {list(getattr(self, name).shape)}" for name in self.sum_names]
         return f"<LayerStatistics of {self.tokens:,} tokens: {list_text(shapes, 8)}>"
 
     def __add__(self, other: "LayerStatistics") -> "LayerStatistics":
@@ -102,7 +102,7 @@ class Statistics:
     @property
     def sum_names(self) -> set[str]:
         """The names of the sums it holds."""
-        return set(next(iter(self.layers.values())).names)
+        return set(next(iter(self.layers.values())).sum_names)
 
     def __repr__(self) -> str:
         tokens = max((sums.tokens for sums in self.layers.values()), default=0)
@@ -128,7 +128,7 @@ class Statistics:
             prefix = "" if source == TEXT else f"{source}."
             for layer, sums in layers.items():
                 tensors[f"{prefix}{layer}.tokens"] = torch.tensor(sums.tokens)
-                for sum_name in sums.names:
+                for sum_name in sums.sum_names:
                     tensors[f"{prefix}{layer}.{sum_name}"] = getattr(sums, sum_name).contiguous()
         metadata = {**header("statistics"), "lineage": dict(self.lineage)}
         save_tensors(Path(path), tensors, {"statetrim": json.dumps(metadata)})
@@ -178,7 +178,7 @@ def _parse_sources(
     if any(set(layers) != set(parsed[TEXT]) for layers in parsed.values()):
         raise StatetrimError(f"{path} is not complete: its sources are of different layers")
     every_layer = [sums for layers in parsed.values() for sums in layers.values()]
-    if len({sums.names for sums in every_layer}) > 1:
+    if len({sums.sum_names for sums in every_layer}) > 1:
         raise StatetrimError(f"{path} is not complete: a layer lacks sums that others have")
     return parsed
 
