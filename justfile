@@ -205,7 +205,7 @@ mutants COUNT="5000" SEED="0":
 
 # Operators and constants changed at random in core FILES, one at a time: do their own tests notice?
 mutate COUNT="200" SEED="0" *FILES:
-    python tools/mutate.py {{COUNT}} {{SEED}} {{FILES}}
+    OMP_NUM_THREADS=1 python tools/mutate.py {{COUNT}} {{SEED}} {{FILES}}
 
 # A saved prompt damaged in thousands of ways, each refused in a sentence or read (SECURITY.md).
 prompt-mutants COUNT="5000" SEED="0":

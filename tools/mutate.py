@@ -21,7 +21,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
-import torch  # noqa: F401
+import transformers.modeling_layers  # noqa: F401  (most of what tests import, with torch)
 
 from changed_tests import ROOT, tests_of
 
@@ -91,14 +91,30 @@ class Replace(ast.NodeTransformer):
         return self.new if node is self.old else super().generic_visit(node)
 
 
-def change_one(source: str, choose: random.Random) -> tuple[str, str]:
-    """The source with one change, and the change in words."""
+def change_one(source: str, number: int) -> tuple[str, str]:
+    """The source with a change in the place of this number, and the change in words."""
     tree = ast.parse(source)
-    old = choose.choice(list(places(tree)))
+    old = list(places(tree))[number]
     new = change_of(old)
     assert new is not None
     words = f"{old.lineno}: {ast.unparse(old)} -> {ast.unparse(new)}"  # type: ignore[attr-defined]
     return ast.unparse(ast.fix_missing_locations(Replace(old, new).visit(tree))), words
+
+
+def choose_changes(count: int, seed: int, files: list[str]) -> list[tuple[str, str, str]]:
+    """For `count` changes, no two the same: the file, its changed source, and the change in words.
+    The files take turns."""
+    choose, changes = random.Random(seed), []
+    sources = {path: (ROOT / path).read_text() for path in files}
+    numbers = {path: range(len([*places(ast.parse(sources[path]))])) for path in files}
+    shuffled = {path: choose.sample(numbers[path], len(numbers[path])) for path in files}
+    for turn in range(max(map(len, numbers.values()))):
+        for path in files:
+            if turn < len(shuffled[path]):
+                changes.append((path, *change_one(sources[path], shuffled[path][turn])))
+            if len(changes) == count:
+                return changes
+    return changes
 
 
 def tests_for(path: str) -> list[str]:
@@ -145,17 +161,16 @@ def _run(source_root: Path, tests: list[str], output: str) -> None:
 
 
 def main(count: int, seed: int, files: list[str]) -> None:
-    choose, noticed = random.Random(seed), 0
+    noticed, checked = 0, set[str]()
+    changes = choose_changes(count, seed, files)
     with tempfile.TemporaryDirectory() as scratch:
         source_root = Path(scratch) / "src"
         shutil.copytree(ROOT / "src", source_root)
-        for number in range(count):
-            path = files[number % len(files)]
-            tests = tests_for(path)
-            if number < len(files) and (failing := failing_test(source_root, tests)):
+        for path, changed, words in changes:
+            tests, copy = tests_for(path), Path(scratch) / path
+            if path not in checked and (failing := failing_test(source_root, tests)):
                 sys.exit(f"{failing} fails without a change")
-            changed, words = change_one((ROOT / path).read_text(), choose)
-            copy = Path(scratch) / path
+            checked.add(path)
             copy.write_text(changed)
             start, failing = time.time(), failing_test(source_root, tests)
             shutil.copy(ROOT / path, copy)
@@ -163,7 +178,7 @@ def main(count: int, seed: int, files: list[str]) -> None:
             word = "noticed" if failing else "NOT NOTICED"
             seconds = time.time() - start
             print(f"{word} {path}:{words} ({failing or 'no test'}, {seconds:.0f} s)", flush=True)
-    print(f"{noticed} of {count} changes noticed")
+    print(f"{noticed} of {len(changes)} changes noticed")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """`just mutate`: each change is one operator or constant, and tests that fail notice it."""
 
 import ast
-import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,8 +33,9 @@ def tool() -> Any:
 
 
 def test_every_change_is_one_operator_or_constant(tool: Any) -> None:
-    changes = {tool.change_one(SOURCE, random.Random(seed))[1] for seed in range(300)}
-    assert changes == {
+    number_of_places = len(list(tool.places(ast.parse(SOURCE))))
+    changes = [tool.change_one(SOURCE, number) for number in range(number_of_places)]
+    assert {words for _, words in changes} == {
         "2: 3 -> 4",
         "4: not values or low is None -> not values and low is None",
         "4: not values -> values",
@@ -49,9 +49,16 @@ def test_every_change_is_one_operator_or_constant(tool: Any) -> None:
         "6: low < 7 -> low <= 7",
         "6: 7 -> 8",
     }
-    for seed in range(20):
-        changed = ast.parse(tool.change_one(SOURCE, random.Random(seed))[0])
-        assert ast.unparse(changed) != ast.unparse(ast.parse(SOURCE))
+    for changed, _ in changes:
+        assert changed != ast.unparse(ast.parse(SOURCE))
+
+
+def test_changes_differ_and_files_take_turns(tool: Any) -> None:
+    files = ["src/statetrim/request.py", "src/statetrim/option_types.py"]
+    changes = tool.choose_changes(400, 0, files)
+    assert len({(path, changed) for path, changed, _ in changes}) == len(changes) < 400
+    assert [path for path, _, _ in changes[:4]] == files * 2
+    assert tool.choose_changes(3, 1, files) != tool.choose_changes(3, 2, files)
 
 
 def test_the_tests_of_a_file(tool: Any) -> None:
