@@ -71,6 +71,6 @@ def _mismatch(hint: Any, value: Any) -> str | None:
     if not isinstance(value, Sequence) or isinstance(value, str):
         return "a list"
     for item in value:
-        if kind := expected_kind(get_args(hint)[0], item):
-            return f"a list, each {kind}"
+        if item_kind := expected_kind(get_args(hint)[0], item):
+            return f"a list, each {item_kind}"
     return None
