@@ -211,6 +211,10 @@ rerun-every-stage *OPTIONS:
 mutants COUNT="5000" SEED="0":
     cd tests && python -m helpers.mutants {{COUNT}} {{SEED}}
 
+# Operators and constants changed at random in core FILES, one at a time: do their own tests notice?
+mutate COUNT="200" SEED="0" *FILES:
+    OMP_NUM_THREADS=1 python tools/mutate.py {{COUNT}} {{SEED}} {{FILES}}
+
 # A saved prompt damaged in thousands of ways: refused in a sentence, or read with right logits and little memory (SECURITY.md).
 prompt-mutants COUNT="5000" SEED="0":
     cd tests && python -m helpers.prompt_mutants {{COUNT}} {{SEED}}

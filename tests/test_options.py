@@ -3,11 +3,14 @@ arguments, and records store them."""
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import pytest
@@ -16,7 +19,8 @@ from typer.testing import CliRunner
 import statetrim as st
 from statetrim.commands import app
 from statetrim.maths.units import parse_token_count
-from statetrim.options import changed_options, option_info
+from statetrim.option_types import alternatives
+from statetrim.options import OptionsFunction, as_record, changed_options, option_info
 from statetrim.pipelines.estimate import Machine
 from statetrim.pipelines.job import Job
 from statetrim.pipelines.options import TrimRunOptions
@@ -263,3 +267,61 @@ def test_a_new_option_is_one_field(checkpoint: Any, tmp_path: Path) -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+PROBES: list[tuple[Any, set[Any]]] = [
+    ("false", {str}),
+    (True, {bool}),
+    (5, {int, float, Fraction}),
+    (2.5, {float, Fraction}),
+    (Fraction(1, 3), {float, Fraction}),
+    (10**400, {int}),
+    *((number, set()) for number in (math.nan, math.inf, -math.inf)),
+    (Path("x"), {Path}),
+    (["x"], set()),
+    (None, {NoneType}),
+]
+"""Values, and the types that take them."""
+
+
+def options_classes() -> list[type]:
+    """The options of every function of `st` that takes them by name."""
+    functions = [getattr(st, name) for name in dir(st)]
+    classes = {f.options_class for f in functions if isinstance(f, OptionsFunction)}
+    return sorted(classes, key=lambda each: each.__name__)
+
+
+@pytest.mark.parametrize("options", options_classes())
+def test_a_value_of_another_type_is_refused_for_every_option(options: Any) -> None:
+    fields = dataclasses.fields(options)
+    required = {field.name: "x" for field in fields if field.default is dataclasses.MISSING}
+    checked = 0
+    for field in fields:
+        types = {*alternatives(field.type)}
+        if types <= {bool, int, float, Fraction, str, Path, NoneType}:
+            for value, takers in PROBES:
+                if not types & takers:
+                    with pytest.raises(st.StatetrimError, match=r"^\w+ must be "):
+                        options(**required | {field.name: value})
+                    checked += 1
+    assert checked > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tasks": "mqar"}, "tasks must be a list, not 'mqar'"),
+        ({"tasks": ["mqar", 5]}, "tasks must be a list, each a text"),
+        ({"max_memory": 5}, "max_memory must be a text or a mapping"),
+        ({"limit": None}, "limit must be a whole number, not None"),
+    ],
+)
+def test_lists_mappings_and_nothing(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(st.StatetrimError, match=message):
+        st.TrimOptions(to=0.5, **changes)
+
+
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    numpy = pytest.importorskip("numpy")
+    options = st.TrimOptions(to=Fraction(1, 3), limit=numpy.int64(3), recall=numpy.float32(0.25))
+    assert str(options.request) == "1/3" and as_record(options)["to"] == "1/3"

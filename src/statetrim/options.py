@@ -12,7 +12,8 @@ from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar, dataclass_transform
 
-from .errors import check_option_names
+from .errors import StatetrimError, check_option_names
+from .option_types import expected_kind
 from .request import refuse_replaced_options
 
 P = ParamSpec("P")
@@ -54,10 +55,14 @@ def output_option(*, default: Any = MISSING, kw_only: bool = True, **info: Any) 
     kw_only_default=True, frozen_default=True, field_specifiers=(option, output_option)
 )
 def options(cls: type[Options]) -> type[Options]:
-    """Make a frozen dataclass whose fields are checked when an object is made; then its method
-    `check`, if it has one, checks them against each other."""
+    """Make a frozen dataclass whose fields are checked when an object is made: their types, then
+    their values; then its method `check`, if it has one, checks them against each other."""
 
     def check_all(self: Any) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if kind := expected_kind(item.type, value):
+                raise StatetrimError(f"{item.name} must be {kind}, not {repr(value)[:60]}")
         for item in fields(self):
             value, check = getattr(self, item.name), option_info(item).check
             if check is not None and value is not None:

@@ -1,6 +1,6 @@
 """What to keep of the state, as `--to` says it (`to=` in Python, `to:` in a recipe).
 
-    0.5, 50%                  this share of the state's bytes; the shapes that fit are compared
+    0.5, 50%, 1/3             this share of the state's bytes; the shapes that fit are compared
     64x64, 96x128             key x value channels per head; a side may be a percentage: 64x100%
     12MiB                     at most this per sequence
     8heads, 50%heads          whole value heads
@@ -39,14 +39,16 @@ REPLACED_OPTIONS = {
 }
 """Option of an earlier version that said what to keep -> how it is written now."""
 
-To = str | float
+To = str | float | Fraction
 """What to keep, as it is written; a number is a share of the state's bytes."""
 Side = int | Fraction
 """Channels or heads to keep: a count, or a part of all of them."""
 Sides = tuple[Side, Side]
 """Key and value channels per head."""
 
-_NUMBER = r"[0-9]{1,6}(?:\.[0-9]{1,9})?"
+_DECIMAL = r"[0-9]{1,6}(?:\.[0-9]{1,20})?(?:e-[0-9]{1,3})?"  # any float as Python writes it
+_RATIO = "[0-9]{1,300}/[1-9][0-9]{0,329}"  # the exact value of any share that is a float
+_NUMBER = f"(?:{_DECIMAL}|{_RATIO})"
 _SIDE = rf"[0-9]{{1,6}}|{_NUMBER}%"
 _SHARE = re.compile(rf"({_NUMBER})(%?)")
 _SIZE = re.compile(rf"({_NUMBER})MiB")
@@ -73,9 +75,9 @@ class Request:
     def __str__(self) -> str:
         """The request as `parse_request` reads it."""
         if self.share is not None:
-            return f"{float(self.share):.12g}"
+            return _number_text(self.share)
         if self.max_mib is not None:
-            return f"{float(self.max_mib):.12g}MiB"
+            return f"{_number_text(self.max_mib)}MiB"
         if self.heads is not None:
             return f"{_text_of(self.heads)}heads"
         if self.by_layer:
@@ -147,7 +149,15 @@ def _parse_side(text: str) -> Side:
 
 
 def _text_of(side: Side) -> str:
-    return f"{float(100 * side):.12g}%" if isinstance(side, Fraction) else str(side)
+    return f"{_number_text(100 * side)}%" if isinstance(side, Fraction) else str(side)
+
+
+def _number_text(number: Fraction) -> str:
+    """A decimal if it is exact, else a ratio."""
+    for decimal in (f"{float(number):.12g}", repr(float(number))):
+        if Fraction(decimal) == number:
+            return decimal
+    return f"{number.numerator}/{number.denominator}"
 
 
 def _shape_text(sides: Sides) -> str:
@@ -188,6 +198,6 @@ def side_text(amount: Any) -> str:
     """A side of a shape, from a count (64) or a fraction (0.5 is 50%); other text as it is."""
     text = str(amount).strip()
     try:
-        return text if text.isdecimal() else f"{100 * float(text):g}%"
+        return text if text.isdecimal() else _text_of(Fraction(str(float(text))))
     except ValueError:
         return text

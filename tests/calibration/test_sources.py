@@ -1,6 +1,7 @@
 """Calibration from several sources: separate sums, resuming, and mixtures of them."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 import statetrim as st
@@ -17,7 +18,8 @@ from helpers.forker import run_as_ranks
 from helpers.refusal import run_successfully
 from helpers.sums import assert_statistics_close
 from statetrim.artifacts.mixture import mix_statistics
-from statetrim.artifacts.statistics import Statistics
+from statetrim.artifacts.record import header
+from statetrim.artifacts.statistics import TEXT, Statistics
 from statetrim.progress import Progress
 from statetrim.runtime.loading import load_tokenizer
 from statetrim.surgery.refit import fit_projection
@@ -220,10 +222,58 @@ def test_saved_and_loaded(whole: Statistics, tmp_path: Path) -> None:
         ({"a.b.0.tokens": torch.tensor(3)}, "not a statistic"),
         ({"other.0.tokens": torch.tensor(3)}, "different layers"),
         ({"recall.7.query_gram": torch.zeros(1, 1, 1).double()}, "no token count"),
+        ({"0.readout_moment": torch.zeros(1, 1).double()}, "a layer lacks sums"),
+        ({"recall.0.readout_moment": torch.zeros(1, 1).double()}, "a layer lacks sums"),
+        *(
+            ({"0.tokens": torch.tensor(count)}, "'0.tokens', which is not a count")
+            for count in (-1, -5, 2**53 + 1, 2**62, 1 + 2j, 1.0, True, [1, 2])
+        ),
     ):
         save_file(tensors | spoiled, tmp_path / "bad", metadata=metadata)
         with pytest.raises(st.StatetrimError, match=message):
             Statistics.load(tmp_path / "bad")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        (lambda header: header | {"lineage": {"data": 5}}, "no valid 'lineage'"),
+        (lambda header: header | {"lineage": {"data": "abc"}}, "no valid 'lineage'"),
+        (lambda header: header | {"lineage": {"data": None}}, "no valid 'lineage'"),
+        (lambda header: header | {"lineage": {"data": [1]}}, "no valid 'lineage'"),
+        (lambda header: header | {"lineage": []}, "no valid 'lineage'"),
+        (lambda header: [header], "must hold a JSON object"),
+        (lambda header: header | {"lineage": {"mean": math.nan}}, "not valid JSON: NaN"),
+    ],
+)
+def test_a_lineage_that_cannot_be(
+    metadata: Callable[[dict[str, Any]], Any], message: str, whole: Statistics, tmp_path: Path
+) -> None:
+    whole.save(tmp_path / "good")
+    tensors = load_file(tmp_path / "good")
+    text = json.dumps(metadata(header("statistics")))
+    save_file(tensors, tmp_path / "bad", metadata={"statetrim": text})
+    with pytest.raises(st.StatetrimError, match=message):
+        Statistics.load(tmp_path / "bad")
+    repeated = json.dumps(header("statistics"))[:-1] + ', "lineage": {}, "lineage": {"data": []}}'
+    save_file(tensors, tmp_path / "bad", metadata={"statetrim": repeated})
+    with pytest.raises(st.StatetrimError, match="appears twice"):
+        Statistics.load(tmp_path / "bad")
+
+
+def test_statistics_of_no_tokens_are_refused(whole: Statistics, tmp_path: Path) -> None:
+    """A source without tokens has no weight; a file without any was never filled."""
+    whole.save(tmp_path / "good")
+    tensors = load_file(tmp_path / "good")
+    metadata = {"statetrim": json.dumps(header("statistics"))}
+    zero = {name: torch.tensor(0) for name in tensors if name.endswith(".tokens")}
+    save_file(tensors | zero, tmp_path / "bad", metadata=metadata)
+    for shares in (None, {"recall": 0.5}):
+        with pytest.raises(st.StatetrimError, match="0 tokens"):
+            mix_statistics(Statistics.load(tmp_path / "bad"), shares)
+    generated = {name: count for name, count in zero.items() if not name[0].isdigit()}
+    save_file(tensors | generated, tmp_path / "text", metadata=metadata)
+    assert Statistics.load(tmp_path / "text").shares[TEXT] == 1.0
 
 
 def test_what_cannot_be_is_one_sentence(

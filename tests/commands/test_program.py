@@ -133,3 +133,31 @@ def test_a_log_on_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
 def test_a_log_holds_nothing_that_a_terminal_obeys(tmp_path: Path) -> None:
     run("inspect", tmp_path / "a\x1b[2Jb", "--log", tmp_path / "a.log")
     assert "\x1b" not in (tmp_path / "a.log").read_text()
+
+
+def broken_inspect(*words: str) -> subprocess.CompletedProcess[str]:
+    """`statetrim inspect` with a defect: a division by zero."""
+    program = (
+        "import statetrim.commands.arguments as arguments; from statetrim.commands import main\n"
+        "arguments.open_model = lambda *args, **kwargs: 1 // 0\nmain()"
+    )
+    command = [sys.executable, "-c", program, "inspect", "M", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_an_unexpected_error_is_one_sentence(tmp_path: Path) -> None:
+    done = broken_inspect()
+    assert done.returncode == 1 and not done.stdout
+    assert done.stderr == (
+        "statetrim: unexpected ZeroDivisionError: integer division or modulo by zero; the same "
+        "command with --traceback shows where, please report it\n"
+    )
+    log = tmp_path / "a.log"
+    done = broken_inspect("--log", str(log))
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert f"; {log} shows where, please" in done.stderr
+    assert "Traceback (most recent call last)" in log.read_text()
+    assert log.read_text().endswith(done.stderr)
+    done = broken_inspect("--traceback")
+    assert done.returncode == 1 and "Traceback" in done.stderr
+    assert done.stderr.endswith("ZeroDivisionError: integer division or modulo by zero\n")

@@ -150,6 +150,9 @@ for value in (1, "yes", [], {}, 0.0):
 for value in (None, [], "x", 3, True):
     spoil = edited_config(lambda c, v=value: c.update(text_config=v))
     add(f"text_config {value!r}", spoil, "text_config", "qwen3_5")
+for value in ([], [1], {}, 3, True):
+    spoil = field("model_type", value)
+    add(f"text_config.model_type {value!r}", spoil, "'model_type' of .*'text_config'", "qwen3_5")
 for value in (3, "x", [1]):
     spoil = update({"model_type": "kimi_linear", "linear_attn_config": value})
     add(f"linear_attn_config {value!r}", spoil, "linear_attn_config")

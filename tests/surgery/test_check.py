@@ -1,5 +1,7 @@
 """Comparing a cut with the original passes for every family, and detects each kind of damage."""
 
+import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import statetrim as st
 from statetrim.runtime.placement import Placement
-from statetrim.surgery.check import _kept_values, compare_cut
+from statetrim.surgery.check import _kept_values, _relative_gap, compare_cut
 
 Load = Callable[[str], Path]
 
@@ -67,6 +69,47 @@ def test_a_cache_that_forgets_is_noticed(
     monkeypatch.setattr(checks, "load_live", forgetful)
     with pytest.raises(st.StatetrimError, match="decodes other logits than it prefills"):
         compare_cut(*job)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_logits_that_are_not_numbers_are_noticed(
+    checkpoint: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from statetrim.surgery import check as checks
+
+    job = cut(checkpoint("delta_net"), tmp_path / "small")
+    monkeypatch.setattr(checks, "_decode_gap", lambda *args: math.nan)
+    with pytest.raises(st.StatetrimError, match="decodes other logits than it prefills"):
+        compare_cut(*job)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_layer_whose_output_is_zero_is_equal(checkpoint: Load, tmp_path: Path) -> None:
+    model = shutil.copytree(checkpoint("delta_net"), tmp_path / "model")
+    for shard in model.glob("*.safetensors"):
+        weights = load_file(shard)
+        for name in weights:
+            if ".1." in name and name.endswith(("v_proj.weight", "o_proj.weight")):
+                weights[name] = torch.zeros_like(weights[name])
+        save_file(weights, shard, {"format": "pt"})
+    assert compare_cut(*cut(model, tmp_path / "small")).sliced_against_masked < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "gap"),
+    [
+        ([0.0, 0.0], [0.0, 0.0], 0.0),
+        ([0.0, 0.0], [0.0, 1.0], math.inf),
+        ([4.0, -2.0], [4.0, -3.0], 0.25),
+        ([math.nan, 0.0], [math.nan, 0.0], math.nan),
+        ([1.0, 0.0], [math.nan, 0.0], math.nan),
+    ],
+)
+def test_a_gap_is_relative_to_the_largest_value(
+    expected: list[float], actual: list[float], gap: float
+) -> None:
+    computed = float(_relative_gap(torch.tensor(expected), torch.tensor(actual)))
+    assert computed == gap or (math.isnan(computed) and math.isnan(gap))
 
 
 def test_heads_that_share_values_keep_the_same_channels() -> None:

@@ -47,8 +47,9 @@ def mix_statistics(statistics: Statistics, shares: Mapping[str, float] | None = 
 def _source_weights(statistics: Statistics, shares: Mapping[str, float] | None) -> dict[str, float]:
     """Source -> weight, 1 in total: `shares`, with the rest for text and 0 for other sources, or
     the default weights."""
+    default_weights = statistics.shares
     if shares is None:
-        return statistics.shares
+        return default_weights
     unknown = sorted(set(shares) - set(statistics.generated))
     if unknown:
         available = ", ".join(statistics.generated) or "text alone"

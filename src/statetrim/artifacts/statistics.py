@@ -13,11 +13,13 @@ from torch import Tensor
 
 from ..errors import StatetrimError, errors_of
 from ..maths.formatting import list_text
+from ..storage.json_file import parse_json
 from ..storage.models import load_if_path
 from ..storage.safetensors_file import save_tensors
 from .record import check_header, header
 
 TEXT = "text"
+_MAX_TOKENS = 2**53  # counts are added and stored as int64, and divided as float64
 _TENSOR_NAME = re.compile(r"((?P<source>(?!text)[a-z]{1,32})\.)?(?P<layer>\d{1,5})\.(?P<sum>\w+)")
 
 
@@ -46,11 +48,13 @@ class LayerStatistics:
     target_moment: Tensor | None = None  # [hidden, n]: ya'
     target_square: Tensor | None = None  # [1]: |y|^2
 
+    @property
+    def sum_names(self) -> tuple[str, ...]:
+        """The names of the sums it holds."""
+        return tuple(name for name in SUM_NAMES if getattr(self, name) is not None)
+
     def __repr__(self) -> str:
-        shapes = []
-        for name in SUM_NAMES:
-            if (value := getattr(self, name)) is not None:
-                shapes.append(f"{name} {list(value.shape)}")
+        shapes = [f"{name} {list(getattr(self, name).shape)}" for name in self.sum_names]
         return f"<LayerStatistics of {self.tokens:,} tokens: {list_text(shapes, 8)}>"
 
     def __add__(self, other: "LayerStatistics") -> "LayerStatistics":
@@ -87,15 +91,18 @@ class Statistics:
 
     @property
     def shares(self) -> dict[str, float]:
-        """The default weight of each source: its fraction of all tokens."""
+        """The default weight of each source: its fraction of all tokens. Raises StatetrimError if
+        there are none."""
         tokens = {name: next(iter(layers.values())).tokens for name, layers in self.sources.items()}
-        return {name: count / sum(tokens.values()) for name, count in tokens.items()}
+        total = sum(tokens.values())
+        if not total:
+            raise StatetrimError("the statistics are of 0 tokens; calibrate again")
+        return {name: count / total for name, count in tokens.items()}
 
     @property
     def sum_names(self) -> set[str]:
         """The names of the sums it holds."""
-        layer = next(iter(self.layers.values()))
-        return {name for name in SUM_NAMES if getattr(layer, name) is not None}
+        return set(next(iter(self.layers.values())).sum_names)
 
     def __repr__(self) -> str:
         tokens = max((sums.tokens for sums in self.layers.values()), default=0)
@@ -121,9 +128,8 @@ class Statistics:
             prefix = "" if source == TEXT else f"{source}."
             for layer, sums in layers.items():
                 tensors[f"{prefix}{layer}.tokens"] = torch.tensor(sums.tokens)
-                for sum_name in SUM_NAMES:
-                    if (value := getattr(sums, sum_name)) is not None:
-                        tensors[f"{prefix}{layer}.{sum_name}"] = value.contiguous()
+                for sum_name in sums.sum_names:
+                    tensors[f"{prefix}{layer}.{sum_name}"] = getattr(sums, sum_name).contiguous()
         metadata = {**header("statistics"), "lineage": dict(self.lineage)}
         save_tensors(Path(path), tensors, {"statetrim": json.dumps(metadata)})
 
@@ -134,14 +140,16 @@ class Statistics:
             raise StatetrimError(f"{path} is missing, or not a file")
         action = f"{path} cannot be read as statistics"
         with errors_of(action), safe_open(path, framework="pt") as file:
-            stored = json.loads((file.metadata() or {}).get("statetrim", "{}"))
+            text = (file.metadata() or {}).get("statetrim", "{}")
+            metadata = parse_json(text.encode(), f"the metadata of {path}")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        metadata = stored if isinstance(stored, dict) else {}
         check_header(metadata, "statistics", path)
-        if not isinstance(metadata.get("lineage", {}), dict):
+        lineage = metadata.get("lineage", {})
+        data = lineage.get("data", []) if isinstance(lineage, dict) else None
+        if not isinstance(data, list) or not all(isinstance(entry, dict) for entry in data):
             raise StatetrimError(f"{path} has no valid 'lineage'")
         sources = _parse_sources(tensors, path)
-        return Statistics(sources.pop(TEXT), metadata.get("lineage", {}), sources)
+        return Statistics(sources.pop(TEXT), lineage, sources)
 
 
 def _parse_sources(
@@ -155,9 +163,9 @@ def _parse_sources(
             raise StatetrimError(f"{path} holds {name[:80]!r}, which is not a statistic")
         value: Any = tensor
         if match["sum"] == "tokens":
-            if tensor.numel() != 1 or tensor.is_floating_point():
+            value = int(tensor) if tensor.numel() == 1 and tensor.dtype == torch.int64 else -1
+            if not 0 <= value <= _MAX_TOKENS:
                 raise StatetrimError(f"{path} holds {name!r}, which is not a count")
-            value = int(tensor)
         elif tensor.dtype != torch.float64:
             raise StatetrimError(f"{path} holds {name!r} in {tensor.dtype}, not float64")
         layers = sources.setdefault(match["source"] or TEXT, {})
@@ -169,6 +177,9 @@ def _parse_sources(
         parsed[source] = {layer: LayerStatistics(**layers[layer]) for layer in sorted(layers)}
     if any(set(layers) != set(parsed[TEXT]) for layers in parsed.values()):
         raise StatetrimError(f"{path} is not complete: its sources are of different layers")
+    every_layer = [sums for layers in parsed.values() for sums in layers.values()]
+    if len({sums.sum_names for sums in every_layer}) > 1:
+        raise StatetrimError(f"{path} is not complete: a layer lacks sums that others have")
     return parsed
 
 

@@ -7,7 +7,9 @@ import shutil
 import sys
 import textwrap
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from traceback import format_exception
 from typing import Annotated
 
 import typer
@@ -45,7 +47,7 @@ def _global_options(
         ),
     ] = False,
 ) -> None:
-    _settings["traceback"] |= traceback  # the demo runs commands within a command
+    _settings.traceback |= traceback  # the demo runs commands within a command
     if quiet:
         from . import terminal
 
@@ -54,15 +56,23 @@ def _global_options(
         from . import terminal
 
         terminal.open_log(log, shlex.join(["statetrim", *sys.argv[1:]]))
-        _settings["log"] = True
+        _settings.log = log
 
 
-_settings = {"traceback": False, "log": False}
+@dataclass
+class _Settings:
+    """The global options that concern errors."""
+
+    traceback: bool = False
+    log: Path | None = None
+
+
+_settings = _Settings()
 
 
 def main() -> None:
-    """Run the command line. A user's mistake ends in one sentence and exit code 2, a failure of the
-    system or of memory in exit code 1, Ctrl-C in exit code 130."""
+    """Run the command line. A user's mistake ends in one sentence and exit code 2, any other error
+    in one sentence and exit code 1, Ctrl-C in exit code 130."""
     # Silence the progress bars and messages of libraries; statetrim shows its own.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -74,18 +84,32 @@ def main() -> None:
     except Interrupted as interrupt:
         print_error(str(interrupt))
         sys.exit(130)  # the convention of shells: 128 + SIGINT
-    except StatetrimError as error:
-        _exit_with_error(error, 2)
-    except OSError as error:
-        _exit_with_error(error, 1)
     except Exception as error:
-        if not is_out_of_memory(error) or _settings["traceback"]:
+        if _settings.traceback:
             raise
-        print_error(
+        print_error(_error_sentence(error))
+        sys.exit(2 if isinstance(error, StatetrimError) else 1)
+
+
+def _error_sentence(error: Exception) -> str:
+    """What went wrong, for people; the traceback of an error that nobody expected goes to the log
+    if there is one."""
+    if isinstance(error, StatetrimError):
+        return str(error)
+    if isinstance(error, OSError):
+        reason = error.strerror or str(error)
+        return f"{error.filename}: {reason}" if error.filename else reason
+    if is_out_of_memory(error):
+        return (
             "memory ran out; try a smaller --batch-size, shorter sequences, or --layerwise, or "
             "skip a step (trim --no-benchmark); the same command resumes from what is finished"
         )
-        sys.exit(1)
+    where = "the same command with --traceback shows where"
+    if _settings.log:
+        _append_to_log("".join(format_exception(error)))
+        where = f"{_settings.log} shows where"
+    first_line = str(error).partition("\n")[0][:300]
+    return f"unexpected {type(error).__name__}: {first_line}; {where}, please report it"
 
 
 def print_error(text: str) -> None:
@@ -100,11 +124,15 @@ def print_error(text: str) -> None:
         columns = shutil.get_terminal_size().columns
         text = textwrap.fill(text, columns, break_long_words=False, break_on_hyphens=False)
     print(text, file=sys.stderr)
-    if _settings["log"]:
-        from . import terminal
+    if _settings.log:
+        _append_to_log(f"statetrim: {sentence}")
 
-        with suppress(OSError):  # the error may be that the disk of the log is full
-            terminal.append_to_log(f"statetrim: {sentence}")
+
+def _append_to_log(text: str) -> None:
+    from . import terminal
+
+    with suppress(OSError):  # the error may be that the disk of the log is full
+        terminal.append_to_log(text)
 
 
 class _LogHandler(logging.Handler):
@@ -125,13 +153,3 @@ class _LogHandler(logging.Handler):
                 terminal.warn(text)
             else:
                 terminal.note(text)
-
-
-def _exit_with_error(error: Exception, code: int) -> None:
-    if _settings["traceback"]:
-        raise error
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    if isinstance(error, OSError) and error.filename:
-        text = f"{error.filename}: {text}"
-    print_error(text)
-    sys.exit(code)

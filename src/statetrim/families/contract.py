@@ -286,6 +286,8 @@ def nested_config(config: Config, name: str) -> Config:
         raise StatetrimError(
             f"config field {name!r} must be an object, and this model type needs it"
         )
+    if not isinstance(value.get("model_type"), str | None):
+        raise StatetrimError(f"the 'model_type' of config field {name!r} must be a text")
     return value
 
 

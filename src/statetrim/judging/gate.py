@@ -63,26 +63,27 @@ def _iter_violations(
     rule: Rule, model: str, informative: Sequence[Loss], by_setting: Sequence[Loss]
 ) -> Iterator[str]:
     """A sentence for each task whose estimated change is beyond the limit, then for each setting
-    whose lower bound is, then for each task whose interval is too wide to judge."""
+    whose lower bound is, then for each task whose interval is too wide to judge. Comparisons are
+    negated, so that a change that is not a number breaks the rule."""
     unit = "%" if rule.relative else " points"
     changes = [(x, _change_in_direction(x, rule)) for x in informative]
     for x, change in changes:
         name = rule.name if len(informative) == 1 else x.task
-        if change.estimate > rule.limit:
+        if not change.estimate <= rule.limit:
             yield (
                 f"{model} breaks the rule '{rule.text}': {name} goes from {x.before:.4g} to "
                 f"{x.after:.4g}, a {rule.direction} of {change.estimate:.2f}{unit}"
             )
     for x in informative_losses(by_setting):
         change = _change_in_direction(x, rule)
-        if change.low > rule.limit:
+        if not change.low <= rule.limit:
             yield (
                 f"{model} breaks the rule '{rule.text}': {x.task}, {x.metric} goes from "
                 f"{x.before:.4g} to {x.after:.4g}, a {rule.direction} of at least "
                 f"{change.low:.2f}{unit}"
             )
     for x, change in changes:
-        if change.margin > max(rule.limit, MAX_MARGIN):
+        if not change.margin <= max(rule.limit, MAX_MARGIN):
             yield (
                 f"{model} cannot be judged by the rule '{rule.text}': {x.samples} samples "
                 f"of {x.task} leave a {rule.direction} of up to {change.high:.2f}{unit} open; take "

@@ -6,11 +6,13 @@ because the tokens of one document are not independent.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import comb, exp, lgamma, log, log1p, pi, sqrt, tan
+from math import comb, exp, isnan, lgamma, log, log1p, pi, sqrt, tan
 from statistics import NormalDist
 
 import torch
 from torch import Tensor
+
+from ..errors import StatetrimError
 
 _CHUNK = 2**22  # resampled indices held at a time
 CONFIDENCE_LEVEL = 0.95  # of all intervals and tests
@@ -21,11 +23,16 @@ SMALL_SAMPLE = 8  # up to this many samples a bootstrap interval is too narrow
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and the bounds of its confidence interval."""
+    """An estimate and the bounds of its confidence interval. Raises StatetrimError for nan, because
+    a comparison with it would pass every limit."""
 
     estimate: float
     low: float
     high: float
+
+    def __post_init__(self) -> None:
+        if any(map(isnan, (self.estimate, self.low, self.high))):
+            raise StatetrimError("the difference of two models on these samples is not a number")
 
     @property
     def margin(self) -> float:

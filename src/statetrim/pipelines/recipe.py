@@ -3,16 +3,16 @@
 A recipe may not name a Python file (of a family or a method), so that it cannot run code.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from math import isfinite
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_origin
 
 import yaml
 
 from ..errors import StatetrimError, check_option_names
 from ..maths.formatting import shorten
+from ..option_types import expected_kind
 from ..request import REPLACED_OPTIONS, new_spelling
 from ..storage.json_file import read_json
 from ..storage.output import ARTIFACTS, MAX_RECORD_BYTES
@@ -41,8 +41,8 @@ def read_recipe(path: Path) -> dict[str, Any]:
         if not _is_plain(value):
             raise StatetrimError(f"{path}: {name!r} must be a number, a text, or a list of texts")
         option = f"--{name.replace('_', '-')}"
-        if kind := _number_kind(name, value):
-            raise StatetrimError(f"{path}: {option} must be {kind}, not {shorten(value)!r}")
+        if kind := _expected_kind(name, value):
+            raise StatetrimError(f"{path}: {option} must be {kind}, not {shorten(repr(value))}")
         if "method" in name and str(value).endswith(".py"):
             raise StatetrimError(
                 f"{path}: a recipe names no Python file; leave out {name!r} and give {option} "
@@ -102,27 +102,28 @@ def _parse_yaml(path: Path) -> dict[Any, Any]:
     if len(text) > _MAX_BYTES:
         raise StatetrimError(f"{path} is larger than {_MAX_BYTES // 2**10} KiB: no recipe is")
     try:
-        entries = yaml.safe_load(text)
+        root, entries = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         position = f" in line {mark.line + 1}" if mark else ""
         raise StatetrimError(f"{path} is not valid YAML{position}") from None
     if not isinstance(entries, dict):
         raise StatetrimError(f"{path} must hold lines such as 'to: 0.5'")
+    names = [str(key.value) for key, _ in root.value]  # of which `entries` has the last
+    for name in names:
+        if names.count(name) > 1:
+            raise StatetrimError(f"{path} has {shorten(name)!r} twice")
     return entries
 
 
-def _number_kind(name: str, value: Any) -> str | None:
-    """ "a whole number" or "a number" if the option `name` takes nothing else, and `value` is
-    another one; else None."""
-    types = {item.name.rstrip("_"): item.type for item in fields(TrimOptions)}
-    hint: Any = types.get(name)
-    accepted = {*(get_args(hint) or (hint,))} - {type(None)}
-    if accepted == {int} and type(value) is not int:
-        return "a whole number"
-    if accepted == {float} and not (type(value) in (int, float) and isfinite(value)):
-        return "a number"
-    return None
+def _expected_kind(name: str, value: Any) -> str | None:
+    """What the value of an option should be, if it has another type; None if it has its type. A
+    list may also be written as on the command line, and shapes to compare as a list."""
+    types: dict[str, Any] = {item.name.rstrip("_"): item.type for item in fields(TrimOptions)}
+    hint = types.get(name, str)  # the model and the output
+    if name == "to" or get_origin(hint) is Sequence:
+        hint |= Sequence[str] | str
+    return expected_kind(hint, value)
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,6 +1,7 @@
 """The options of `inspect`: what to keep, and how the model is served."""
 
 from ..errors import StatetrimError
+from ..maths.formatting import shorten
 from ..options import Check, option, options
 from ..request import REQUEST_HELP, To, check_request
 
@@ -18,7 +19,7 @@ KV_DTYPES = {
 def _between(least: float, most: float, unit: str) -> Check:
     def check(name: str, value: float) -> None:
         if not least <= value <= most:
-            raise StatetrimError(f"{name} is {least:g} to {most:g} {unit}, not {value:g}")
+            raise StatetrimError(f"{name} is {least:g} to {most:g} {unit}, not {shorten(value)}")
 
     return check
 

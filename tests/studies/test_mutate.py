@@ -1,0 +1,79 @@
+"""`just mutate`: each change is one operator or constant, and tests that fail notice it."""
+
+import ast
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.modules import load_module
+
+ROOT = Path(__file__).parents[2]
+SOURCE = '''
+def median(values: list[int], low: int = 3) -> float:
+    """Of 5 values."""
+    if not values or low is None:
+        raise ValueError(f"{1 + 1} values")
+    return values[len(values) // 2] * 2 / 4 - (low < 7)
+
+class Values:
+    def __repr__(self) -> str:
+        return "v" * 8
+'''
+
+
+@pytest.fixture(scope="module")
+def tool() -> Any:
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        return load_module(ROOT / "tools" / "mutate.py")
+    finally:
+        sys.path.remove(str(ROOT / "tools"))
+
+
+def test_every_change_is_one_operator_or_constant(tool: Any) -> None:
+    number_of_places = len(list(tool.places(ast.parse(SOURCE))))
+    changes = [tool.change_one(SOURCE, number) for number in range(number_of_places)]
+    assert {words for _, words in changes} == {
+        "2: 3 -> 4",
+        "4: not values or low is None -> not values and low is None",
+        "4: not values -> values",
+        "4: low is None -> low is not None",
+        "6: values[len(values) // 2] * 2 / 4 - (low < 7) -> "
+        "values[len(values) // 2] * 2 / 4 + (low < 7)",
+        "6: values[len(values) // 2] * 2 / 4 -> values[len(values) // 2] * 2 * 4",
+        "6: values[len(values) // 2] * 2 -> values[len(values) // 2] + 2",
+        "6: 2 -> 3",
+        "6: 4 -> 5",
+        "6: low < 7 -> low <= 7",
+        "6: 7 -> 8",
+    }
+    for changed, _ in changes:
+        assert changed != ast.unparse(ast.parse(SOURCE))
+
+
+def test_changes_differ_and_files_take_turns(tool: Any) -> None:
+    files = ["src/statetrim/request.py", "src/statetrim/option_types.py"]
+    changes = tool.choose_changes(400, 0, files)
+    assert len({(path, changed) for path, changed, _ in changes}) == len(changes) < 400
+    assert [path for path, _, _ in changes[:4]] == files * 2
+    assert tool.choose_changes(3, 1, files) != tool.choose_changes(3, 2, files)
+
+
+def test_the_tests_of_a_file(tool: Any) -> None:
+    assert tool.tests_for("src/statetrim/request.py")[-1] == "tests/test_request.py"
+    assert tool.tests_for("src/statetrim/option_types.py") == ["tests/test_options.py"]
+    tests = tool.tests_for("src/statetrim/artifacts/mixture.py")
+    assert tests == ["tests/calibration/test_sources.py", "tests/artifacts"]
+    assert all((ROOT / path).is_file() and tool.tests_for(path) for path in tool.CORE)
+
+
+def test_a_change_is_noticed_by_a_test_that_fails(tool: Any, tmp_path: Path) -> None:
+    package, test = tmp_path / "src" / "counted", tmp_path / "test_count.py"
+    package.mkdir(parents=True)
+    test.write_text("from counted import COUNT\n\ndef test_count():\n    assert COUNT == 3\n")
+    for count, failing in ((3, None), (4, "test_count.py::test_count")):
+        (package / "__init__.py").write_text(f"COUNT = {count}\n")
+        noticing = tool.failing_test(tmp_path / "src", [str(test)])
+        assert noticing is None if failing is None else noticing.endswith(failing)
