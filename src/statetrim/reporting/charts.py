@@ -17,7 +17,7 @@ from .drawing import Box, Curve, Dot, Drawing, Label, Line, Raster, Shape
 from .theme import EMPTY, FULL, ON_EMPTY, ON_FULL, SERIES_COUNT, interpolate_colour
 
 WIDTH = 420
-LEFT, RIGHT, TOP, BOTTOM = 62, 20, 12, 46
+LEFT, RIGHT, TOP, BOTTOM = 72, 20, 12, 46
 PLOT_HEIGHT = 190  # pixels, between the axes
 MAX_CELLS = 4096
 LARGEST_DRAWN = 1e30  # larger magnitudes, infinities and NaN are not drawn
