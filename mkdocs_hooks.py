@@ -7,6 +7,7 @@ of results/ and examples/ are added, and links to them follow.
 """
 
 import ast
+import inspect
 import posixpath
 import re
 import sys
@@ -63,20 +64,68 @@ def _on_the_site(site_path: str, link: str) -> str:
 
 
 def _api() -> str:
-    """A directive of mkdocstrings for each public name."""
+    """Every public name: a directive of mkdocstrings, or for a function that takes its options by
+    name, which mkdocstrings would show as it is written, what `inspect.signature` gives."""
     import statetrim
+    from statetrim.options import OptionsFunction
 
     names = [name for name in statetrim.__all__ if name != "__version__"]
     functions = [name for name in names if name[0].islower()]
     classes = [name for name in names if not name[0].islower()]
 
-    def directive(name: str) -> str:
+    def described(name: str) -> str:
         value = getattr(statetrim, name)
+        if isinstance(value, OptionsFunction):
+            return _options_function(name, value)
         return f"::: {value.__module__}.{value.__qualname__}"
 
     return "\n\n".join(
-        ["## Functions", *map(directive, functions), "## Classes", *map(directive, classes)]
+        ["## Functions", *map(described, functions), "## Classes", *map(described, classes)]
     )
+
+
+def _options_function(name: str, function: Any) -> str:
+    """The signature, the docstring, and a table of the options with their help."""
+    from dataclasses import fields
+
+    from statetrim.options import option_info
+
+    signature = inspect.signature(function)
+    parameters, was_positional = [], True
+    for parameter in signature.parameters.values():
+        is_positional = parameter.kind is not parameter.KEYWORD_ONLY
+        if was_positional and not is_positional:
+            parameters.append("*")
+        was_positional = is_positional
+        parameters.append(_parameter_text(parameter))
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            parameters.append("/")
+    lines = ",\n".join(f"    {parameter}" for parameter in parameters)
+    returns = inspect.formatannotation(signature.return_annotation)
+    rows = []
+    for item in fields(function.options_class):
+        text = _escaped(option_info(item).help)
+        rows.append(f"| `{item.name}` | {text} |")
+    parts = [
+        f"### `{name}` {{: #{function.__module__}.{name} }}",
+        f"```python\n{name}(\n{lines},\n) -> {_without_modules(returns)}\n```",
+        inspect.getdoc(function) or "",
+        "\n".join(["| option | |", "|---|---|", *rows]),
+    ]
+    return "\n\n".join(parts)
+
+
+def _parameter_text(parameter: inspect.Parameter) -> str:
+    annotation = inspect.formatannotation(parameter.annotation).strip("'")
+    text = f"{parameter.name}: {_without_modules(annotation)}"
+    if parameter.default is parameter.empty:
+        return text
+    default = "..." if callable(parameter.default) else repr(parameter.default)
+    return f"{text} = {default}"
+
+
+def _without_modules(annotation: str) -> str:
+    return re.sub(r"(?<!\w)(?:\w+\.)+(?=\w)", "", annotation)
 
 
 def _messages(modules: list[str]) -> str:

@@ -2,11 +2,15 @@
 public names on their reference pages."""
 
 import re
+import subprocess
+import sys
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import statetrim
 from helpers.modules import load_module
 
 ROOT = Path(__file__).parents[1]
@@ -41,6 +45,42 @@ def test_reference_pages_are_as_the_source_makes_them() -> None:
     ):
         assert page(name) == reference.filled(page(name), kind, content), "run: just interface"
         assert content in page(name)
+
+
+def test_the_api_page_shows_the_keywords_of_a_function(hooks: Any) -> None:
+    """Not `inspect(model, options)`, as its source has it."""
+    text = hooks._api()
+    for name in ("inspect", "trim", "evaluate"):
+        code = re.search(rf"```python\n{name}\((.*?)\n\) -> \w+\n```", text, flags=re.DOTALL)
+        assert code is not None
+        shown = re.findall(r"^    (\w+)(?:: |,)", code[1], flags=re.MULTILINE)
+        assert shown == list(signature(getattr(statetrim, name)).parameters)
+
+
+WITHOUT_EXTRAS = """
+import sys
+class Missing:
+    def find_spec(self, name, *_):
+        if name.split(".")[0] in {extras}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Missing())
+sys.path.insert(0, {root!r})
+import mkdocs_hooks
+print(len(mkdocs_hooks._api()), len(mkdocs_hooks._messages(["errors"])))
+"""
+
+
+def test_the_site_needs_no_other_extra() -> None:
+    extras = {"transformers", "accelerate", "datasets", "fla", "lm_eval", "peft", "matplotlib"}
+    script = WITHOUT_EXTRAS.format(extras=extras, root=str(ROOT))
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_blocks_of_code_begin_with_an_indent() -> None:
+    """A first line at the margin makes the block a paragraph."""
+    for path in (ROOT / "docs").glob("*.md"):
+        text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        assert not re.search(r"\n\n[a-z][^\n]*\n {4}\S", text), path.name
 
 
 def test_links_between_pages_lead_somewhere() -> None:

@@ -43,6 +43,7 @@ def table(words: str) -> str:
     """A table of state and sequences, as released, with a 16-bit state, cut, and both."""
     import statetrim as st
     from statetrim.maths.formatting import bytes_text
+    from statetrim.serving.capacity.compare import count_text, gain_text
 
     arguments = _parser().parse_args(shlex.split(words))
     configs = json.loads((ROOT / "docs/calculator/configs.json").read_text()) | FROM_PUBLIC_FIGURES
@@ -50,17 +51,17 @@ def table(words: str) -> str:
         (Path(folder) / "config.json").write_text(json.dumps(configs[arguments.model]))
         sizes = st.inspect(folder, **{k: v for k, v in vars(arguments).items() if k != "model"})
     rows = sizes.deployment.capacity
-    names = [f"{row.shape}, {row.state_dtype}" for row in rows]
+    names = []
+    for row in rows:
+        names.append(f"{row.shape}, {row.state_dtype}{' (default)' if row.is_default else ''}")
     states = [f"{row.fit.states:g} x {bytes_text(row.fit.state_bytes)}" for row in rows]
     lines = [
         f"| computed for {arguments.model} | {' | '.join(names)} |",
         f"|---|{'---:|' * len(rows)}",
         f"| states of a request | {' | '.join(states)} |",
     ]
-    gains = [
-        f"{row.fit.sequences:.4g} ({row.fit.sequences / rows[0].fit.sequences:.2f}x)"
-        for row in rows
-    ]
+    served = next(row.fit for row in rows if row.is_default and not row.is_cut)
+    gains = [f"{count_text(row.fit.sequences)} ({gain_text(row.fit, served)})" for row in rows]
     context = sizes.deployment.context
     title = f"sequences of {context:,} tokens in {arguments.memory_gib:g} GiB of cache"
     return "\n".join([*lines, f"| {title} | {' | '.join(gains)} |"])

@@ -67,9 +67,7 @@ def test_measurements_and_warnings_stand_above_how_it_was_made(model: st.Checkpo
                                            "| task | metric |", "## How it was made")]  # fmt: skip
     assert order == sorted(order)
     assert "| mqar | accuracy | 40 | 90.0% | 40.0% | 10.0% |" in text
-    assert re.search(
-        r"recurrent state per sequence, float32 \| [\d.]+ KiB \| [\d.]+ KiB \| -50.0%", text
-    )
+    assert re.search(r"state per sequence, float32 \| [\d.]+ KiB \| [\d.]+ KiB \| -50.0%", text)
     assert "not measured" not in text
 
 

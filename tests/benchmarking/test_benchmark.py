@@ -137,3 +137,14 @@ def test_the_command_writes_and_shows(pair: tuple[Path, Path], tmp_path: Path) -
     assert "mixer decode, tokens/s" in shown.stdout and "half" in shown.stdout
     again = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert isinstance(again.exception, st.StatetrimError)  # nothing is overwritten
+
+
+def test_sizes_are_shown_in_their_own_unit() -> None:
+    records = [
+        st.Timing("a", "state bytes", 1, 64, 2**20, "bytes/sequence"),
+        st.Timing("b", "state bytes", 1, 64, 2**19, "bytes/sequence"),
+        st.Timing("a", "peak memory", 1, 64, 3 * 2**20, "bytes"),
+    ]
+    size, peak = st.Timings(["a", "b"], records).table().rows
+    assert size == ("state, per sequence", "1", "64", "1.0 MiB", "512.0 KiB (0.50x)")
+    assert peak[0] == "peak memory" and peak[3] == "3.0 MiB"

@@ -112,3 +112,29 @@ def processor_seconds(command: list[str], cwd: Path) -> float:
     subprocess.run(command, capture_output=True, check=False, cwd=cwd, env=os.environ)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+WAITING = """
+import os, sys
+sys.argv = ["statetrim", "--version"]
+from statetrim.commands import main
+try:
+    main()
+except SystemExit:
+    pass
+assert "torch" not in sys.modules, "it would have read its settings already"
+print(os.environ["OMP_WAIT_POLICY"])
+"""
+
+
+@pytest.mark.parametrize(("chosen", "used"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_waiting_threads_sleep_unless_the_user_says_otherwise(
+    chosen: str | None, used: str
+) -> None:
+    """OpenMP reads this variable when torch loads it."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    if chosen is not None:
+        environment["OMP_WAIT_POLICY"] = chosen
+    command = [sys.executable, "-c", WAITING]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == used

@@ -98,7 +98,7 @@ def test_quiet_leaves_results_and_warnings_and_the_log_has_all(
     assert "calibrate" in quiet["out"], "the plan is what a dry run is for"
     first = log.read_text()
     assert first.startswith("# statetrim log\n") and "$ statetrim trim" in first
-    for expected in ("recurrent state per sequence", quiet["err"], "sliced equals masked"):
+    for expected in ("state per sequence", quiet["err"], "sliced equals masked"):
         assert expected in first
     again = run("inspect", tmp_path / "nowhere", "--log", log)
     assert again.returncode == 2

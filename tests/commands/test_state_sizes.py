@@ -1,4 +1,4 @@
-"""State sizes are shown for float32 and bfloat16, with and without the cut."""
+"""State sizes name their dtype, with and without the cut."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def test_inspect_and_prune_have_a_row_for_it(model: Path, tmp_path: Path) -> Non
     _, _, pruned = run([*prune, "--dry-run"])
     for text in (shown, pruned):
         whole, cut = figures(text, "per sequence, float32")
-        half, both = figures(text, "in bfloat16 (an engine option)")
+        half, both = figures(text, "the same in bfloat16")
         assert (whole, cut, half) == (WHOLE, HALF, HALF) and both == QUARTER
     _, _, json_text = run([*prune, "--dry-run", "--json"])
     sizes = json.loads(json_text)
@@ -44,7 +44,7 @@ def test_inspect_and_prune_have_a_row_for_it(model: Path, tmp_path: Path) -> Non
 def test_nothing_says_of_a_cut_that_it_needs_no_cut(model: Path, tmp_path: Path) -> None:
     """`inspect` of a cut shows only its own sizes."""
     small = st.prune(model, st.select(model, "l1", "6x100%"), tmp_path / "small")
-    _, _, shown = run(["inspect", str(small.path)])
+    _, _, shown = run(["inspect", str(small.path), "--verbose"])
     assert figures(shown, "in bfloat16") == [QUARTER]
     assert "needs no cut" not in shown + (small.path / "README.md").read_text()
 
@@ -54,9 +54,10 @@ def test_the_plans_of_one_shape_and_of_several_have_it(model: Path, tmp_path: Pa
     text.write_text("words")
     words = ["trim", str(model), "--text", str(text), "--dry-run", "-o", str(tmp_path / "out")]
     _, stderr, _ = run([*words, "--to", "6x100%"])
-    expected = f"{WHOLE} -> {HALF} in float32; {HALF} -> {QUARTER} in bfloat16 (an engine option"
-    assert f"recurrent state per sequence: {expected}, with or without the cut)" in stderr
+    expected = f"{WHOLE} → {HALF} in float32, {HALF} → {QUARTER} in bfloat16 (-50.0%)"
+    assert f"state per sequence: {expected}" in stderr
     for way in (["--to", "0.5"], ["--to", "6x100%,6x4"]):
         _, _, plan = run([*words, *way])
-        assert figures(plan, "no cut") == [WHOLE, HALF]
-        assert figures(plan, "50%") == [HALF, QUARTER]
+        assert "state, bfloat16" in plan, "in which vLLM counts the sequences beside it"
+        assert figures(plan, "no cut") == [HALF]
+        assert figures(plan, "50%") == [QUARTER]

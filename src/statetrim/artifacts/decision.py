@@ -71,13 +71,17 @@ class MeasuredShape:
     state_bytes: int  # per sequence, in `state_dtype`
     scores: Mapping[str, ShapeScore]  # by "task metric"
     widths: str = ""  # by layer, in the format of `--to`; the others are the widest then
-    sequences: float | None = None  # that fit in vLLM
+    sequences: float | None = None  # that fit in the engine of `trim --for`, else in vLLM
     state_dtype: str = "float32"  # in which the state was stored when it was measured
 
     @property
     def is_rounded(self) -> bool:
         """Whether it was measured with fewer bits per number than float32."""
         return self.state_dtype != "float32"
+
+    def bytes_in(self, dtype_bytes: int) -> int:
+        """Bytes of a sequence's state with numbers of `dtype_bytes`."""
+        return self.state_bytes * dtype_bytes // (2 if self.is_rounded else 4)
 
     def __str__(self) -> str:
         suffix = f" in {self.state_dtype}" if self.is_rounded else ""

@@ -10,6 +10,7 @@ from ..maths.formatting import list_text, shorten
 from ..maths.paired import Pairs
 from ..maths.table import Table, Tabular
 from ..maths.units import MIB
+from ..tasks import setting_text
 from ..tasks.unit import UNITS
 from .record import Artifact, as_fields, header
 
@@ -86,7 +87,8 @@ class Scores(Artifact, Tabular):
                     value, count = _cell_texts(find or self.find, model, task, metric)
                     values.append(value)
                     counts.append(count)
-                rows.append(("" if number else task, metric, counts[0], *values))
+                name = setting_text(task, metric)
+                rows.append(("" if number else task, name, counts[0], *values))
         return Table("Scores", ("task", "metric", "samples", *self.models), rows)
 
     @property

@@ -1,4 +1,4 @@
-"""The state of a sequence before and after a cut, as rows of a table."""
+"""The state of a sequence before and after a cut: rows of a table, and a sentence."""
 
 from ..geometry import Geometry
 from ..maths.formatting import change_row, relative_change_text
@@ -11,6 +11,15 @@ def state_rows(before: Geometry, after: Geometry) -> list[tuple[str, ...]]:
     old, new = before.state_numel, after.state_numel
     return [
         ("state of a head, keys x values", *shapes, relative_change_text(old, new)),
-        change_row("recurrent state per sequence, float32", 4 * old, 4 * new),
-        change_row("the same in bfloat16 (an engine option)", 2 * old, 2 * new),
+        change_row("state per sequence, float32", 4 * old, 4 * new),
+        change_row("the same in bfloat16", 2 * old, 2 * new),
     ]
+
+
+def state_text(before: Geometry, after: Geometry, *, with_bfloat16: bool = True) -> str:
+    """The bytes of a sequence's state before and after a cut, for people."""
+    _, (_, *float32, change), (_, *bfloat16, _) = state_rows(before, after)
+    text = f"state per sequence: {' → '.join(float32)} in float32"
+    if with_bfloat16:
+        text += f", {' → '.join(bfloat16)} in bfloat16"
+    return f"{text} ({change or 'no change'})"

@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import StatetrimError
-from ..maths.formatting import list_text, quantity_text
+from ..maths.formatting import bytes_text, list_text, quantity_text
 from ..maths.table import Table, Tabular
 from .record import Artifact
+
+_BYTES = "bytes"  # the unit of sizes, alone or as "bytes/sequence"
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Timings(Artifact, Tabular):
             unit = next(iter(cells.values())).unit
             size_texts = ["" if size is None else str(size) for size in sizes]
             texts = [timing_text(record, row_records[0]) for record in row_records]
-            rows.append((f"{metric}, {unit}", *size_texts, *texts))
+            rows.append((_label(metric, unit), *size_texts, *texts))
         return Table("Timings", ("", "batch", "length", *self.models), rows)
 
     @property
@@ -80,6 +82,14 @@ class Timings(Artifact, Tabular):
             raise ValueError("models is empty")
 
 
+def _label(metric: str, unit: str) -> str:
+    """A metric with its unit; sizes have theirs with each figure."""
+    if not unit.startswith(_BYTES):
+        return f"{metric}, {unit}"
+    per = unit.removeprefix(_BYTES).replace("/", ", per ")
+    return f"{metric.removesuffix(f' {_BYTES}')}{per}"
+
+
 def unique_names(names: Sequence[str]) -> list[str]:
     """The names of directories, with a number added to repeated ones: "a", "a (2)"."""
     unique: list[str] = []
@@ -97,7 +107,8 @@ def timing_text(record: Timing | None, baseline: Timing | None) -> str:
     """
     if record is None:
         return ""
-    text = quantity_text(record.value)
+    is_size = record.unit.startswith(_BYTES)
+    text = bytes_text(record.value) if is_size else quantity_text(record.value)
     if baseline is None or baseline is record or not baseline.value:
         return text
     low, high = record.ratio_spread or (0.0, 0.0)

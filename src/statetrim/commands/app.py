@@ -77,6 +77,9 @@ def main() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported
+    # Idle OpenMP threads sleep instead of spinning, which slows everything on a busy machine. Read
+    # when torch is imported, which is later.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     logging.basicConfig(format="%(message)s", level=logging.ERROR, handlers=[_LogHandler()])
     logging.getLogger("statetrim").setLevel(logging.INFO)
     try:

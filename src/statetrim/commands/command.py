@@ -57,6 +57,9 @@ def typed_default(item: Field[Any], value: Any) -> Any:
 
 
 def _parameters(options_class: type[Any]) -> Iterator[Parameter]:
+    panels = dict[str, str]()
+    for title, names in getattr(options_class, "PANELS", {}).items():
+        panels |= dict.fromkeys(names.split(), title)
     for item in command_line_fields(options_class):
         info, typed = option_info(item), _typed(item.type)
         if info.parse is Path:
@@ -72,7 +75,9 @@ def _parameters(options_class: type[Any]) -> Iterator[Parameter]:
         if default is None or (typed == list[str] and not info.required):
             typed, default = typed | None, None
         callback = _callback(item, flags[-1])
-        option: Any = typer.Option(*flags, help=info.help, callback=callback)
+        option: Any = typer.Option(
+            *flags, help=info.help, callback=callback, rich_help_panel=panels.get(item.name)
+        )
         if info.argument:
             option = typer.Argument(help=info.help, callback=callback)
         yield Parameter(

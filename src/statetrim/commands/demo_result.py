@@ -51,7 +51,7 @@ def _show_models(result: Result) -> None:
             )
         )
     header = ("", "heads", "state", "perplexity", "recall", "verdict")
-    terminal.print_table("", header, rows, left=(0, 5), unwrapped=range(len(header)))
+    terminal.print_table("", header, rows, left=(0, 5))
 
 
 def _show_answers(result: Result) -> None:

@@ -6,13 +6,14 @@ from itertools import pairwise
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from ..request import refuse_replaced_options
 from .index import COMMANDS
 
 _GLOBAL_FLAGS = ("--quiet", "--traceback")
 _GLOBAL_OPTIONS_WITH_VALUE = ("--log",)
+_LAST_PANELS = {"Where it runs": 1, "Options": 2}
 
 
 class Interrupted(BaseException):
@@ -60,6 +61,22 @@ class StatetrimGroup(TyperGroup):
             raise Interrupted(f"interrupted; {message}") from None
 
 
+class _GroupedCommand(TyperCommand):
+    """A command whose help lists its options below the headings of their panels."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
+        for parameter in self.get_params(ctx):
+            panel = getattr(parameter, "rich_help_panel", None) or "Options"
+            title = "Arguments" if parameter.param_type_name == "argument" else panel
+            if record := parameter.get_help_record(ctx):
+                sections.setdefault(title, []).append(record)
+        for title in sorted(sections, key=lambda title: _LAST_PANELS.get(title, 0)):
+            if sections[title]:
+                with formatter.section(title):
+                    formatter.write_dl(sections[title])
+
+
 class _Commands(Mapping[str, Any]):
     """The commands by name; the module of each is imported when it is used."""
 
@@ -71,7 +88,7 @@ class _Commands(Mapping[str, Any]):
             module, sentence = COMMANDS[name]
             function = getattr(import_module(f".{module}", __package__), name)
             program = typer.Typer(add_completion=False, rich_markup_mode=None)
-            program.command(name, help=sentence)(function)
+            program.command(name, cls=_GroupedCommand, help=sentence)(function)
             self._loaded[name] = typer.main.get_command(program)
         return self._loaded[name]
 

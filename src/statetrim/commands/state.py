@@ -3,17 +3,7 @@
 from typing import Any
 
 from ..geometry import Geometry
-from ..maths.formatting import bytes_text, choices_text
-
-
-def state_size_text(before: Geometry, after: Geometry) -> str:
-    """The state's bytes per sequence before and after the cut, in both dtypes, as a sentence."""
-    old, new = before.state_numel, after.state_numel
-    return (
-        f"recurrent state per sequence: {bytes_text(4 * old)} -> {bytes_text(4 * new)} in float32; "
-        f"{bytes_text(2 * old)} -> {bytes_text(2 * new)} in bfloat16 (an engine option, with or "
-        "without the cut)"
-    )
+from ..maths.formatting import choices_text
 
 
 def state_json(before: Geometry, after: Geometry) -> dict[str, Any]:

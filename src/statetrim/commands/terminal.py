@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import StatetrimError
 from ..progress import is_rank_zero
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.console import Console
+    from rich.table import Table
 
 _LOG_FIRST_LINE = "# statetrim log"
 _LOG_WIDTH = 120
@@ -120,34 +121,90 @@ def print_table(
     rows: Iterable[Sequence[str]],
     *,
     left: Collection[int] = (0,),
-    unwrapped: Collection[int] = (),
     total: Sequence[str] = (),
     to_stderr: bool = False,
 ) -> None:
     """Print a table to standard output, or to standard error unless --quiet; and to the log.
 
-    The columns `left` are left-aligned, the others right-aligned; a narrow terminal wraps all but
-    the columns `unwrapped`. `total` is a last row, below a line. Without a header, each row is a
-    name and a value.
+    The columns `left` are words, left-aligned and wrapped between words in a narrow terminal; the
+    others are figures, which stay whole. A table that does not fit so is printed as a list, a row
+    after the other. `total` is a last row, below a line. Without a header, each row is a name and a
+    value.
     """
+    cells = [list(row) for row in rows]
+    for console in (err() if to_stderr else out(), *([_log.console] if _log else [])):
+        widths = _column_widths(header, [*cells, total], left, console.width)
+        if widths is not None:
+            console.print(_table(title, header, cells, left, total, widths))
+            continue
+        console.print(title, highlight=False, soft_wrap=True)
+        for row in [*cells, total] if total else cells:
+            _print_row(console, header, row)
+
+
+def fits(header: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int]) -> bool:
+    """Whether standard output is wide enough for a table."""
+    return _column_widths(header, [*rows], left, out().width) is not None
+
+
+def _table(
+    title: str,
+    header: Sequence[str],
+    rows: list[list[str]],
+    left: Collection[int],
+    total: Sequence[str],
+    widths: list[int],
+) -> Table:
     from rich.table import Table
 
     table = Table(
         title=title, title_justify="left", show_header=bool(header), show_footer=bool(total)
     )
     for number, name in enumerate(header or ("", "")):
-        table.add_column(
-            name,
-            total[number] if total else "",
-            justify="left" if number in left or not header else "right",
-            no_wrap=number in unwrapped,
-            overflow="fold",  # wrap a long name instead of shortening it
-        )
+        is_words = number in left or not header
+        justify: Literal["left", "right"] = "left" if is_words else "right"
+        footer = total[number] if total else ""
+        table.add_column(name, footer, justify=justify, width=widths[number], overflow="fold")
     for row in rows:
         table.add_row(*row)
-    (err() if to_stderr else out()).print(table)
-    if _log:
-        _log.console.print(table)
+    return table
+
+
+def _column_widths(
+    header: Sequence[str], rows: list[Sequence[str]], left: Collection[int], available: int
+) -> list[int] | None:
+    """Characters of each column in a table of at most `available`, with no word and no figure
+    broken; None if that is not possible."""
+    from rich.cells import cell_len
+
+    widths, slack = list[int](), list[int]()
+    for number in range(len(header) or 2):
+        name = header[number] if header else ""
+        cells = [row[number] for row in rows if number < len(row)]
+        lines = [line for cell in (name, *cells) for line in cell.split("\n")]
+        is_words = number in left or not header
+        whole = name.split() + (
+            " ".join(cells).split() if is_words else "\n".join(cells).split("\n")
+        )
+        widths.append(max(map(cell_len, lines)))
+        slack.append(widths[-1] - max(map(cell_len, whole), default=0))
+    lines_between = 3 * len(widths) + 1
+    for _ in range(sum(widths) + lines_between - available):
+        widest = max(range(len(slack)), key=slack.__getitem__)
+        if slack[widest] == 0:
+            return None
+        widths[widest] -= 1
+        slack[widest] -= 1
+    return widths
+
+
+def _print_row(console: Console, header: Sequence[str], row: Sequence[str]) -> None:
+    """Print a row as a list: its first cell, then the others below it with their names."""
+    console.print(row[0], highlight=False, soft_wrap=not console.is_terminal)
+    for name, cell in zip((header or ("", ""))[1:], row[1:], strict=True):
+        if cell:
+            label = f"{name}: " if name else ""
+            console.print(f"  {label}{cell}", highlight=False, soft_wrap=not console.is_terminal)
 
 
 def print_json(value: dict[str, Any]) -> None:

@@ -13,8 +13,11 @@ def bytes_text(nbytes: float) -> str:
 
 
 def relative_change_text(before: float, after: float) -> str:
-    """The signed change in percent of `before`; empty if `before` is 0."""
-    return f"{100 * (after - before) / before:+.1f}%" if before else ""
+    """The signed change in percent of `before`; empty if there is none, or if `before` is 0."""
+    if not before or before == after:
+        return ""
+    percent = 100 * (after - before) / before
+    return f"{percent:+.1f}%" if abs(percent) >= 0.05 else f"{percent:+.1g}%"
 
 
 def change_row(name: str, before: float, after: float, unit: str = "bytes") -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from ..options import derive
 from ..progress import OnProgress
 from ..request import parse_request
 from ..selection.allocate import Allocation, allocate, allocate_in_pages
-from ..serving.capacity.compare import sequences_text, vllm_paging
+from ..serving.capacity.compare import capacity_text, known_capacities, vllm_paging
 from ..serving.engine_names import engine_name
 from ..serving.engines import Shape
 from ..serving.shapes import engine_serves
@@ -50,9 +50,12 @@ def allocate_by_layer(job: Job, measured: Sensitivity, observer: Observer) -> By
         observer.on_message(f"no widths by layer are expected to lose less than {target} in all")
         return None
     nll, recall = allocation.losses(measured)
+    observer.on_message(f"widths by layer: {target}")
+    serving = job.options.counted_in
+    counted = capacity_text(known_capacities(job.model, target.after, serving), serving)
     expected = (
         f"widths by layer are expected to cost {nll:.3f} nats and {100 * recall:.1f} points of "
-        f"recall, if losses of layers add up; {sequences_text(job.model, target.after)}"
+        f"recall, if losses of layers add up; {counted}"
     )
     return ByLayer(target, expected)
 

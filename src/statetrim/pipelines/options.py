@@ -1,8 +1,8 @@
 """The options of `trim` and `estimate`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .. import option_checks as checks
 from ..common_options import BATCH_SIZE_HELP, SKIP_HELP, TEXT_HELP, ProgressOptions
@@ -13,6 +13,7 @@ from ..options import option, options, output_option
 from ..request import REQUEST_HELP, Request, To, check_request, parse_request
 from ..runtime.placement import Devices, Placement
 from ..serving.engine_names import BFLOAT16_ENGINES, ENGINE_NAMES, PLUGIN_ENGINES, engine_name
+from ..serving.options import ServingOptions, default_serving
 
 if TYPE_CHECKING:
     from ..geometry import Axis
@@ -31,6 +32,15 @@ def _method_option(default: str, axis: str) -> Any:
 @options
 class TrimOptions(Devices):
     """Every option of `trim` that affects the result, or where it runs."""
+
+    PANELS: ClassVar[Mapping[str, str]] = {
+        "What to keep": "to for_ by_layer",
+        "Text and methods": "text tokens recall random method value_method length batch_size seed",
+        "Repair after the cut": "refit recover",
+        "What is measured": "tasks data limit control benchmark state_dtype",
+        "Where it runs": "device dtype device_map max_memory layerwise",
+    }
+    """Headings of the help, in this order, and the options below each; others follow."""
 
     to: To | None = option(default=None, help=REQUEST_HELP, check=check_request)
     for_: str | None = option(
@@ -115,6 +125,11 @@ class TrimOptions(Devices):
         for an engine that offers it, unless the cuts themselves are measured with fewer bits."""
         is_offered = engine_name(self.for_ or "vllm") in BFLOAT16_ENGINES
         return self.by_layer and is_offered and self.state_dtype is None
+
+    @property
+    def counted_in(self) -> ServingOptions:
+        """How the sequences of a cut are counted: in the engine of `for_`, or in vLLM."""
+        return default_serving(self.for_ and engine_name(self.for_))
 
     @property
     def request(self) -> Request:

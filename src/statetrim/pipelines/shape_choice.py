@@ -21,7 +21,7 @@ from ..judging.recommendation import recommend
 from ..progress import OnProgress
 from ..runtime.corpus import Corpus
 from ..runtime.states import StateStorage
-from ..serving.capacity.compare import vllm_sequences
+from ..serving.capacity.compare import default_capacity, known_capacities
 from ..storage.text import Sequences
 from ..tasks.recall import associations
 from ..tasks.unit import UNITS
@@ -189,11 +189,16 @@ def _measure_16_bit_state(runner: StageRunner) -> MeasuredShape:
     stage = runner.scores([], "scores-bfloat16.json", storage)
     scores = Scores.load(stage.ensure(runner.observer))
     original = _measured_shape(runner.job, scores, 0)
+    rounded = [
+        row.fit.sequences
+        for row in known_capacities(model, None, runner.job.options.counted_in)
+        if row.state_dtype == storage.dtype
+    ]
     return replace(
         original,
         scores=_measured_shape(runner.job, scores, 1).scores,
         state_bytes=original.state_bytes // 2,
-        sequences=vllm_sequences(model, model.geometry, storage.dtype),
+        sequences=rounded[0] if rounded else None,
         state_dtype=storage.dtype,
     )
 
@@ -205,6 +210,8 @@ def _measured_shape(job: Job, scores: Scores, model_index: int) -> MeasuredShape
     for score in scores.scores:
         if score.model == scores.models[model_index]:
             measured[f"{score.task} {score.metric}"] = _shape_score(scores, score)
+    rows = known_capacities(job.model, geometry, job.options.counted_in)
+    counted = default_capacity(rows, cut=True)
     return MeasuredShape(
         keep=geometry.head_k_dim,
         keep_values=geometry.head_v_dim,
@@ -212,7 +219,7 @@ def _measured_shape(job: Job, scores: Scores, model_index: int) -> MeasuredShape
         state_bytes=4 * geometry.state_numel,
         scores=measured,
         widths=str(job.target) if model_index and geometry.widths else "",
-        sequences=vllm_sequences(job.model, geometry),
+        sequences=counted.fit.sequences if counted else None,
     )
 
 

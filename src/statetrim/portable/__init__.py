@@ -1,40 +1,9 @@
-"""Pure-PyTorch models that load and save fla checkpoints unchanged, on any PyTorch device."""
+"""Pure-PyTorch models that load and save fla checkpoints unchanged, on any PyTorch device.
 
-from __future__ import annotations
+The public names are listed in `__init__.pyi`. Each is imported on first use, because the models
+need transformers and the kernels do not.
+"""
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+import lazy_loader
 
-from .configs import DeltaNetConfig, GatedDeltaNetConfig, KDAConfig
-from .models import (
-    DeltaNetForCausalLM,
-    DeltaNetModel,
-    GatedDeltaNetForCausalLM,
-    GatedDeltaNetModel,
-    KDAForCausalLM,
-    KDAModel,
-)
-
-__all__ = [
-    "DeltaNetConfig",
-    "DeltaNetForCausalLM",
-    "DeltaNetModel",
-    "GatedDeltaNetConfig",
-    "GatedDeltaNetForCausalLM",
-    "GatedDeltaNetModel",
-    "KDAConfig",
-    "KDAForCausalLM",
-    "KDAModel",
-    "register",
-]
-
-_CAUSAL_LMS = (DeltaNetForCausalLM, GatedDeltaNetForCausalLM, KDAForCausalLM)
-
-
-def register() -> None:
-    """Register these models with transformers' Auto classes. Meant for machines where fla cannot
-    run: fla registers the same `model_type`s, and the last registration is used."""
-    for causal_lm in _CAUSAL_LMS:
-        config = causal_lm.config_class
-        AutoConfig.register(config.model_type, config, exist_ok=True)
-        AutoModel.register(config, causal_lm.backbone, exist_ok=True)
-        AutoModelForCausalLM.register(config, causal_lm, exist_ok=True)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers import initialization as init
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.generation import GenerationMixin
@@ -226,3 +227,13 @@ class KDAModel(PortableModel):
 class KDAForCausalLM(PortableForCausalLM):
     config_class = KDAConfig
     backbone = KDAModel
+
+
+def register() -> None:
+    """Register these models with transformers' Auto classes. Meant for machines where fla cannot
+    run: fla registers the same `model_type`s, and the last registration is used."""
+    for causal_lm in (DeltaNetForCausalLM, GatedDeltaNetForCausalLM, KDAForCausalLM):
+        config = causal_lm.config_class
+        AutoConfig.register(config.model_type, config, exist_ok=True)
+        AutoModel.register(config, causal_lm.backbone, exist_ok=True)
+        AutoModelForCausalLM.register(config, causal_lm, exist_ok=True)

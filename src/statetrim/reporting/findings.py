@@ -17,6 +17,8 @@ from ..artifacts.timings import Timings
 from ..artifacts.verification import Verification
 from ..errors import StatetrimError
 from ..geometry import Geometry
+from ..serving.engine_names import requested_engine
+from ..serving.options import ServingOptions, default_serving
 from ..storage.checkpoint import Checkpoint, open_checkpoint, path_inside
 from ..storage.hub.download import HubModel
 from ..storage.json_file import read_json
@@ -90,6 +92,11 @@ class Findings:
         if self.original is not None and self.plan is not None:
             return self.plan.pruned_geometry(self.original.geometry)
         return self.analysis.geometry if self.analysis else None
+
+    @property
+    def counted_in(self) -> ServingOptions:
+        """How sequences are counted: in the engine of `trim --for`, else in vLLM."""
+        return default_serving(requested_engine(self.trim))
 
     @property
     def has_own_scores(self) -> bool:

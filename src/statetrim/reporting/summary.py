@@ -3,15 +3,20 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..artifacts.state_sizes import state_text
 from ..geometry import Geometry
 from ..judging.recommendation import Recommendation, recommend
 from ..judging.verdict import Outcome, metric_label
-from ..maths.formatting import bytes_text, relative_change_text
 from ..request import parse_request
-from ..serving.capacity.compare import DEFAULT_CONTEXT, DEFAULT_MEMORY_GIB, alternatives
+from ..serving.capacity.compare import capacity_text, known_capacities
 from ..serving.deployment import ship_verdict
-from ..serving.engine_names import BFLOAT16_ENGINES, command_below_comment, requested_engine
-from ..serving.engines import NEEDS_PLUGIN, compatibility_of_geometry, known_lines
+from ..serving.engine_names import (
+    BFLOAT16_ENGINES,
+    ENGINE_NAMES,
+    command_below_comment,
+    requested_engine,
+)
+from ..serving.engines import ServedBy
 from ..serving.target import resolve_target
 from .commands import command_arguments, recover_command, serving_commands, trim_command
 from .document import Fact, Summary
@@ -100,28 +105,15 @@ def _decision_summary(findings: Findings, advice: Recommendation) -> Summary:
 
 
 def _memory_fact(findings: Findings, cut_geometry: Geometry | None) -> Iterator[Fact]:
-    """One fact: state bytes, and sequences that fit, of original, cut, and, if the
-    engine of `trim --for` has it, of bfloat16 without and with the cut; none without both
-    geometries."""
-    original = findings.original_geometry
+    """One fact: sequences that fit, and bytes of state, of the original and of the cut; none
+    without both geometries."""
+    original, serving = findings.original_geometry, findings.counted_in
     if original is None or cut_geometry is None:
         return
-    rows = alternatives(original, cut_geometry, findings.original)
-    full, bfloat16, cut, both = rows
-    full_text, bfloat16_text, cut_text, both_text = (bytes_text(row.state_bytes) for row in rows)
-    lines = [
-        f"{full_text} → {cut_text} of state per sequence "
-        f"({relative_change_text(full.state_bytes, cut.state_bytes)})"
-    ]
-    if full.sequences is not None:
-        lines.append(
-            f"{full.sequences:,} → {cut.sequences:,} sequences of {DEFAULT_CONTEXT:,} tokens in "
-            f"{DEFAULT_MEMORY_GIB:g} GiB of cache"
-        )
-    if requested_engine(findings.trim) in (None, *BFLOAT16_ENGINES):
-        lines[0] += f"; a bfloat16 state without a cut {bfloat16_text}, both {both_text}"
-        if full.sequences is not None:
-            lines[1] += f"; bfloat16 alone {bfloat16.sequences:,}, both {both.sequences:,}"
+    has_option = ENGINE_NAMES[serving.engine] in BFLOAT16_ENGINES
+    lines = [state_text(original, cut_geometry, with_bfloat16=has_option)]
+    if rows := known_capacities(findings.original, cut_geometry, serving):
+        lines.insert(0, capacity_text(rows, serving))
     yield Fact("Memory", lines)
 
 
@@ -131,17 +123,10 @@ def _engine_fact(findings: Findings) -> Iterator[Fact]:
     model, geometry = findings.checkpoint, findings.cut_geometry
     if model is None or geometry is None:
         return
-    rows = known_lines(compatibility_of_geometry(str(model.config.get("model_type")), geometry))
-    accepting = {row.engine for row in rows if row.serves}
-    by_plugin = {row.engine for row in rows if row.error == NEEDS_PLUGIN}
-    refusing = {row.engine for row in rows} - accepting - by_plugin
+    model_type, first = str(model.config.get("model_type")), requested_engine(findings.trim)
+    lines = ServedBy.of(model_type, geometry, first).texts
     commands = serving_commands(findings)
-    serving = [name for name in commands if name in accepting]
-    lines = [f"served by {', '.join(serving)}" if serving else "no engine is known to serve it"]
-    if by_plugin:
-        lines = [f"served by {', '.join(sorted(by_plugin))}: {NEEDS_PLUGIN}"]
-    if refusing:
-        lines.append(f"refused by {', '.join(sorted(refusing))}")
+    serving = [name for name in commands if name in ENGINE_NAMES.values()]
     command_lines: list[str] = []
     if serving and findings.cut:
         command_lines = command_below_comment(serving[0], commands[serving[0]])

@@ -9,18 +9,17 @@ from ..geometry import Geometry
 from ..judging.verdict import Verdict, cut_models, judge_cut
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, as_checkpoint
-from .capacity.arithmetic import Fit
-from .capacity.compare import DEFAULT_CONTEXT, Capacity, capacities
+from .capacity.compare import Capacity, capacities
 from .capacity.try_first import Gain, gains
 from .engines import (
-    NEEDS_PLUGIN,
     Compatibility,
+    ServedBy,
+    Shape,
     compatibility_of_geometry,
     known_engines,
-    known_lines,
     serve_command,
 )
-from .options import ServingOptions
+from .options import DEFAULT_CONTEXT, ServingOptions
 from .shapes import nearest_served_shape
 
 MODEL_PLACEHOLDER = "MODEL"  # in commands: the path of the original
@@ -34,17 +33,13 @@ class Deployment:
     shape: str
     engines: list[Compatibility]
     commands: dict[str, str]  # engine -> command line, for engines that serve the shape
-    everywhere: str | None  # the nearest shape that every known engine serves
+    served_by: ServedBy
+    everywhere: str | None  # if one refuses it, the nearest cut that every known engine serves
     engine: str  # whose arithmetic `capacity` and `try_first` follow
     memory_gib: float | None  # of cache
     context: int | None  # tokens
     capacity: list[Capacity]  # original, then cut; each in the engine's dtypes of the state
     try_first: list[Gain]  # flags of the engine, without and with the cut
-
-    @property
-    def served_original(self) -> Fit:
-        """What fits of the original without a flag: gains are over it."""
-        return next(row.fit for row in self.capacity if row.is_default)
 
 
 def deployment(model: Checkpoint, after: Geometry | None, serving: ServingOptions) -> Deployment:
@@ -54,17 +49,18 @@ def deployment(model: Checkpoint, after: Geometry | None, serving: ServingOption
     otherwise. Raises StatetrimError if the size of the KV cache is not known.
     """
     model_type, shape = str(model.config.get("model_type")), after or model.geometry
-    counts = serving.memory_gib is not None
+    counted = [] if serving.memory_gib is None else capacities(model, after, serving)
     return Deployment(
         shape=shape.shape.replace(" x ", "x"),
         engines=compatibility_of_geometry(model_type, shape),
         commands=serve_commands(model, shape, CUT_PLACEHOLDER if after else MODEL_PLACEHOLDER),
+        served_by=ServedBy.of(model_type, shape),
         everywhere=_shape_for_every_engine(model_type, model.geometry, after),
         engine=serving.engine,
         memory_gib=serving.memory_gib,
-        context=serving.context or DEFAULT_CONTEXT if counts else None,
-        capacity=capacities(model, after, serving) if counts else [],
-        try_first=gains(model, after, serving) if counts else [],
+        context=None if serving.memory_gib is None else serving.context or DEFAULT_CONTEXT,
+        capacity=counted,
+        try_first=gains(model, after, serving) if counted else [],
     )
 
 
@@ -84,10 +80,8 @@ def ship_verdict(
     """
     served: list[str] | None = None
     if model is not None:
-        lines = compatibility_of_geometry(str(model.config.get("model_type")), model.geometry)
-        known = known_lines(lines)
-        serving = [line for line in known if line.serves or line.error == NEEDS_PLUGIN]
-        served = list(dict.fromkeys(line.engine for line in serving)) if known else None
+        answers = ServedBy.of(str(model.config.get("model_type")), model.geometry)
+        served = [*answers.served, *answers.by_plugin] if answers.is_known else None
     return judge_cut(scores, name, served=served, doubts=doubts, faults=faults)
 
 
@@ -148,11 +142,13 @@ def lacks_mtp(model: Checkpoint) -> bool:
 def _shape_for_every_engine(
     model_type: str, before: Geometry, after: Geometry | None
 ) -> str | None:
-    """The shape nearest to `after` that every known engine serves; None if there is none, or no
-    cut."""
-    if after is None or not known_engines(model_type):
+    """The cut nearest to `after` that every known engine serves; None if that is `after` itself,
+    for widths by layer, without a cut, and if there is none."""
+    if after is None or after.widths or not known_engines(model_type):
         return None
     try:
-        return str(nearest_served_shape(model_type, before, after.head_k_dim, after.head_v_dim))
+        nearest = nearest_served_shape(model_type, before, after.head_k_dim, after.head_v_dim)
     except StatetrimError:
         return None
+    same = nearest in (Shape.from_geometry(after), Shape.from_geometry(before))
+    return None if same else str(nearest)

@@ -15,9 +15,10 @@ from typing import Literal, NamedTuple
 from ..geometry import Geometry
 from .engine_names import PLUGIN_ENGINES
 
-Support = Literal["fast", "fallback", "unknown", "refused", "wrong"]
+Support = Literal["fast", "fallback", "plugin", "unknown", "refused", "wrong"]
 """fast: the engine's usual kernels accept the shape (not a measured speed); fallback: a slower path
-serves it; refused: the engine raises an error; wrong: it runs, with wrong output."""
+serves it; plugin: the engine serves it with a plugin of statetrim; refused: the engine raises an
+error; wrong: it runs, with wrong output."""
 Basis = Literal["run", "interpreted", "kernel", "compiled", "source", "report"]
 """How support is known. run: a model generated text; interpreted: kernels ran on a CPU in Triton's
 interpreter, and every value was right; kernel: one kernel ran; compiled: kernels compiled but did
@@ -136,7 +137,7 @@ class Matrix:
 
 
 NEEDS_PLUGIN = "needs the plugin of statetrim (docs/widths-by-layer.md)"
-"""The error of an engine that serves widths by layer only so."""
+"""The note of an engine that serves widths by layer only so."""
 
 
 @cache
@@ -180,8 +181,7 @@ def compatibility_of_shape(model_type: str, shape: Shape) -> list[Compatibility]
 
 
 def compatibility_of_geometry(model_type: str, geometry: Geometry) -> list[Compatibility]:
-    """`compatibility_of_shape` of a model's state. Widths by layer are refused by every engine; the
-    error is `NEEDS_PLUGIN` where a plugin serves them."""
+    """`compatibility_of_shape` of a model's state; widths by layer need a plugin or are refused."""
     lines = compatibility_of_shape(model_type, Shape.from_geometry(geometry))
     if not geometry.widths:
         return lines
@@ -194,12 +194,68 @@ def compatibility_of_geometry(model_type: str, geometry: Geometry) -> list[Compa
         for shape in set(geometry.shapes.values())
     ]
     by_plugin = set.intersection(*served)
-    refused = []
+    answers = []
     for line in lines:
-        has_plugin = line.current and (line.engine, line.hardware) in by_plugin
-        error = NEEDS_PLUGIN if has_plugin else "one width for all layers"
-        refused.append(replace(line, verdict="refused", flag="", error=error, note=""))
-    return refused
+        # The evidence is of one width for all layers.
+        blank = replace(line, flag="", error="", note="", evidence="")
+        if line.current and (line.engine, line.hardware) in by_plugin:
+            answers.append(replace(blank, verdict="plugin", note=NEEDS_PLUGIN))
+        else:
+            answers.append(replace(blank, verdict="refused", error="one width for all layers"))
+    return answers
+
+
+@dataclass(frozen=True)
+class ServedBy:
+    """What the current versions of all known engines do with a state: one line for each answer."""
+
+    served: tuple[str, ...]  # on some hardware at least
+    by_plugin: tuple[str, ...]
+    refused: tuple[str, ...]  # "vLLM", or "vLLM on Hopper" where other hardware serves it
+    unknown: tuple[str, ...]
+
+    @staticmethod
+    def of(model_type: str, geometry: Geometry, first: str | None = None) -> "ServedBy":
+        """The engines by their answers, the engine `first` before the others. One that serves on
+        some hardware may refuse or be unknown on other."""
+        lines = [x for x in compatibility_of_geometry(model_type, geometry) if x.current]
+        lines.sort(key=lambda line: line.engine != first)
+        served = dict.fromkeys(line.engine for line in lines if line.serves)
+        by_plugin = dict.fromkeys(line.engine for line in lines if line.verdict == "plugin")
+        taken = served | by_plugin
+        refused, unknown = dict[str, None](), dict[str, None]()
+        for line in lines:
+            where = f"{line.engine} on {line.hardware}" if line.engine in taken else line.engine
+            if line.verdict == "wrong":
+                refused[f"{where} (wrong output)"] = None
+            elif line.verdict == "refused":
+                refused[where] = None
+            elif line.verdict == "unknown":
+                unknown[where] = None
+        only_unknown = [name for name in unknown if name not in refused]
+        return ServedBy(*map(tuple, (served, by_plugin, refused, only_unknown)))
+
+    @property
+    def is_known(self) -> bool:
+        return bool(self.served or self.by_plugin or self.refused)
+
+    def refuses(self, engine: str) -> bool:
+        """Whether the engine is known to serve the state on no hardware."""
+        return engine in self.refused
+
+    @property
+    def refusals(self) -> list[str]:
+        """The engines that refuse the state, and those of which nothing is known, for people."""
+        texts = [f"refused by {', '.join(self.refused)}"] if self.refused else []
+        return [*texts, f"not known: {', '.join(self.unknown)}"] if self.unknown else texts
+
+    @property
+    def texts(self) -> list[str]:
+        """A line for people per answer; at least one."""
+        texts = [f"served by {', '.join(self.served)}"] if self.served else []
+        if self.by_plugin:
+            texts.append(f"served by {', '.join(self.by_plugin)}: {NEEDS_PLUGIN}")
+        return [*(texts or ["no engine is known to serve it"]), *self.refusals]
 
 
 def known_lines(lines: Sequence[Compatibility], engine: str | None = None) -> list[Compatibility]:

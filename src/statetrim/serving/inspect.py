@@ -1,5 +1,6 @@
 """Size of the state of a model in bytes per sequence, before and after pruning."""
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,11 +12,13 @@ from ..request import parse_request
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, as_checkpoint
 from ..storage.quantized.find import describe_schemes, quantization_method
+from .capacity.cache_model import default_state_dtype
+from .capacity.compare import capacities, default_capacity
 from .deployment import Deployment, deployment
 from .engines import Shape, known_engines
-from .options import InspectOptions
+from .options import InspectOptions, ServingOptions
 from .shapes import Answer, answers_by_engine, common_shapes
-from .state_size import StateSize, stored_dtype
+from .state_size import DTYPE_BYTES, StateSize, stored_dtype
 from .target import candidate_targets, resolve_target, target_for_shape
 
 
@@ -26,6 +29,13 @@ class ServedShape:
     shape: str
     share: float
     engines: dict[str, Answer]
+    state_dtype: str  # the engine's default if sequences are counted, else float32
+    state_bytes: int  # of a sequence
+    sequences: float | None = None  # that fit; None if they are not counted, or it is refused
+
+    def without(self, *answers: Answer) -> list[str]:
+        """The engines that give one of these answers."""
+        return [name for name, answer in self.engines.items() if answer in answers]
 
 
 @dataclass(frozen=True)
@@ -46,9 +56,14 @@ class StateReport:
     warnings: list[str]
     deployment: Deployment
     shapes: list[ServedShape]  # to choose from, if not one cut is asked for
+    geometry: Geometry
+    geometry_after: Geometry | None
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """All fields but the geometries, whose figures other fields have."""
+        fields = asdict(self)
+        del fields["geometry"], fields["geometry_after"]
+        return fields
 
 
 @takes_options(InspectOptions)
@@ -97,25 +112,40 @@ def inspect(model: ModelLike, options: InspectOptions) -> StateReport:
         after=StateSize.from_geometry(after, dtype) if after else None,
         warnings=warnings,
         deployment=deployment(model, after, options),
-        shapes=[] if after else _served_shapes(model, shapes),
+        shapes=[] if after else _served_shapes(model, shapes, options),
+        geometry=model.geometry,
+        geometry_after=after,
     )
 
 
-def _served_shapes(model: Checkpoint, shapes: list[Shape]) -> list[ServedShape]:
+def _served_shapes(
+    model: Checkpoint, shapes: list[Shape], serving: ServingOptions
+) -> list[ServedShape]:
     """The current shape, and those of `shapes` that the model's config can express; empty with
     widths by layer, or if no engine is known for the model type."""
     model_type, before = str(model.config.get("model_type")), model.geometry
     if before.widths or not known_engines(model_type):
         return []
-    cuts = []
+    geometries = {Shape.from_geometry(before): before}
     for shape in shapes:
-        try:
-            share = target_for_shape(model, shape).share
-        except StatetrimError:
-            continue
-        cuts.append(ServedShape(str(shape), share, answers_by_engine(model_type, shape)))
-    current = Shape.from_geometry(before)
-    return [ServedShape(str(current), 1.0, answers_by_engine(model_type, current)), *cuts]
+        with suppress(StatetrimError):
+            geometries[shape] = target_for_shape(model, shape).after
+    served = []
+    for shape, geometry in geometries.items():
+        rows = [] if serving.memory_gib is None else capacities(model, geometry, serving)
+        counted = default_capacity(rows, cut=True)
+        dtype = default_state_dtype(serving.engine, model) if rows else "float32"
+        served.append(
+            ServedShape(
+                str(shape),
+                geometry.state_numel / before.state_numel,
+                answers_by_engine(model_type, shape),
+                dtype,
+                geometry.state_numel * DTYPE_BYTES[dtype],
+                counted.fit.sequences if counted else None,
+            )
+        )
+    return served
 
 
 def _quantized_text(model: Checkpoint) -> str:

@@ -4,6 +4,10 @@ from ..errors import StatetrimError
 from ..maths.formatting import shorten
 from ..options import Check, option, options
 from ..request import REQUEST_HELP, To, check_request
+from .engine_names import ENGINE_NAMES
+
+DEFAULT_CONTEXT = 4096
+DEFAULT_MEMORY_GIB = 16.0
 
 KV_DTYPE_BYTES = {"auto": 2.0, "fp8": 1.0, "q8_0": 34 / 32}
 """Dtype of keys and values -> bytes of a number; q8_0 has a scale for every 32 numbers."""
@@ -73,6 +77,13 @@ class ServingOptions:
         check=_between(1e-6, 1, "of the float32 bytes"),
     )
 
+    @property
+    def counted(self) -> str:
+        """What is counted, for people."""
+        memory, context = self.memory_gib or DEFAULT_MEMORY_GIB, self.context or DEFAULT_CONTEXT
+        engine = ENGINE_NAMES[self.engine]
+        return f"sequences of {context:,} tokens in {memory:g} GiB of {engine}'s cache"
+
     def check(self) -> None:
         allowed = KV_DTYPES[self.engine]
         if self.kv_dtype not in allowed:
@@ -88,3 +99,10 @@ class InspectOptions(ServingOptions):
     """What to keep, and how the result is served."""
 
     to: To | None = option(default=None, help=REQUEST_HELP, check=check_request, kw_only=False)
+
+
+def default_serving(requested: str | None) -> ServingOptions:
+    """How the results of a cut count sequences: in the engine of `trim --for`, by its name in the
+    matrix, if its arithmetic is known, else in vLLM."""
+    engine = next((name for name in KV_DTYPES if ENGINE_NAMES[name] == requested), "vllm")
+    return ServingOptions(memory_gib=DEFAULT_MEMORY_GIB, engine=engine)

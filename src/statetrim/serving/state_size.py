@@ -17,7 +17,7 @@ class StateSize:
     head_k_dim: int
     head_v_dim: int
     shape: str  # keys x values of a head, for each kind of layer
-    state_bytes: int  # recurrent state in float32, every engine's default
+    state_bytes: int  # recurrent state in float32
     conv_bytes: int  # convolution state, in the model's dtype
     num_k_heads: int
     num_v_heads: int

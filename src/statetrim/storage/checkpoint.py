@@ -60,7 +60,7 @@ class Checkpoint(Tabular):
             "linear-attention layers": str(len(geometry.layers)),
             "key heads, value heads": f"{geometry.num_k_heads}, {geometry.num_v_heads}",
             "state per head, keys x values": geometry.shape,
-            "recurrent state per sequence, float32": bytes_text(4 * geometry.state_numel),
+            "state per sequence, float32": bytes_text(4 * geometry.state_numel),
             "parameters": f"{self.parameters:,}" if self.shards else "no weights here",
             "quantised weights": quantization.describe_schemes(self.quantized),
             "path": str(self.path),

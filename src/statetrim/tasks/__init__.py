@@ -22,6 +22,7 @@ Kind = Literal["stock", "recall", "mqar", "agreement", "text"]
 Row = dict[str, Any]
 
 _DIRECTORY = Path(__file__).parent
+_MQAR_SETTING = re.compile(r"pairs_(\d+)(?:_in_(\d+))?")
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class Task:
     def chance_of(self, metric: str) -> float:
         """The score of guessing, a fraction: 1/N for a metric `pairs_N` of mqar, where a guess is
         one of N values; else `chance`, whatever the metric."""
-        pairs = re.match(r"pairs_(\d+)", metric) if self.kind == "mqar" else None
-        return 1 / max(1, int(pairs[1])) if pairs else self.chance
+        setting = _MQAR_SETTING.fullmatch(metric) if self.kind == "mqar" else None
+        return 1 / max(1, int(setting[1])) if setting else self.chance
 
     def find_file(self, data: Path) -> Path:
         """The file below `data` with this task's rows; refuses none and several."""
@@ -126,6 +127,17 @@ def find_tasks(names: Sequence[str]) -> list[Task]:
             f"suites {', '.join(SUITES)}"
         )
     return [TASKS[name] for name in dict.fromkeys(selected)]
+
+
+def setting_text(task: str, metric: str) -> str:
+    """A metric for people: `pairs_127` of mqar as "127 pairs", `pairs_16_in_512` as "16 pairs in
+    512 tokens". Metrics that are not a setting of their task keep their name."""
+    definition = TASKS.get(task)
+    setting = _MQAR_SETTING.fullmatch(metric) if definition and definition.kind == "mqar" else None
+    if setting is None:
+        return metric
+    pairs, length = setting.groups()
+    return f"{pairs} pairs in {length} tokens" if length else f"{pairs} pairs"
 
 
 def prepare_rows(

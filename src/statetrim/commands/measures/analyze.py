@@ -123,7 +123,7 @@ def _show_analysis(analysis: Analysis) -> None:
     table, baseline = analysis.table(), analysis.baseline
     bars = (table.header.index("heads"),)
     *rows, means = table.rows
-    terminal.print_table(table.title, table.header, rows, left=bars, unwrapped=bars, total=means)
+    terminal.print_table(table.title, table.header, rows, left=bars, total=means)
     data, before = analysis.lineage["data"], f", before {baseline.max_rank}" if baseline else ""
     state_dtype = analysis.lineage.get("state_dtype")
     for line in (

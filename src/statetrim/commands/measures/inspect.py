@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
-from ...maths.formatting import bytes_text, relative_change_text
+import typer
+
+from ...maths.formatting import bytes_text, change_row
 from ...serving.options import InspectOptions
 from .. import arguments, terminal
 from ..arguments import FamilyFile, Json, Model
 from ..command import command
 
 if TYPE_CHECKING:
-    from ...serving.capacity.arithmetic import Fit
     from ...serving.deployment import Deployment
     from ...serving.inspect import ServedShape, StateReport
-    from ...serving.state_size import StateSize
+
+MAX_FLAGS = 3  # in the short answer
+Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", help="Every engine, its command, and all flags to try first."),
+]
 
 
 @command(InspectOptions)
 def inspect(
-    model: Model, options: InspectOptions, family: FamilyFile = None, as_json: Json = False
+    model: Model,
+    options: InspectOptions,
+    family: FamilyFile = None,
+    verbose: Verbose = False,
+    as_json: Json = False,
 ) -> None:
     from ...serving.inspect import inspect as run
 
@@ -28,69 +38,106 @@ def inspect(
     if as_json:
         terminal.print_json(report.as_json())
         return
-    header = ["", "now"]
-    if report.after:
-        header += [_kept_text(report.before, report.after), "change"]
-    terminal.print_table(f"{report.model_type}: recurrent state", header, _state_rows(report))
+    terminal.print_text(_model_text(report))
+    deployment = report.deployment
+    if report.shapes and not verbose:
+        _show_shapes(report, options)
+    else:
+        _show_sizes(report, options)
     for warning in report.warnings:
         terminal.warn(f"note: {warning}")
-    if report.after is not None:
-        _show_engines(report.deployment)
-    elif report.shapes:
-        _show_shapes(report.shapes)
-    if report.deployment.capacity:
-        _show_capacity(report.deployment)
-    if report.deployment.try_first:
-        _show_try_first(report.deployment)
-
-
-def _kept_text(before: StateSize, after: StateSize) -> str:
-    """What the cut keeps, as a column title: "keep 8 heads", "keep 64" or "keep 64 x 64"."""
-    if after.num_v_heads != before.num_v_heads:
-        return f"keep {after.num_v_heads} heads"
-    value_text = f" x {after.head_v_dim}" if after.head_v_dim != before.head_v_dim else ""
-    return f"keep {after.head_k_dim}{value_text}"
-
-
-def _state_rows(report: StateReport) -> Iterator[list[str]]:
-    """Rows of a name, the value before and, if there is a cut, the value after it and, of what the
-    cut may change, the change."""
-    sizes = [report.before, report.after] if report.after else [report.before]
-
-    def row(name: str, texts: Sequence[str], numbers: Sequence[int] = ()) -> list[str]:
-        change = [relative_change_text(*numbers)] if len(numbers) == 2 else []
-        return [name, *texts, *change]
-
-    total_text = f" of {report.total_layers}" if report.total_layers else ""
-    yield row("linear-attention layers", [f"{report.layers}{total_text}"] * len(sizes))
-    value_heads = [size.num_v_heads for size in sizes]
-    removes_heads = len(set(value_heads)) > 1
-    yield row(
-        "key heads / value heads",
-        [f"{size.num_k_heads} / {size.num_v_heads}" for size in sizes],
-        value_heads if removes_heads else [],
-    )
-    if removes_heads:
-        devices = [", ".join(map(str, size.tensor_parallel)) for size in sizes]
-        yield row("devices that can share them", devices, [size.num_k_heads for size in sizes])
-    yield row(
-        "state per head, keys x values",
-        [size.shape for size in sizes],
-        [size.head_k_dim * size.head_v_dim for size in sizes],
-    )
-    states, convolutions = [s.state_bytes for s in sizes], [s.conv_bytes for s in sizes]
-    yield row("recurrent state per sequence, float32", [*map(bytes_text, states)], states)
-    halves = [bytes_text(nbytes / 2) for nbytes in states]
-    yield row("the same in bfloat16 (an engine option)", halves, states)
-    name = f"convolution state per sequence, {report.conv_dtype}"
-    yield row(name, [*map(bytes_text, convolutions)], convolutions)
-    if report.quantized:
-        yield row("quantised weights", [report.quantized] * len(sizes))
-    if report.parameters:
-        counts = [report.parameters, report.parameters_after][: len(sizes)]
-        yield row("parameters", [f"{count:,}" for count in counts], counts)
+    if report.shapes and verbose:
+        _show_matrix(report.shapes)
+    elif verbose:
+        _show_engines(deployment)
+    elif not report.shapes:
+        for text in deployment.served_by.texts:
+            terminal.print_text(text)
+        if deployment.everywhere:
+            terminal.print_text(
+                f"nearest cut that every engine serves: --to {deployment.everywhere}"
+            )
+    if verbose:
+        _show_capacity(deployment)
+        _show_try_first(deployment)
     else:
-        yield row("parameters", ["no weights here"] * len(sizes))
+        _show_best_flags(deployment)
+        terminal.print_text("commands, hardware, reasons and flags: add --verbose")
+
+
+def _model_text(report: StateReport) -> str:
+    of_total = f" of {report.total_layers}" if report.total_layers else ""
+    text = (
+        f"{report.model_type}: {report.layers}{of_total} layers have a state; {report.num_k_heads} "
+        f"key heads, {report.num_v_heads} value heads"
+    )
+    if report.quantized:
+        text += f"; quantised weights: {report.quantized}"
+    return text
+
+
+def _show_sizes(report: StateReport, options: InspectOptions) -> None:
+    """Print the state and what fits, now and, if there is a cut, after it."""
+    from ...serving.capacity.compare import capacity_rows
+
+    header = ["", "now"] if report.after is None else ["", "now", "after the cut", "change"]
+    rows = list(_size_rows(report))
+    counted = capacity_rows(report.deployment.capacity, with_cut=report.after is not None)
+    rows += [(*row, "") for row in counted]
+    title = f"{report.model_type}; {options.counted}" if report.deployment.capacity else ""
+    terminal.print_table(title, header, [row[: len(header)] for row in rows])
+
+
+def _size_rows(report: StateReport) -> Iterator[tuple[str, ...]]:
+    """Rows of a name, the value before, after a cut, and the change."""
+    from ...artifacts.state_sizes import state_rows
+
+    before, after = report.before, report.after or report.before
+    yield from state_rows(report.geometry, report.geometry_after or report.geometry)
+    yield change_row(f"convolution state, {report.conv_dtype}", before.conv_bytes, after.conv_bytes)
+    if before.num_v_heads != after.num_v_heads:
+        devices = [", ".join(map(str, size.tensor_parallel)) for size in (before, after)]
+        yield ("devices that can share the heads", *devices, "")
+    if report.parameters:
+        yield change_row("parameters", report.parameters, report.parameters_after, "")
+
+
+def _show_shapes(report: StateReport, options: InspectOptions) -> None:
+    """Print a row per shape: its part of the state, what fits, and the engines without it."""
+    from ...serving.capacity.compare import count_text
+
+    unknown = set.intersection(*(set(shape.without("unknown")) for shape in report.shapes))
+    counts = ("sequences",) if report.deployment.capacity else ()
+    rows = []
+    for shape in report.shapes:
+        fits = "refused" if shape.sequences is None else count_text(shape.sequences)
+        engines = [", ".join(shape.without("no", "wrong"))]
+        if open_ones := [name for name in shape.without("unknown") if name not in unknown]:
+            engines.append(f"not known: {', '.join(open_ones)}")
+        size, remark = bytes_text(shape.state_bytes), "; ".join(filter(None, engines))
+        rows.append((shape.shape, f"{shape.share:.0%}", size, *[fits] * len(counts), remark))
+    header = ("shape", "of all", f"state, {report.shapes[0].state_dtype}", *counts, "refused by")
+    title = f"Shapes, now and after a cut{f'; {options.counted}' if counts else ''}"
+    terminal.print_table(title, header, rows, left=(0, len(header) - 1))
+    text = "refused by: on some hardware at least"
+    if unknown:
+        text += f"; not known of any shape: {', '.join(sorted(unknown))}"
+    terminal.print_text(f"{text}; one shape: --to KEYSxVALUES")
+
+
+def _show_matrix(shapes: list[ServedShape]) -> None:
+    """Print a row per engine and a column per shape; seven shapes fit into 80 columns."""
+    rows = []
+    for engine in shapes[0].engines:
+        answers = [served_shape.engines[engine] for served_shape in shapes]
+        rows.append([engine, *("?" if answer == "unknown" else answer for answer in answers)])
+    columns = [f"{served_shape.shape}\n{served_shape.share:.0%}" for served_shape in shapes]
+    title = "Which engines serve which shape, keys x values"
+    terminal.print_table(title, ["engine", *columns], rows)
+    terminal.print_text(
+        "flag: some hardware needs a flag; ?: not known. Commands and reasons for one shape: "
+        "add --to KEYSxVALUES"
+    )
 
 
 def _show_engines(deployment: Deployment) -> None:
@@ -111,37 +158,28 @@ def _show_engines(deployment: Deployment) -> None:
     terminal.print_table(title, header, rows, left=range(4))
     for engine, serving in deployment.commands.items():
         terminal.print_command(command_with_comment(engine, serving))
-    if deployment.everywhere and deployment.everywhere != deployment.shape:
-        terminal.print_text(f"nearest shape every engine serves: --to {deployment.everywhere}")
-
-
-def _show_shapes(shapes: list[ServedShape]) -> None:
-    """Print a row per engine and a column per shape; seven shapes fit into 80 columns."""
-    rows = []
-    for engine in shapes[0].engines:
-        answers = [served_shape.engines[engine] for served_shape in shapes]
-        rows.append([engine, *("?" if answer == "unknown" else answer for answer in answers)])
-    columns = [f"{served_shape.shape}\n{served_shape.share:.0%}" for served_shape in shapes]
-    title = "Which engines serve which shape, keys x values"
-    terminal.print_table(title, ["engine", *columns], rows)
-    terminal.print_text(
-        "flag: some hardware needs a flag; ?: not known. Commands and reasons for one shape: "
-        "add --to KEYSxVALUES"
-    )
+    if deployment.everywhere:
+        terminal.print_text(f"nearest cut that every engine serves: --to {deployment.everywhere}")
 
 
 def _show_capacity(deployment: Deployment) -> None:
-    served, rows = deployment.served_original, []
+    """Print a row per shape and dtype."""
+    from ...serving.capacity.compare import count_text, default_capacity, gain_text
+
+    served = default_capacity(deployment.capacity, cut=False)
+    if served is None:
+        return
+    rows = []
     for row in deployment.capacity:
         fit = row.fit
         rows.append(
             (
                 f"{row.shape} {row.state_dtype}{' (default)' if row.is_default else ''}",
                 f"{fit.states:g} x {bytes_text(fit.state_bytes)}",
-                sequences_text(fit.sequences),
-                _gain_text(fit, served) if fit is not served else "",
+                count_text(fit.sequences),
+                gain_text(fit, served.fit) if row is not served else "",
                 bytes_text(fit.stored_bytes),
-                f"{bytes_text(fit.transfer_bytes)}, {row.transfer_seconds * 1000:.0f} ms",
+                f"{bytes_text(fit.transfer_bytes)}\n{row.transfer_seconds * 1000:.0f} ms",
             )
         )
     terminal.print_table(
@@ -150,26 +188,36 @@ def _show_capacity(deployment: Deployment) -> None:
         ("state", "per request", "sequences", "gain", "stored state", "to decode"),
         rows,
     )
-    text = f"keys and values: {served.token_bytes / 2**10:,.1f} KiB per token"
-    if served.host_bytes:
-        text += f"; checkpoints in host memory: {bytes_text(served.host_bytes)} a slot"
+    text = f"keys and values: {served.fit.token_bytes / 2**10:,.1f} KiB per token"
+    if served.fit.host_bytes:
+        text += f"; checkpoints in host memory: {bytes_text(served.fit.host_bytes)} a slot"
     terminal.print_text(f"{text}; docs/capacity.md explains the columns")
 
 
+def _show_best_flags(deployment: Deployment) -> None:
+    """Print the flags that give most without a cut, in a line."""
+    from ...serving.capacity.compare import count_text, default_capacity
+
+    served = default_capacity(deployment.capacity, cut=False)
+    if served is None:
+        return
+    ranked = sorted(deployment.try_first, key=lambda gain: -gain.fit.sequences)
+    best = [gain for gain in ranked if gain.fit.sequences > served.fit.sequences][:MAX_FLAGS]
+    if best:
+        texts = [f"{gain.flag} ({count_text(gain.fit.sequences)})" for gain in best]
+        terminal.print_text(f"try first, without a cut: {'; '.join(texts)}")
+
+
 def _show_try_first(deployment: Deployment) -> None:
-    served, rows = deployment.served_original, []
+    from ...serving.capacity.compare import count_text, default_capacity, gain_text
+
+    served, rows = default_capacity(deployment.capacity, cut=False), []
+    if served is None or not deployment.try_first:
+        return
     for gain in deployment.try_first:
         fits = [gain.fit, gain.cut_fit] if gain.cut_fit else [gain.fit]
-        cells = [f"{sequences_text(fit.sequences)} ({_gain_text(fit, served)})" for fit in fits]
+        cells = [f"{count_text(fit.sequences)} ({gain_text(fit, served.fit)})" for fit in fits]
         rows.append((gain.flag, *cells, gain.cost))
     with_cut = ("with the cut",) if deployment.try_first[0].cut_fit else ()
     header = ("flag", "sequences", *with_cut, "cost")
     terminal.print_table("Try these first", header, rows, left=(0, len(header) - 1))
-
-
-def sequences_text(sequences: float) -> str:
-    return f"{sequences:,.1f}" if sequences % 1 else f"{sequences:,.0f}"
-
-
-def _gain_text(fit: Fit, served: Fit) -> str:
-    return f"{fit.sequences / served.sequences:.2f}x" if served.sequences else "from none"

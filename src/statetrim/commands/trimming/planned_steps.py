@@ -4,17 +4,19 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from ...artifacts.decision import BY_LAYER
+from ...artifacts.state_sizes import state_text
 from ...geometry import Geometry
 from ...maths.formatting import bytes_text, duration_text
 from ...pipelines.estimate import Step
 from ...pipelines.job import Job
 from ...pipelines.shape_choice import predicts_shapes
+from ...serving.capacity.cache_model import default_state_dtype
+from ...serving.capacity.compare import count_text, default_capacity, known_capacities
 from ...serving.engine_names import engine_name
-from ...serving.engines import Shape
-from ...serving.shapes import refusing_engines
-from ...serving.state_size import weight_bytes
+from ...serving.engines import ServedBy, Shape
+from ...serving.state_size import DTYPE_BYTES, weight_bytes
 from .. import terminal
-from ..state import state_json, state_size_text, tensor_parallel_text
+from ..state import state_json, tensor_parallel_text
 
 
 def show_steps(
@@ -78,7 +80,7 @@ def _show_costs(title: str, steps: Sequence[Step], *, to_stderr: bool) -> None:
 
 def _show_shape(job: Job) -> None:
     before, after = job.model.geometry, job.after
-    terminal.note(state_size_text(before, after))
+    terminal.note(state_text(before, after))
     if job.removes_heads:
         kept, all_heads = after.describe_against(before), before.describe_against(after)
         terminal.note(f"the state is cut to {kept} of {all_heads}")
@@ -89,41 +91,44 @@ def _show_shape(job: Job) -> None:
                 "every measurement; cut channels instead (--to 0.5) if the config allows it"
             )
         return
+    answers = ServedBy.of(str(job.model.config.get("model_type")), after)
     if after.widths:
         terminal.warn(
-            "warning: only statetrim, and vLLM or MLX-LM with a plugin, load layers of different "
-            "widths; stock libraries and engines refuse them"
+            "warning: stock libraries and engines refuse layers of different widths; "
+            f"{answers.texts[0]}"
         )
         return
     shape = Shape.from_geometry(after)
     if str(shape) != str(job.options.request):
         original = Shape.from_geometry(before)
         terminal.note(f"the state is cut to {shape} (keys x values) of {original}")
-    refused = refusing_engines(str(job.model.config.get("model_type")), shape)
-    if refused and not job.options.for_:
+    if answers.refused and not job.options.for_:
         terminal.warn(
-            f"warning: {shape} is refused by {', '.join(refused)}; --to {job.target.share:.2g} "
-            "compares all shapes of at most this size, and --for ENGINE allows only those that it "
-            "serves"
+            f"warning: {shape} is refused by {', '.join(answers.refused)}; "
+            f"--to {job.target.share:.2g} compares all shapes of at most this size, and --for "
+            "ENGINE allows only those that it serves"
         )
 
 
 def _show_candidates(job: Job, *, to_stderr: bool) -> None:
+    serving = job.options.counted_in
     shapes = [("no cut", job.model.geometry, "")]
     for target, engines in job.candidates.items():
         shapes.append((str(target), target.after, ", ".join(engines) or "none known"))
-    rows = []
+    rows, dtype = [], default_state_dtype(serving.engine, job.model)
     for name, geometry, refused in shapes:
         share = f"{geometry.state_numel / job.model.geometry.state_numel:.0%}"
-        sizes = bytes_text(4 * geometry.state_numel), bytes_text(2 * geometry.state_numel)
-        rows.append((name, share, *sizes, refused))
+        counted = default_capacity(known_capacities(job.model, geometry, serving), cut=True)
+        size = bytes_text(DTYPE_BYTES[dtype] * geometry.state_numel)
+        sequences = count_text(counted.fit.sequences) if counted else ""
+        rows.append((name, share, size, sequences, refused))
     if job.options.by_layer:
         rows.append((BY_LAYER, "", "", "", "all without a plugin"))
     predicted = "all are predicted, the best three measured"
     terminal.print_table(
         f"Shapes to compare: {predicted if predicts_shapes(job) else 'all are measured'}, one is "
-        "kept",
-        ("keys x values", "of the state", "per sequence, float32", "in bfloat16", "refused by"),
+        f"kept; {serving.counted}",
+        ("keys x values", "of all", f"state, {dtype}", "sequences", "refused by"),
         rows,
         left=(4,),
         to_stderr=to_stderr,

@@ -1,19 +1,26 @@
 """What a person sees when `trim` has finished: scores, checks, sizes, commands and verdict."""
 
+from dataclasses import asdict
+from typing import Any
+
 from ...artifacts.decision import Decision, ShapeScore
 from ...artifacts.scores import Scores
+from ...artifacts.state_sizes import state_text
 from ...artifacts.steps import TrimRecord
 from ...maths.formatting import bytes_text
 from ...pipelines.job import CONTROL_METHOD, Job
 from ...pipelines.stages import DECISION, RECORD
+from ...serving.capacity.cache_model import default_state_dtype
+from ...serving.capacity.compare import capacity_text, count_text, known_capacities
 from ...serving.deployment import serve_commands, ship_verdict
 from ...serving.engine_names import ENGINE_NAMES, command_with_comment, requested_engine
-from ...serving.engines import NEEDS_PLUGIN, compatibility_of_geometry
+from ...serving.engines import ServedBy
+from ...serving.state_size import DTYPE_BYTES
 from ...storage.checkpoint import Checkpoint
 from ...storage.output import ARTIFACTS
+from ...tasks import TASKS
 from .. import terminal
 from ..measures.evaluate import show_scores, show_verdict
-from ..state import state_size_text
 from .observer import TerminalObserver
 from .planned_steps import state_share
 
@@ -25,14 +32,20 @@ def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_js
     artifacts = cut.path / ARTIFACTS
     path, scores = artifacts / RECORD, Scores.load(artifacts / "scores.json")
     verdict = ship_verdict(scores, scores.models[1], cut)
+    serving = job.options.counted_in
+    capacity = known_capacities(job.model, cut.geometry, serving)
     if as_json:
-        results = {"scores": scores.as_json(samples=False), "ship": verdict.as_json()}
+        results: dict[str, Any] = {
+            "scores": scores.as_json(samples=False),
+            "ship": verdict.as_json(),
+        }
         results["state_share"] = state_share(job, cut.geometry)
+        results["capacity"] = [asdict(row) for row in capacity]
         fields = TrimRecord.read_fields(path)
         terminal.print_json({"output": str(cut.path), **results, **fields})
         return
     if (artifacts / DECISION).exists():
-        _show_decision(Decision.load(artifacts / DECISION))
+        _show_decision(Decision.load(artifacts / DECISION), job)
     terminal.print_text(columns_text(scores))
     show_scores(scores, [], str(artifacts / "scores.json"), as_json=False)
     record, state_storage = TrimRecord.load(path), scores.lineage.get("state")
@@ -43,7 +56,8 @@ def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_js
         f"checked in {checks['runtime']}: equals the masked original within "
         f"{checks['sliced_against_masked']:.0e}, decode equals prefill within "
         f"{checks['prefill_against_decode']:.0e}",
-        state_size_text(job.model.geometry, cut.geometry),
+        state_text(job.model.geometry, cut.geometry),
+        *([capacity_text(capacity, serving)] if capacity else []),
         f"the smaller checkpoint is {cut.path}; its artifacts are in {artifacts}",
         "",
     ):
@@ -59,26 +73,28 @@ def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_js
     show_verdict(verdict, str(cut.path))
 
 
-def _show_decision(decision: Decision) -> None:
-    # The many settings of a recall task are only in the file.
-    names = decision.points[0].scores
-    metrics = [name for name in names if not name.split()[-1].startswith("pairs_")]
+def _show_decision(decision: Decision, job: Job) -> None:
+    """Print a row per shape: its state and sequences as the engine serves it, and the scores by
+    which tasks are judged; the others are only in the file."""
+    metrics = []
+    for name in decision.points[0].scores:
+        task, _, metric = name.partition(" ")
+        if task not in TASKS or metric == TASKS[task].metric:
+            metrics.append(name)
+    serving = job.options.counted_in
+    dtype = default_state_dtype(serving.engine, job.model)
     rows = []
     for point in decision.points:
-        cells = [_measurement_text(point.scores[name]) for name in metrics]
-        sizes = bytes_text(point.state_bytes), bytes_text(point.state_bytes / 2)
-        if point.is_rounded:
-            sizes = "", sizes[0]
-        rows.append((str(point), *sizes, *cells))
-    title = f"{decision.model}: quality against state"
-    header = ("keys x values", "state", "in bfloat16", *metrics)
-    terminal.print_table(title, header, rows, left=())
-    measured = any(point.is_rounded for point in decision.points)
-    unknown = "" if measured else " (what it costs was not measured)"
-    terminal.print_text(
-        f"state in float32, per sequence; bfloat16 is the engine's option and needs no cut{unknown}"
-        "; intervals of 95%, paired with the original"
-    )
+        size = point.state_bytes if point.is_rounded else point.bytes_in(DTYPE_BYTES[dtype])
+        sequences = "" if point.sequences is None else count_text(point.sequences)
+        scores = [_measurement_text(point.scores[name]) for name in metrics]
+        rows.append((str(point), bytes_text(size), sequences, *scores))
+    header = ("keys x values", f"state, {dtype}", "sequences", *metrics)
+    terminal.print_table(f"{decision.model}: quality against state", header, rows, left=())
+    terminal.print_text(f"{serving.counted}; intervals of 95%, paired with the original")
+    for point in decision.points:
+        if point.widths:
+            terminal.print_text(f"{point}: {point.widths}")
     terminal.print_text(f"chosen: {decision.sentence}")
 
 
@@ -123,17 +139,7 @@ def _serving_lines(cut: Checkpoint, first_engine: str | None) -> list[str]:
     for engine, command in commands.items():
         if engine in ENGINE_NAMES.values():
             lines.append(f"serve it:  {command_with_comment(engine, command)}")
-    rows = compatibility_of_geometry(str(cut.config.get("model_type")), cut.geometry)
-    by_plugin = {row.engine for row in rows if row.error == NEEDS_PLUGIN}
-    served = {row.engine for row in rows if row.serves}
-    refusing = set()
-    for row in rows:
-        if row.verdict == "refused" and row.current and row.engine not in by_plugin:
-            on_some = row.engine in served
-            refusing.add(f"{row.engine} on {row.hardware}" if on_some else row.engine)
-    if by_plugin:
-        lines.append(f"served by {', '.join(sorted(by_plugin))}: {NEEDS_PLUGIN}")
-    inspect = f"statetrim inspect {cut.path}"
-    if refusing:
-        lines.append(f"refused by {', '.join(sorted(refusing))}: {inspect} shows why")
-    return lines or [f"no server is known for this model type; {inspect} says what runs it"]
+    answers = ServedBy.of(str(cut.config.get("model_type")), cut.geometry, first_engine)
+    if not answers.is_known:
+        return [f"no server is known for this model type; statetrim inspect {cut.path} says more"]
+    return [*lines, *answers.refusals] if answers.served else answers.texts

@@ -7,11 +7,13 @@ from ...judging.recommendation import JudgedCut, recommend
 from ...judging.verdict import metric_label
 from ...maths.formatting import bytes_text, percent_text
 from ...maths.units import MIB
-from ...serving.capacity.compare import sequences_text
+from ...serving.capacity.cache_model import default_state_dtype
+from ...serving.capacity.compare import capacity_text, count_text, known_capacities
 from ...serving.engine_names import BFLOAT16_ENGINES
 from ...serving.engines import Shape, compatibility_of_shape
 from ...serving.shapes import common_shapes
-from ...tasks import TASKS
+from ...serving.state_size import DTYPE_BYTES
+from ...tasks import TASKS, setting_text
 from ..charts import ORIGINAL, Chart, Point, Series, line_chart, number_text
 from ..commands import command_arguments, shell_quoted, trim_command
 from ..document import Block, Command, Missing, Picture, Table, Text, as_sentence
@@ -22,9 +24,9 @@ _SUGGESTED_SHAPES = 3
 CAPTION = (
     "How to read it: each point is a cut of the model to so much recurrent state per sequence "
     "(float32), labelled keys x values of a head; bars are 95% intervals of the difference to the "
-    "original, which is the dashed line. Where values are cut, output projections are refitted. "
-    "Cut until the curve bends."
+    "original, which is the dashed line. Where values are cut, output projections are refitted."
 )
+_CURVE_SIZES = 3  # of cuts; with fewer there is no bend to look for
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
@@ -49,19 +51,24 @@ def blocks(findings: Findings) -> Iterator[Block]:
         yield _shapes_table(findings, decision, advice.cuts)
         other = next((shape for shape in findings.compared_plans if shape != decision.chosen), None)
         if other is not None:
-            model, plan = command_arguments(findings).model, findings.compared_plans[other]
-            prune = f"statetrim prune {model} {shell_quoted(plan)} -o SMALL"
+            lines = [trim_command(findings, other, "OTHER")]
+            for plan in findings.compared_plans.values():
+                model = command_arguments(findings).model
+                lines.append(f"statetrim prune {model} {shell_quoted(plan)} -o SMALL")
             yield Text("To take another shape, measured with a random cut, or only cut:")
-            yield Command([trim_command(findings, other, "OTHER"), prune])
+            yield Command(lines)
     drawings = _pictures(decision)
     for name, drawing in drawings.items():
         yield Picture(drawing, f"{name} by the size of the state.")
     if drawings:
-        yield Text(CAPTION)
+        sizes = {cut.point.state_bytes for cut in advice.cuts}
+        has_curve = len(sizes) >= _CURVE_SIZES
+        yield Text(f"{CAPTION} Cut until the curve bends." if has_curve else CAPTION)
         yield Table(
             ("keys x values", "cut", "state", "metric", "value", "95% interval"),
             list(_score_rows(decision)),
-            caption="All shapes and metrics in numbers; the accuracy of a task with settings is "
+            caption="All shapes and metrics in numbers, states in float32 unless a row says "
+            "otherwise; the accuracy of a task with settings is "
             "the mean of those on which the original is above chance, the same for every shape",
             folded=True,
         )
@@ -81,56 +88,66 @@ def _prediction_table(decision: Decision) -> Table:
 
 
 def _shapes_table(findings: Findings, decision: Decision, cuts: Sequence[JudgedCut]) -> Table:
-    original = decision.points[0].state_bytes
-    header = ["keys x values", "state", "share", "on the frontier", "worst task", "losses"]
-    counted = all(cut.point.sequences is not None for cut in cuts)
+    serving, original = findings.counted_in, findings.original
+    dtype = default_state_dtype(serving.engine, original) if original else "float32"
+    header = [
+        "keys x values",
+        f"state, {dtype}",
+        "share",
+        "on the frontier",
+        "worst task",
+        "losses",
+    ]
+    counted = any(cut.point.sequences is not None for cut in cuts)
     if counted:
-        header.append("sequences in vLLM")
-    if findings.original is not None:
+        header.append("sequences")
+    if original is not None:
         header.append("served by")
     rows = []
     for cut in cuts:
-        shape, size = str(cut.point), cut.point.state_bytes
+        shape, point = str(cut.point), cut.point
+        size = bytes_text(point.bytes_in(DTYPE_BYTES[dtype]))
         cells = [
             f"{shape} (chosen)" if shape == decision.chosen else shape,
-            bytes_text(size),
+            bytes_text(point.state_bytes) if point.is_rounded else size,
             f"{cut.share:.0%}",
             "yes" if cut.on_frontier else "",
             f"{metric_label(cut.worst)}: {cut.worst.sentence}" if cut.worst else "",
             str(cut.limit_status),
-            *([f"{cut.point.sequences:.1f}"] if counted else []),
         ]
-        if findings.original is not None:
-            model_type = str(findings.original.config.get("model_type"))
-            lines = compatibility_of_shape(model_type, Shape(cut.point.keep, cut.point.keep_values))
+        if counted:
+            cells.append("" if point.sequences is None else count_text(point.sequences))
+        if original is not None:
+            model_type = str(original.config.get("model_type"))
+            lines = compatibility_of_shape(model_type, Shape(point.keep, point.keep_values))
             engines = dict.fromkeys(line.engine for line in lines if line.current and line.serves)
-            if cut.point.is_rounded:
+            if point.is_rounded:
                 cells.append(f"an option of {' and '.join(BFLOAT16_ENGINES)}")
             else:
-                cells.append("with a plugin" if cut.point.widths else ", ".join(engines))
-        rows.append([*cells, findings.compared_plans.get(shape, "")])
+                cells.append("with a plugin" if point.widths else ", ".join(engines))
+        rows.append(cells)
     caption = (
         "On the frontier: no other shape is as small and loses as little. Measured on other text "
-        f"than the quality above. Without a cut, a bfloat16 state takes {bytes_text(original / 2)} "
-        "per sequence; each of the cuts takes half of what is listed in bfloat16"
+        "than the quality above"
     )
-    if counted and findings.original is not None:
-        sequences = as_sentence(sequences_text(findings.original))
-        caption += f". {sequences.removesuffix('.')}"
-    return Table([*header, "plan"], rows, caption)
+    if counted and (without_cut := known_capacities(original, None, serving)):
+        caption += f". Without a cut, {capacity_text(without_cut, serving, with_cut=False)}"
+    return Table(header, rows, caption)
 
 
 def _score_rows(decision: Decision) -> Iterator[tuple[str, ...]]:
     for point in decision.points:
         for name, measured in point.scores.items():
             low, high = _interval_bounds(measured)
+            task, _, metric = name.partition(" ")
+            as_text = percent_text if measured.unit == "share" else number_text
             yield (
                 str(point),
                 _method_and_axes(decision, point),
                 bytes_text(point.state_bytes),
-                name,
-                f"{measured.value:.4g}",
-                "" if low is None or high is None else f"{low:.4g} to {high:.4g}",
+                f"{task}, {setting_text(task, metric)}",
+                as_text(measured.value),
+                "" if low is None or high is None else f"{as_text(low)} to {as_text(high)}",
             )
 
 

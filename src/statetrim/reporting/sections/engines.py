@@ -14,6 +14,7 @@ TITLE = "Where it runs"
 SUPPORT_TEXT = {
     "fast": "usual kernels",
     "fallback": "serves, on a slower path",
+    "plugin": "serves, with a plugin",
     "unknown": "not known",
     "refused": "refused",
     "wrong": "serves, and answers wrongly",

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from ...artifacts.state_sizes import state_rows
 from ...geometry import KERNEL_TILE, Geometry
-from ...maths.formatting import bytes_text, change_row, relative_change_text
-from ...serving.capacity.compare import DEFAULT_CONTEXT, DEFAULT_MEMORY_GIB, alternatives
+from ...maths.formatting import bytes_text, change_row
+from ...serving.capacity.compare import capacity_rows, known_capacities
 from ...serving.state_size import StateSize, stored_dtype, weight_bytes
 from ..charts import bar_chart
 from ..commands import missing
@@ -16,7 +16,7 @@ TITLE = "Memory before and after"
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
-    """Bytes of state and sequences that fit, by cut and dtype, then other sizes.
+    """Sequences that fit, bytes of state, and other sizes, before and after.
 
     Only a `Missing` block if a geometry is not known, or both are equal.
     """
@@ -28,33 +28,29 @@ def blocks(findings: Findings) -> Iterator[Block]:
             "statetrim report {model} {cut} -o report",
         )
         return
-    rows = alternatives(original, cut, findings.original)
-    full = rows[0]
-    header = ["state", "per sequence", "change"]
-    if full.sequences is not None:
-        header.append(
-            f"sequences of {DEFAULT_CONTEXT:,} tokens in {DEFAULT_MEMORY_GIB:g} GiB of cache"
-        )
-    bars, cells = [], []
-    for row in rows:
-        size = bytes_text(row.state_bytes)
-        change = relative_change_text(full.state_bytes, row.state_bytes) if row is not full else ""
-        sequences = [] if row.sequences is None else [f"{row.sequences:,}"]
-        bars.append((row.name, row.state_bytes, size))
-        cells.append([row.name, size, change, *sequences])
-    sizes = ", ".join(f"{name} {size}" for name, _, size in bars)
+    bars = []
+    for dtype, nbytes in (("float32", 4), ("bfloat16", 2)):
+        for name, geometry in (("original", original), ("cut", cut)):
+            size = nbytes * geometry.state_numel
+            bars.append((f"{name}, {dtype}", size, bytes_text(size)))
+    texts = ", ".join(f"{name} {size}" for name, _, size in bars)
     yield Picture(
-        bar_chart(bars, f"Recurrent state of one sequence: {sizes}"),
+        bar_chart(bars, f"Recurrent state of one sequence: {texts}"),
         "Recurrent state of one sequence, all linear layers together.",
     )
-    yield Table(header, cells)
-    yield Text(
-        "A bfloat16 state needs no cut, only an engine's option (vLLM: --mamba-ssm-cache-dtype "
-        "bfloat16); what it costs in quality was not measured here. Sequences are memory over "
-        "what one of them holds, keys and values of softmax layers included; engines that round "
-        "to blocks hold fewer."
+    serving = findings.counted_in
+    rows = known_capacities(findings.original, cut, serving)
+    counts = [(*cells, "") for cells in capacity_rows(rows)]
+    caption = f"Counted: {serving.counted}; gains are over the original as the engine serves it"
+    yield Table(
+        ("", "before", "after", "change"),
+        [*counts, *_size_rows(findings, original, cut)],
+        caption if counts else "",
     )
-    yield Table(("", "before", "after", "change"), list(_size_rows(findings, original, cut)))
+    yield Text(
+        "The dtype of the state is an engine's option (vLLM: --mamba-ssm-cache-dtype) and needs no "
+        "cut; fewer bits cost quality too."
+    )
     if cut.head_k_dim % KERNEL_TILE:
         yield Text(
             f"Kernels pad {cut.head_k_dim} key channels to a multiple of {KERNEL_TILE}: memory "
@@ -64,8 +60,7 @@ def blocks(findings: Findings) -> Iterator[Block]:
 
 
 def _size_rows(findings: Findings, original: Geometry, cut: Geometry) -> Iterator[tuple[str, ...]]:
-    shapes, *_ = state_rows(original, cut)
-    yield shapes
+    yield from state_rows(original, cut)
     before, after = findings.original, findings.cut
     model = before or after
     if model is not None:

@@ -1,5 +1,6 @@
 """How many sequences of a model fit in the cache of an engine, before and after a cut."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...errors import StatetrimError
@@ -8,16 +9,15 @@ from ...geometry import Geometry
 from ...maths.units import GIB
 from ...storage.checkpoint import Checkpoint
 from ..engine_names import BFLOAT16_ENGINES, ENGINE_NAMES
-from ..options import KV_DTYPE_BYTES, ServingOptions
+from ..engines import ServedBy
+from ..options import DEFAULT_CONTEXT, DEFAULT_MEMORY_GIB, KV_DTYPE_BYTES, ServingOptions
 from ..state_size import DTYPE_BYTES, served_dtype
-from .arithmetic import CacheModel, Fit, Settings, llamacpp, mlx, moved_bytes, sglang, vllm
+from .arithmetic import CacheModel, Fit, Settings, llamacpp, mlx, sglang, vllm
 from .cache_model import cache_model, default_state_dtype
 from .parts import Paging, in_parts
 
 ENGINES = {"vllm": vllm, "sglang": sglang, "llamacpp": llamacpp, "mlx": mlx}
 """Name of an engine -> how many sequences fit in it."""
-DEFAULT_CONTEXT = 4096
-DEFAULT_MEMORY_GIB = 16.0
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,10 @@ class Capacity:
     """What fits with one shape and one dtype of the state."""
 
     shape: str
+    is_cut: bool
     state_dtype: str
     is_default: bool  # whether the engine takes this dtype without a flag
+    state_bytes: int  # recurrent state of a sequence in this dtype, without padding
     fit: Fit
     transfer_seconds: float  # of a sequence from a prefill to a decode server
 
@@ -53,19 +55,29 @@ def capacities(
     model: Checkpoint, after: Geometry | None, serving: ServingOptions
 ) -> list[Capacity]:
     """Capacities of the original and, if there is one, of the cut, each with the state in float32,
-    in bfloat16 if the engine has that option, and in the engine's default dtype."""
+    in bfloat16 if the engine has that option, and in the engine's default dtype. What the engine is
+    known to refuse is left out."""
     default = default_state_dtype(serving.engine, model)
     has_option = ENGINE_NAMES[serving.engine] in BFLOAT16_ENGINES
     dtypes = dict.fromkeys(["float32", *(["bfloat16"] if has_option else []), default])
     before, rows = model.geometry, []
-    for geometry in (before,) if after is None else (before, after):
-        other = before if geometry is after else after or before
+    for geometry, is_cut in ((before, False), *([] if after is None else [(after, True)])):
+        if is_refused(model, geometry, serving.engine):
+            continue
+        other = before if is_cut else after or before
         shape = geometry.describe_against(other).replace(" x ", "x")
         for dtype in dtypes:
             fit = capacity(model, geometry, settings_for(model, serving, dtype), serving.engine)
             seconds = fit.transfer_bytes / (serving.bandwidth * 1e9)
-            rows.append(Capacity(shape, dtype, dtype == default, fit, seconds))
+            size = geometry.state_numel * DTYPE_BYTES[dtype]
+            rows.append(Capacity(shape, is_cut, dtype, dtype == default, size, fit, seconds))
     return rows
+
+
+def is_refused(model: Checkpoint, geometry: Geometry, engine: str) -> bool:
+    """Whether the engine is known to refuse the state on all hardware."""
+    answers = ServedBy.of(str(model.config.get("model_type")), geometry)
+    return answers.refuses(ENGINE_NAMES[engine])
 
 
 def capacity(model: Checkpoint, geometry: Geometry, settings: Settings, engine: str) -> Fit:
@@ -113,62 +125,58 @@ def vllm_paging(model: Checkpoint) -> Paging:
     return Paging.of(cache_model(model, model.geometry), model.geometry, settings)
 
 
-def vllm_sequences(
-    model: Checkpoint, geometry: Geometry, state_dtype: str | None = None
-) -> float | None:
-    """Sequences of `DEFAULT_CONTEXT` tokens in `DEFAULT_MEMORY_GIB` of vLLM's cache, with its
-    default dtype of the state unless another is given; None if that is not known."""
+def known_capacities(
+    model: Checkpoint | None, after: Geometry | None, serving: ServingOptions
+) -> list[Capacity]:
+    """`capacities`; empty without a model, and if they are not known."""
     try:
-        settings = settings_for(model, ServingOptions(engine="vllm"), state_dtype)
-        return capacity(model, geometry, settings, "vllm").sequences
+        return [] if model is None else capacities(model, after, serving)
     except StatetrimError:
-        return None
+        return []
 
 
-def sequences_text(model: Checkpoint, after: Geometry | None = None) -> str:
-    """How many sequences fit in vLLM: with the state `after` a cut, without a cut, and without a
-    cut in 16 bits."""
-    counts = [] if after is None else [("after the cut", vllm_sequences(model, after))]
-    counts += [
-        ("as released", vllm_sequences(model, model.geometry)),
-        ("without a cut with a 16-bit state", vllm_sequences(model, model.geometry, "bfloat16")),
-    ]
-    known = ", ".join(f"{count:.1f} {name}" for name, count in counts if count is not None)
-    return (
-        f"sequences of {DEFAULT_CONTEXT:,} tokens in {DEFAULT_MEMORY_GIB:g} GiB of vLLM's cache: "
-        f"{known or 'not known'}"
-    )
+def default_capacity(rows: Sequence[Capacity], *, cut: bool) -> Capacity | None:
+    """That of the cut, or of the original, with the engine's default dtype of the state; None if it
+    is not known or the engine refuses it."""
+    return next((row for row in rows if row.is_default and row.is_cut == cut), None)
 
 
-@dataclass(frozen=True)
-class Alternative:
-    """One way to store the state of a sequence."""
-
-    name: str
-    state_bytes: int
-    sequences: int | None = None  # of DEFAULT_CONTEXT tokens in DEFAULT_MEMORY_GIB; None if unknown
+def count_text(sequences: float) -> str:
+    """A number of sequences: vLLM reports a fraction, other engines whole ones."""
+    return f"{sequences:,.1f}" if sequences % 1 else f"{sequences:,.0f}"
 
 
-def alternatives(
-    before: Geometry, after: Geometry, model: Checkpoint | None = None
-) -> list[Alternative]:
-    """The original and the cut, each in float32 and bfloat16: four entries in this order.
-
-    With `model`, the original, they have capacities by their bytes in transformers.
-    """
-    result: list[Alternative] = []
-    for name, geometry in (("original", before), ("cut", after)):
-        for dtype in ("float32", "bfloat16"):
-            size = geometry.state_numel * DTYPE_BYTES[dtype]
-            fitting = None if model is None else _sequences(model, geometry, dtype)
-            result.append(Alternative(f"{name}, {dtype}", size, fitting))
-    return result
+def gain_text(fit: Fit, baseline: Fit) -> str:
+    """How many times as many sequences fit."""
+    return f"{fit.sequences / baseline.sequences:.2f}x" if baseline.sequences else "from none"
 
 
-def _sequences(model: Checkpoint, geometry: Geometry, state_dtype: str) -> int | None:
-    try:
-        caches = cache_model(model, geometry)
-    except StatetrimError:
-        return None
-    settings = settings_for(model, ServingOptions(), state_dtype)
-    return int(settings.memory // moved_bytes(caches, settings, geometry.conv_width))
+def capacity_rows(rows: Sequence[Capacity], *, with_cut: bool = True) -> list[tuple[str, ...]]:
+    """A row per dtype of the state, the engine's default first: its name, sequences of the original
+    and, `with_cut`, of the cut. Gains are over the original with the default dtype."""
+    baseline = default_capacity(rows, cut=False)
+    texts = []
+    defaults_first = sorted(rows, key=lambda row: not row.is_default)
+    for dtype in dict.fromkeys(row.state_dtype for row in defaults_first):
+        name, cells = f"sequences, {dtype} state", ["refused"] * (2 if with_cut else 1)
+        if dtype == defaults_first[0].state_dtype:
+            name += " (default)"
+        for row in rows:
+            if row.state_dtype == dtype:
+                cells[row.is_cut] = count_text(row.fit.sequences)
+                if baseline is not None and row is not baseline:
+                    cells[row.is_cut] += f" ({gain_text(row.fit, baseline.fit)})"
+        texts.append((name, *cells))
+    return texts
+
+
+def capacity_text(
+    rows: Sequence[Capacity], serving: ServingOptions, *, with_cut: bool = True
+) -> str:
+    """How many sequences fit in the engine without and, `with_cut`, with the cut, for people: first
+    with its default dtype of the state, then with the other one."""
+    parts = []
+    for name, *cells in capacity_rows(rows, with_cut=with_cut):
+        dtype = name.removeprefix("sequences, ").replace(" state (default)", ", its default")
+        parts.append(f"{' → '.join(cells)} in {dtype.removesuffix(' state')}")
+    return f"{serving.counted}: {'; '.join(parts) or 'not known'}"

@@ -8,7 +8,7 @@ from ...geometry import Geometry
 from ...storage.checkpoint import Checkpoint
 from ..options import ServingOptions
 from .arithmetic import Fit, Settings
-from .compare import capacity, settings_for
+from .compare import capacity, is_refused, settings_for
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,10 @@ class Gain:
 
 
 def gains(model: Checkpoint, after: Geometry | None, serving: ServingOptions) -> list[Gain]:
-    """What each flag of the engine that applies gives, for the original and for the cut."""
+    """What each flag of the engine that applies gives, for the original and for a cut that the
+    engine serves."""
+    if after is not None and is_refused(model, after, serving.engine):
+        after = None
     settings, is_mamba2 = settings_for(model, serving), isinstance(model.family, Mamba2)
     by_flag = []
     for flag in FLAGS:
