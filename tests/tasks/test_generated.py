@@ -57,7 +57,8 @@ def test_no_generated_sequence_is_ever_tested() -> None:
     tested.append(recall.associations(4096, rows=DEFAULT_SAMPLES, **LONG_MQAR)[0])
     seen = halves(*tested)
     for seed in range(20):
-        generated = halves(recall_sequences(WordTokenizer(), 63 * 4 * DEFAULT_SAMPLES, seed=seed).ids)
+        tokens = 63 * 4 * DEFAULT_SAMPLES
+        generated = halves(recall_sequences(WordTokenizer(), tokens, seed=seed).ids)
         assert len(generated) == DEFAULT_SAMPLES and not generated & seen
         seen |= generated
 

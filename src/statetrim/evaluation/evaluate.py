@@ -16,7 +16,7 @@ from ..artifacts.record import as_fields, parse_record
 from ..artifacts.scores import Score, Scores
 from ..artifacts.steps import read_origin, vocabulary_size
 from ..errors import StatetrimError
-from ..judging.verdict import needs_samples
+from ..judging.verdict import REQUIRED_GROUPS, needs_samples
 from ..maths.units import parse_token_count
 from ..options import takes_options
 from ..progress import OnProgress, Progress, progress_reporter
@@ -124,16 +124,18 @@ def _sample_until_decided(
     """The scores of all runners after as many looks as decide the verdict on every cut.
 
     Only the first look runs lm-eval, which takes all its samples, and masked models, which need
-    few.
+    few, on one task of each required group.
     """
     found, sizes = dict[tuple[str, str, str], Score](), list[int]()
     original, most = runners[0].original, all_looks[-1].stop
     for look in all_looks:
         for runner in runners:
             due = [x for x in samples if not sizes or x.task.kind in WITHOUT_HARNESS]
-            if runner.masked is not None and sizes:
-                continue
-            rows = look if runner.masked is None else look[:CONTROL_SAMPLES]
+            rows = look
+            if runner.masked is not None:
+                if sizes:
+                    continue
+                due, rows = _control_samples(samples), look[:CONTROL_SAMPLES]
             by_task: dict[str, list[Score]] = {x.task.name: [] for x in due}
             for score in score_tasks(runner, due, rows):
                 by_task[score.task].append(score)
@@ -147,6 +149,17 @@ def _sample_until_decided(
         if not needs_samples(scores):
             break
     return scores
+
+
+def _control_samples(samples: Sequence[Samples]) -> list[Samples]:
+    """Of each group that a verdict requires, the first task that does not need lm-eval, or else the
+    first one."""
+    chosen = []
+    for group in REQUIRED_GROUPS:
+        of_group = [x for x in samples if x.task.group == group]
+        of_group.sort(key=lambda x: x.task.kind not in WITHOUT_HARNESS)
+        chosen += of_group[:1]
+    return chosen
 
 
 def _runners(

@@ -270,10 +270,10 @@ def _against_controls(evidence: _Evidence, shown: _Evidence | None) -> tuple[Out
     count = len(controls_of(scores, model))
     comparisons = dict[str, ControlComparison]()
     for group in REQUIRED_GROUPS:
-        x = evidence.worst_of_group(group)
-        limit = ship_limit(x) if x else None
-        if x and limit is not None and (compared := compare_with_controls(scores, x, limit)):
-            comparisons[group] = compared
+        for x in evidence.main:
+            compared = compare_with_controls(scores, x, ship_limit(x) or 0.0)
+            if group in x.groups and compared is not None:
+                comparisons.setdefault(group, compared)
     if len(comparisons) < len(REQUIRED_GROUPS):
         reason = f"{count or 'no'} random cuts of its shape were measured, and {MIN_CONTROLS} are "
         return Outcome.UNKNOWN, f"{reason}needed for comparison", ""
