@@ -27,6 +27,7 @@ class DataSource:
     text: str | None = None
     skip: int = 0
     generated: str | None = None
+    seed: int = 0  # of a generated source
 
     @property
     def tokens(self) -> int:

@@ -129,7 +129,7 @@ def _sample_until_decided(
     found, sizes = dict[tuple[str, str, str], Score](), list[int]()
     original, most = runners[0].original, all_looks[-1].stop
     for look in all_looks:
-        for runner in runners:
+        for runner, following in zip(runners, [*runners[1:], None], strict=True):
             due = [x for x in samples if not sizes or x.task.kind in WITHOUT_HARNESS]
             rows = look
             if runner.masked is not None:
@@ -141,6 +141,7 @@ def _sample_until_decided(
                 by_task[score.task].append(score)
                 key = score.model, score.task, score.metric
                 found[key] = _joined(found[key], score) if key in found else score
+            runner.close(following)
             if runner is runners[0]:
                 original.scores |= {(task, rows.start): scored for task, scored in by_task.items()}
         sizes.append(look.stop)
@@ -273,7 +274,7 @@ def _score_tasks(
     """Scores of one model on samples `rows` of all tasks, in their order.
 
     Finished tasks are loaded; each process runs its share of the others, and rank 0 saves them.
-    Then the model is unloaded. Every process must call this, and gets all scores.
+    Every process must call this, and gets all scores.
     """
     task_names = [samples.task.name for samples in task_samples]
     loaded = {name: finished.load(runner.name, name, rows.start) for name in task_names}
@@ -286,7 +287,6 @@ def _score_tasks(
         if ranks.rank == 0:
             finished.save(runner.name, name, rows.start, own_scores[name])
         report(Progress(1, 1, "tasks", f"{runner.name}: {name}"))
-    runner.close()
     for rank, rank_scores in enumerate(ranks.all_gather(own_scores)):
         for name, scores in rank_scores.items():
             scores_by_task[name] = scores

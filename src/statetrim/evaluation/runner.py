@@ -92,9 +92,11 @@ class ModelRunner:
             return masked(live, self.masked.plan)
         return stored_states(live, self.storage)
 
-    def close(self) -> None:
+    def close(self, following: "ModelRunner | None") -> None:
         """Free the memory of this model and of the original's layers; the original's hidden states
-        and head stay."""
+        and head stay. A model that was masked is passed on to the runner after this one."""
+        if self.masked is not None and following is not None:
+            following.live = self.live
         self.live = self.lm = None
         self.original.unload()
         gc.collect()

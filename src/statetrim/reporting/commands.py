@@ -23,13 +23,13 @@ class CommandArguments:
     model: str
     cut: str
     text: str
-    tokens: str  # of calibration, generated ones included
+    tokens: int  # of calibration, generated ones included
 
 
 def command_arguments(findings: Findings) -> CommandArguments:
-    """Paths of original, cut and first calibration text; MODEL, SMALL, or TEXT with 16k tokens, for
-    those that no artifact names."""
-    text, tokens = next(_calibration_texts(findings), ("TEXT", "16k"))
+    """Paths of original, cut and first calibration text; MODEL, SMALL, or TEXT with 2**14 tokens,
+    for those that no artifact names."""
+    text, tokens = next(_calibration_texts(findings), ("TEXT", 2**14))
     return CommandArguments(
         model=shell_quoted(findings.original.path) if findings.original else "MODEL",
         cut=shell_quoted(findings.cut.path) if findings.cut else "SMALL",
@@ -43,21 +43,20 @@ def shell_quoted(value: Any) -> str:
     return shlex.quote(one_line(str(value)))
 
 
-def _calibration_texts(findings: Findings) -> Iterator[tuple[str, str]]:
+def _calibration_texts(findings: Findings) -> Iterator[tuple[str, int]]:
     """Shell-quoted calibration texts and their numbers of tokens, as trim was asked for them, or
     from the lineage of plan and decision; what has no valid number is left out."""
     if findings.trim is not None and findings.trim.text and findings.trim.tokens > 0:
-        asked = (findings.trim.recipe or {}).get("tokens", findings.trim.tokens)
-        yield shell_quoted(findings.trim.text), shell_quoted(asked)
+        yield shell_quoted(findings.trim.text), findings.trim.tokens
     if findings.plan is not None:
         sources = data_sources(findings.plan.lineage.get("statistics"))
         for source in sources:
             if source.text is not None:
-                yield shell_quoted(source.text), str(sum(other.tokens for other in sources))
+                yield shell_quoted(source.text), sum(other.tokens for other in sources)
     decision = findings.decision.lineage if findings.decision else {}
     text, tokens = decision.get("text"), decision.get("tokens")
     if isinstance(text, str) and is_number(tokens) and tokens:
-        yield shell_quoted(text), str(int(tokens))
+        yield shell_quoted(text), int(tokens)
 
 
 def missing(findings: Findings, text: str, command: str) -> Missing:
