@@ -10,11 +10,9 @@ import pytest
 import torch
 
 from helpers.refusal import run
-from statetrim.artifacts.scores import Scores
 from statetrim.artifacts.steps import RefitRecord
 from statetrim.commands.steps.calibrate import show_statistics
 from statetrim.commands.steps.recover import show_recovery
-from statetrim.commands.trimming.result import columns_text
 from statetrim.surgery.refit import refit
 
 
@@ -67,12 +65,3 @@ def test_a_layer_that_a_cut_leaves_exact_has_no_change_in_percent(
     code, err, out = run(["refit", model, "--statistics", statistics, "-o", "OUT"])
     assert code is None, err
     assert re.search(r"50.00%.*25.00%.*-50", out) and re.search(r"1 .*0.00%.*0.00%", out)
-
-
-def test_the_columns_of_trims_scores_are_explained() -> None:
-    explanation = columns_text(Scores(["Qwen/Qwen3.5-4B", "recovered", "pruned", "rand"], []))
-    assert explanation == (
-        "Qwen/Qwen3.5-4B is the original; recovered the result; pruned the same cut before it was "
-        "refitted or trained; rand a random cut to the same shape"
-    )
-    assert columns_text(Scores(["m", "pruned"], [])) == "m is the original; pruned the result"

@@ -12,6 +12,7 @@ from statetrim.artifacts.verification import Agreement
 
 ROWS = 64
 LOADS = (4, 8, 16, 32, 63)
+CONTROL = "random "
 Samples = dict[tuple[str, str], list[float]]
 
 
@@ -57,7 +58,20 @@ def model(recall: Mapping[int, float] | float = 0.9, nats: float = 3.0, kl: floa
     )
 
 
+def random_cuts(recall: float = 0.4, nats: float = 3.8, kl: float = 0.9) -> dict[str, Samples]:
+    """Five random cuts of about these figures, by the names under which `scores` knows them."""
+    cuts = {}
+    for seed in range(5):
+        spread = 1 + 0.02 * (seed - 2)
+        cuts[f"{CONTROL}{seed}"] = model(recall * spread, 3 + (nats - 3) * spread, kl * spread)
+    return cuts
+
+
 def scores(models: Mapping[str, Samples], **lineage: Any) -> st.Scores:
+    """Scores of models; those whose names start with `CONTROL` are random cuts."""
+    controls = {name: {} for name in models if name.startswith(CONTROL)}
+    if controls:
+        lineage = {"controls": controls, **lineage}
     all_scores = [
         Score(
             name,
@@ -71,7 +85,7 @@ def scores(models: Mapping[str, Samples], **lineage: Any) -> st.Scores:
         for name, figures in models.items()
         for (task, metric), samples in figures.items()
     ]
-    return st.Scores(list(models), all_scores, dict(lineage))
+    return st.Scores([name for name in models if name not in controls], all_scores, dict(lineage))
 
 
 def point(shape: str, recall: float, perplexity: float, margin: float = 1.0) -> MeasuredShape:

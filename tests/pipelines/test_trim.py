@@ -87,7 +87,7 @@ def test_both_axes_with_recovery_timing_and_an_engine_in_mind(
     file_names = {file.name for file in (out / "statetrim").iterdir()}
     assert {"refit.json", "recover.json", "timings.json", "report"} <= file_names
     printed_json = json.loads(printed)
-    assert printed_json["scores"]["models"] == ["model", "recovered", "pruned", "rand"]
+    assert printed_json["scores"]["models"] == ["model", "recovered"]
     assert printed_json["checks"]["sliced_against_masked"] < 1e-4
     assert "timings" in (out / "statetrim" / "report" / "report.md").read_text().lower()
     plan, refit, trim = (

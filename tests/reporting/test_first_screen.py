@@ -153,7 +153,33 @@ def test_commands_work_as_printed(folder: Path, monkeypatch: pytest.MonkeyPatch)
         name, *arguments = shlex.split(command)[1:]
         code, err, _ = run([name, *arguments, *QUICK.get(name, [])])
         assert code is None, f"{command}\n{err}"
-    assert st.Plan.load("plan.json").kept[0].equal(st.Plan.load("OUT/statetrim/plan.json").kept[0])
+    check_same_weights(folder / "OUT", folder / "SMALL")
+
+
+def check_same_weights(first: Path, second: Path) -> None:
+    """Bit for bit."""
+    names = sorted(path.name for path in first.glob("*.safetensors"))
+    assert names and names == sorted(path.name for path in second.glob("*.safetensors"))
+    for name in names:
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+
+
+def test_a_refitted_cut_is_reproduced_bit_for_bit(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BEST was calibrated for several shapes, cut, calibrated again and refitted."""
+    page = (folder / "BEST" / "statetrim" / "report" / "report.md").read_text()
+    section = page.partition("## How to reproduce it")[2].partition("\n## ")[0]
+    commands = re.findall(r"^ +(statetrim .*)$", section, re.M)
+    names = [shlex.split(command)[1] for command in commands]
+    assert names == ["calibrate", "select", "prune", "calibrate", "refit"]
+    (tmp_path / "my model").symlink_to(folder / "my model")
+    (tmp_path / "text.jsonl").symlink_to(folder / "text.jsonl")
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        code, err, _ = run(shlex.split(command)[1:])
+        assert code is None, f"{command}\n{err}"
+    check_same_weights(folder / "BEST", tmp_path / "SMALL")
 
 
 def test_a_comparison_shows_plans_and_frontier(folder: Path) -> None:

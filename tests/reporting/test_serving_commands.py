@@ -8,11 +8,12 @@ import pytest
 
 import statetrim as st
 from helpers import tiny
-from statetrim.commands.trimming.result import _serving_lines
+from statetrim.judging.verdict import Outcome, Verdict
 from statetrim.reporting.document import Command, Document
 from statetrim.reporting.findings import read_findings
 from statetrim.reporting.report import build_document
 from statetrim.serving.engine_names import ENGINE_NAMES, HINTS
+from statetrim.serving.next_steps import RunFacts, next_steps
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
 
@@ -78,11 +79,10 @@ def test_they_are_those_of_inspect_with_names_flags_and_hints(cut: Path) -> None
         assert comment == f"# {engine}{hint}"
 
 
-def test_trim_prints_them_in_the_same_order(cut: Path) -> None:
-    printed = _serving_lines(st.open(cut), "vllm-cpu")
-    commands = [line.removeprefix("serve it:  ") for line in printed if "serve it" in line]
-    expected = [
-        f"{line}   {comment}"
-        for comment, line in listed_commands(document_of(cut, {"for_": "vllm-cpu"}))
-    ]
-    assert commands == expected and f"'{cut}'" in commands[0]
+def test_the_next_step_after_ship_serves_it_in_the_engine_that_was_asked_for(cut: Path) -> None:
+    verdict = Verdict("cut", Outcome.SHIP, "", [], [])
+    facts = RunFacts("MODEL", str(cut), "text.jsonl", "16k", engine="vllm-cpu")
+    first, push = next_steps(verdict, st.open(cut.parent / "model"), st.open(cut), facts)
+    comment, line = listed_commands(document_of(cut, {"for_": "vllm-cpu"}))[0]
+    assert first.command == f"{line}   {comment}" and f"'{cut}'" in line
+    assert push.command.startswith(f"statetrim push '{cut}' YOUR-NAME/")

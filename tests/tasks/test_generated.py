@@ -6,7 +6,7 @@ from torch import Tensor
 
 import statetrim as st
 from statetrim.evaluation.runner import LONG_MQAR
-from statetrim.evaluation.samples import MQAR_ROWS
+from statetrim.evaluation.samples import DEFAULT_SAMPLES
 from statetrim.tasks import recall
 from statetrim.tasks.generated import (
     derive_seed,
@@ -46,12 +46,13 @@ def test_recall_asks_for_what_stood_in_the_first_half() -> None:
 
 def test_no_generated_sequence_is_ever_tested() -> None:
     """Twenty seeds: no row, and no first half of one (the pairs), equals an evaluated one."""
-    tested = [recall.associations(4096, pairs, MQAR_ROWS)[0] for pairs in recall.PAIR_COUNTS]
-    tested.append(recall.associations(4096, rows=MQAR_ROWS, **LONG_MQAR)[0])
+    tested = [recall.associations(4096, pairs, DEFAULT_SAMPLES)[0] for pairs in recall.PAIR_COUNTS]
+    tested.append(recall.associations(4096, rows=DEFAULT_SAMPLES, **LONG_MQAR)[0])
     seen = halves(*tested)
     for seed in range(20):
-        generated = halves(recall_sequences(WordTokenizer(), 63 * 4 * MQAR_ROWS, seed=seed).ids)
-        assert len(generated) == MQAR_ROWS and not generated & seen
+        tokens = 63 * 4 * DEFAULT_SAMPLES
+        generated = halves(recall_sequences(WordTokenizer(), tokens, seed=seed).ids)
+        assert len(generated) == DEFAULT_SAMPLES and not generated & seen
         seen |= generated
 
 

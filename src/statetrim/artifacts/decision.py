@@ -3,10 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, log
+from pathlib import Path
 from typing import Any
 
 from ..maths.formatting import list_text, shorten
+from ..storage.checkpoint import path_inside
 from .record import Artifact
+from .scores import Scores
 
 _SMALLEST_ERROR = 1e-9
 _MAX_TEXT_LENGTH = 2000
@@ -110,6 +113,12 @@ class Decision(Artifact):
     refused: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by shape: engines
     lineage: Mapping[str, Any] = field(default_factory=dict)
     expected: str = ""  # of widths by layer, before they were measured
+    files: Mapping[str, str] = field(default_factory=dict)  # shape -> its scores, in this directory
+
+    def chosen_scores(self, directory: Path) -> Scores | None:
+        """The scores by which the shape was chosen, if they lie in `directory`."""
+        path = directory / self.files.get(str(self.chosen), "")
+        return Scores.load(path_inside(directory, path.name)) if path.is_file() else None
 
     def __repr__(self) -> str:
         shapes = list_text(map(str, self.points), 8)

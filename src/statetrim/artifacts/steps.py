@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from ..errors import StatetrimError
 from ..families.contract import text_config
+from ..geometry import Geometry
 from ..storage.auxiliary_files import copy_all_but_weights
 from ..storage.checkpoint import Checkpoint, open_checkpoint, path_inside, require_prunable
 from ..storage.json_file import write_json, write_text
@@ -26,6 +27,7 @@ class DataSource:
     text: str | None = None
     skip: int = 0
     generated: str | None = None
+    seed: int = 0  # of a generated source
 
     @property
     def tokens(self) -> int:
@@ -141,8 +143,9 @@ class SeenText:
 
 
 def read_origin(model: Checkpoint, original: Checkpoint) -> dict[str, Any] | None:
-    """The digest of the model that `model` was cut from ("source"), the names of its "methods", and
-    whether it was trained after the cut ("recovered"); None for a model that was not cut.
+    """The digest of the model that `model` was cut from ("source"), the names of its "methods",
+    whether it was trained after the cut ("recovered"), and its "shape"; None for a model that was
+    not cut.
 
     A digest of `original` in the form of an earlier version is replaced by today's, and so is that
     of the model for which the plan was made, if `original` is its quantised release. If the plan
@@ -158,7 +161,14 @@ def read_origin(model: Checkpoint, original: Checkpoint) -> dict[str, Any] | Non
         "source": original.digest if is_original else source,
         "methods": [name for name in methods if isinstance(name, str) and name != "none"],
         "recovered": (model.path / ARTIFACTS / "recover.json").is_file(),
+        "shape": shape_text(model.geometry),
     }
+
+
+def shape_text(geometry: Geometry) -> str:
+    """Heads and widths of every layer; cuts of one model with the same text have one shape."""
+    widths = ",".join(f"{layer}={k}x{v}" for layer, (k, v) in geometry.shapes.items())
+    return f"{geometry.num_k_heads} and {geometry.num_v_heads} heads: {widths}"
 
 
 def vocabulary_size(model: Checkpoint) -> int | None:

@@ -5,7 +5,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..judging.verdict import Outcome
-from ..pipelines.demo.story import HALF, ORIGINAL, QUARTER, RANDOM, RECOVERY, Result
+from ..pipelines.demo.story import (
+    HALF,
+    MEASURED_FROM,
+    ORIGINAL,
+    QUARTER,
+    RANDOM,
+    RECOVERY,
+    SAMPLES,
+    Result,
+)
 from . import terminal
 
 BAR_WIDTH = 8
@@ -70,6 +79,10 @@ def _next_commands(out: Path) -> Iterator[str]:
     """Commands to try next; they can be copied as written."""
     yield f"cd {shlex.quote(str(out))}"
     yield f"statetrim recover {QUARTER} --teacher {ORIGINAL} {RECOVERY} -o RECOVERED"
+    yield (
+        f"statetrim evaluate RECOVERED --baseline {ORIGINAL} --tasks text,mqar --text text.jsonl "
+        f"--skip {MEASURED_FROM} --limit {SAMPLES} -o recovered.json"
+    )
     yield f"statetrim inspect {QUARTER}   # which engines serve it, and how"
     yield (
         f"statetrim verify {HALF} --baseline {ORIGINAL} --engine transformers --text text.jsonl "

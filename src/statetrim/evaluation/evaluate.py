@@ -5,7 +5,7 @@ The unit of work is one task of one model; its scores are saved before the next 
 
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -16,6 +16,7 @@ from ..artifacts.record import as_fields, parse_record
 from ..artifacts.scores import Score, Scores
 from ..artifacts.steps import read_origin, vocabulary_size
 from ..errors import StatetrimError
+from ..judging.verdict import REQUIRED_GROUPS, needs_samples
 from ..maths.units import parse_token_count
 from ..options import takes_options
 from ..progress import OnProgress, Progress, progress_reporter
@@ -31,19 +32,31 @@ from ..storage.space import check_writable
 from ..tasks import WITHOUT_HARNESS, Task, find_tasks
 from ..version import __version__
 from . import harness
+from .controls import SAMPLES as CONTROL_SAMPLES
+from .controls import masked_models
 from .options import EvaluateOptions
 from .original import OriginalResults
 from .runner import ModelRunner, check_tasks
-from .samples import Samples, SampleSource, prepare_samples, warn_of_seen_text
+from .samples import (
+    DEFAULT_SAMPLES,
+    Samples,
+    SampleSource,
+    looks,
+    prepare_samples,
+    warn_of_seen_text,
+)
 
 
 @takes_options(EvaluateOptions)
 def evaluate(models: ModelLike | Sequence[ModelLike], options: EvaluateOptions) -> Scores:
     """Run `tasks` on `baseline` and `models`, from files below `data` or, without it, from the hub.
 
-    One model is in memory at a time. `layerwise` is for tasks that do not use lm-eval: a text is
-    read layer by layer, so that each weight is read once. `state_dtype` rounds states as engines
-    store them. Under torchrun the processes share the tasks, and all return all scores. With `out`
+    One model is in memory at a time. Samples of tasks without lm-eval are doubled from 32 up to
+    `limit` until they decide the verdict on every cut, or all are taken at once with `all_samples`.
+    Random cuts of the same shapes are measured by masking the original. `layerwise` is for tasks
+    that do not use lm-eval: a text is read layer by layer, so that each weight is read once.
+    `state_dtype` rounds states as engines store them. Under torchrun the processes share the tasks,
+    and all return all scores. With `out`
     the scores are written there, and each finished task to `OUT.partial`, from which the same call
     resumes.
     """
@@ -70,36 +83,115 @@ def evaluate(models: ModelLike | Sequence[ModelLike], options: EvaluateOptions) 
         )
         warn_of_seen_text(dict(zip(names, checkpoints, strict=True)), source)
         samples = [prepare_samples(task, source, tokenizers[0], scratch) for task in chosen_tasks]
-        lineage = _lineage(names, checkpoints, options, samples)
-        ranks, partial_output = DistributedContext.current(), None
         original = options.original or OriginalResults(checkpoints[0], options.placement)
-        finished = FinishedTasks(None, names, original.scores)
+        runners = _runners(names, checkpoints, tokenizers, original, options)
+        lineage = _lineage(names, checkpoints, options, samples, runners)
+        most = options.limit or DEFAULT_SAMPLES
+        all_looks = looks(most, all_at_once=options.all_samples or len(names) == 1)
+        ranks, partial_output = DistributedContext.current(), None
+        finished = FinishedTasks(None, [runner.name for runner in runners], original.scores)
         if out is not None and ranks.rank == 0:
             record, files = {"format": "statetrim evaluate", **lineage}, {"scores.json": Path(out)}
-            patterns = [finished.file_name(n, task.name) for n in names for task in chosen_tasks]
+            patterns = finished.file_names(chosen_tasks, all_looks)
             partial_output = stack.enter_context(
                 open_output(out, "job.json", record, files=files, temporary_patterns=patterns)
             )
-            finished = FinishedTasks(partial_output.path, names, original.scores)
+            finished = replace(finished, directory=partial_output.path)
         if any(ranks.all_gather(partial_output is not None and partial_output.done)):
             return Scores.load(str(out))
         report = stack.enter_context(progress_reporter(options.progress, "evaluating"))
-        all_scores: list[Score] = []
-        for name, model, tokenizer in zip(names, checkpoints, tokenizers, strict=True):
-            storage = options.storage if all_scores else StateStorage()
-            runner = ModelRunner(name, model, original, tokenizer, options, storage)
-            scored = _score_tasks(runner, samples, options.limit, finished, ranks, report)
-            if not all_scores:
-                original.scores |= {task.name: [] for task in chosen_tasks}
-                for score in scored:
-                    original.scores[score.task].append(score)
-            all_scores += scored
-        scores = Scores(names, all_scores, lineage)
+
+        def score(runner: ModelRunner, due: Sequence[Samples], rows: range) -> list[Score]:
+            return _score_tasks(runner, due, rows, finished, ranks, report)
+
+        scores = _sample_until_decided(
+            Scores(names, [], lineage), runners, samples, all_looks, score
+        )
         if partial_output is not None:
             scores.save(partial_output.path / "scores.json")
             partial_output.publish()
         ranks.barrier()  # until rank 0 has published the result
         return scores
+
+
+def _sample_until_decided(
+    empty: Scores,
+    runners: Sequence[ModelRunner],
+    samples: Sequence[Samples],
+    all_looks: Sequence[range],
+    score_tasks: Callable[[ModelRunner, Sequence[Samples], range], list[Score]],
+) -> Scores:
+    """The scores of all runners after as many looks as decide the verdict on every cut.
+
+    Only the first look runs lm-eval, which takes all its samples, and masked models, which need
+    few, on one task of each required group.
+    """
+    found, sizes = dict[tuple[str, str, str], Score](), list[int]()
+    original, most = runners[0].original, all_looks[-1].stop
+    for look in all_looks:
+        for runner, following in zip(runners, [*runners[1:], None], strict=True):
+            due = [x for x in samples if not sizes or x.task.kind in WITHOUT_HARNESS]
+            rows = look
+            if runner.masked is not None:
+                if sizes:
+                    continue
+                due, rows = _control_samples(samples), look[:CONTROL_SAMPLES]
+            by_task: dict[str, list[Score]] = {x.task.name: [] for x in due}
+            for score in score_tasks(runner, due, rows):
+                by_task[score.task].append(score)
+                key = score.model, score.task, score.metric
+                found[key] = _joined(found[key], score) if key in found else score
+            runner.close(following)
+            if runner is runners[0]:
+                original.scores |= {(task, rows.start): scored for task, scored in by_task.items()}
+        sizes.append(look.stop)
+        looked = {"looks": {"sizes": list(sizes), "most": most}}
+        scores = Scores(empty.models, list(found.values()), empty.lineage | looked)
+        if not needs_samples(scores):
+            break
+    return scores
+
+
+def _control_samples(samples: Sequence[Samples]) -> list[Samples]:
+    """Of each group that a verdict requires, the first task that does not need lm-eval, or else the
+    first one."""
+    chosen = []
+    for group in REQUIRED_GROUPS:
+        of_group = [x for x in samples if x.task.group == group]
+        of_group.sort(key=lambda x: x.task.kind not in WITHOUT_HARNESS)
+        chosen += of_group[:1]
+    return chosen
+
+
+def _runners(
+    names: Sequence[str],
+    models: Sequence[Checkpoint],
+    tokenizers: Sequence[Any],
+    original: OriginalResults,
+    options: EvaluateOptions,
+) -> list[ModelRunner]:
+    """The original, then the other models, then random cuts of their shapes, and the cuts as they
+    were before a refit or training; the last two mask the original, so vLLM has none."""
+    runners: list[ModelRunner] = []
+    for name, model, tokenizer in zip(names, models, tokenizers, strict=True):
+        storage = options.storage if runners else StateStorage()
+        runners.append(ModelRunner(name, model, original, tokenizer, options, storage))
+    if not options.control or options.engine == "vllm":
+        return runners
+    cuts = dict(zip(names[1:], models[1:], strict=True))
+    most = options.limit or DEFAULT_SAMPLES
+    for masked in masked_models(models[0], cuts, most, lossy=options.storage.is_lossy):
+        runner = ModelRunner(
+            masked.name, models[0], original, tokenizers[0], options, StateStorage(), masked
+        )
+        runners.append(runner)
+    return runners
+
+
+def _joined(first: Score, more: Score) -> Score:
+    """A score of the samples of both."""
+    weights = None if first.weights is None else [*first.weights, *(more.weights or [])]
+    return replace(first, samples=[*first.samples, *more.samples], weights=weights)
 
 
 @dataclass(frozen=True)
@@ -109,29 +201,40 @@ class FinishedTasks:
 
     directory: Path | None
     models: Sequence[str]
-    original_scores: Mapping[str, Sequence[Score]]  # that the first model has already, by task
+    original_scores: Mapping[tuple[str, int], Sequence[Score]]  # that the first model has already
 
-    def load(self, model: str, task: str) -> list[Score] | None:
+    def load(self, model: str, task: str, start: int) -> list[Score] | None:
         """The scores that are known or saved; None if the task is not finished."""
-        if model == self.models[0] and task in self.original_scores:
-            return [replace(score, model=model) for score in self.original_scores[task]]
-        path = self.directory and self.directory / self.file_name(model, task)
+        if model == self.models[0] and (task, start) in self.original_scores:
+            return [replace(score, model=model) for score in self.original_scores[task, start]]
+        path = self.directory and self.directory / self.file_name(model, task, start)
         if path is None or not path.exists():
             return None
         return parse_record(read_json(path, Scores.MAX_BYTES).get("scores"), list[Score], path)
 
-    def save(self, model: str, task: str, scores: list[Score]) -> None:
+    def save(self, model: str, task: str, start: int, scores: list[Score]) -> None:
         """Write the scores of a finished task."""
         if self.directory is not None:
             content = {"scores": [as_fields(score) for score in scores]}
-            write_json(self.directory / self.file_name(model, task), content, indent=None)
+            write_json(self.directory / self.file_name(model, task, start), content, indent=None)
 
-    def file_name(self, model: str, task: str) -> str:
-        """`MODEL.TASK.json`; models whose names differ only in special characters are numbered."""
+    def file_names(self, tasks: Sequence[Task], all_looks: Sequence[range]) -> list[str]:
+        """All files that may be written."""
+        return [
+            self.file_name(model, task.name, look.start)
+            for model in self.models
+            for task in tasks
+            for look in all_looks
+        ]
+
+    def file_name(self, model: str, task: str, start: int) -> str:
+        """`MODEL.TASK.FIRST-SAMPLE.json`; models whose names differ only in special characters are
+        numbered."""
         safe_names = [re.sub(r"[^A-Za-z0-9_-]+", "-", name) for name in self.models]
         index = self.models.index(model)
         duplicates = safe_names[:index].count(safe_names[index])
-        return f"{safe_names[index]}{f'.{duplicates + 1}' if duplicates else ''}.{task}.json"
+        number = f".{duplicates + 1}" if duplicates else ""
+        return f"{safe_names[index]}{number}.{task}.{start}.json"
 
 
 def _uses_harness(tasks: list[Task]) -> bool:
@@ -162,34 +265,33 @@ def _load_tokenizers(models: list[Checkpoint]) -> list[Any]:
 
 def _score_tasks(
     runner: ModelRunner,
-    task_samples: list[Samples],
-    limit: int | None,
+    task_samples: Sequence[Samples],
+    rows: range,
     finished: FinishedTasks,
     ranks: DistributedContext,
     report: OnProgress,
 ) -> list[Score]:
-    """Scores of one model on all tasks, in their order.
+    """Scores of one model on samples `rows` of all tasks, in their order.
 
     Finished tasks are loaded; each process runs its share of the others, and rank 0 saves them.
-    Then the model is unloaded. Every process must call this, and gets all scores.
+    Every process must call this, and gets all scores.
     """
     task_names = [samples.task.name for samples in task_samples]
-    loaded = {name: finished.load(runner.name, name) for name in task_names}
+    loaded = {name: finished.load(runner.name, name, rows.start) for name in task_names}
     scores_by_task = ranks.all_gather(loaded)[0]  # only rank 0 has the files
     remaining = [samples for samples in task_samples if scores_by_task[samples.task.name] is None]
     own_scores: dict[str, list[Score]] = {}
     for samples in ranks.shard(remaining):
         name = samples.task.name
-        own_scores[name] = runner.run(samples, limit, report)
+        own_scores[name] = runner.run(samples, rows, report)
         if ranks.rank == 0:
-            finished.save(runner.name, name, own_scores[name])
+            finished.save(runner.name, name, rows.start, own_scores[name])
         report(Progress(1, 1, "tasks", f"{runner.name}: {name}"))
-    runner.close()
     for rank, rank_scores in enumerate(ranks.all_gather(own_scores)):
         for name, scores in rank_scores.items():
             scores_by_task[name] = scores
             if ranks.rank == 0 and rank:
-                finished.save(runner.name, name, scores)
+                finished.save(runner.name, name, rows.start, scores)
     all_scores: list[Score] = []
     for name in task_names:
         all_scores += scores_by_task[name] or []
@@ -201,9 +303,17 @@ def _lineage(
     models: list[Checkpoint],
     options: EvaluateOptions,
     task_samples: list[Samples],
+    runners: Sequence[ModelRunner],
 ) -> dict[str, Any]:
     """What the scores were made from; two runs with the same lineage give the same scores."""
     digests = [model.digest for model in models]
+    cuts = {name: read_origin(m, models[0]) for name, m in zip(names, models, strict=True)}
+    controls = dict[str, dict[str, Any]]()
+    for runner in runners:
+        if runner.masked and runner.masked.of:
+            cuts[runner.masked.of] = {**(cuts[runner.masked.of] or {}), "masked": runner.name}
+        elif runner.masked:
+            controls[runner.name] = runner.masked.record
     uses_harness = _uses_harness([samples.task for samples in task_samples])
     return {
         "statetrim": __version__,
@@ -217,6 +327,9 @@ def _lineage(
         "data": {samples.task.name: samples.digest for samples in task_samples},
         "original": digests[0],
         "vocabulary": vocabulary_size(models[0]),
-        "cuts": {name: read_origin(m, models[0]) for name, m in zip(names, models, strict=True)},
+        "cuts": cuts,
+        **({"controls": controls} if controls else {}),
+        **({"recall_seed": options.recall_seed} if options.recall_seed else {}),
+        **({"all_samples": True} if options.all_samples else {}),
         **({"dtype": options.dtype_text} if options.dtype else {}),
     }

@@ -45,7 +45,13 @@ class EvaluateOptions(Placement, ProgressOptions):
         check=checks.token_count,
     )
     limit: int | None = option(
-        default=None, help="Use only this many samples per task, for a quick look."
+        default=None, help="Samples per task, at most; 128, and all of a dataset, by default."
+    )
+    all_samples: bool = option(
+        default=False, help="Take all of them, even if fewer decide every verdict."
+    )
+    control: bool = option(
+        default=True, help="Do not measure random cuts for comparison.", flags=("--no-control",)
     )
     batch_size: int = option(default=8, help=BATCH_SIZE_HELP, check=checks.at_least_one)
     engine: Literal["hf", "vllm"] = option(
@@ -68,6 +74,9 @@ class EvaluateOptions(Placement, ProgressOptions):
         default=64, help="Tokens per piece of a prompt; 1 rounds after every token."
     )
     state_stochastic: bool = option(default=False, help="Use stochastic rounding.")
+    recall_seed: int = option(
+        default=0, help="Seed of the sequences of mqar.", flags=(), check=checks.seed
+    )
     original: "OriginalResults | None" = option(
         default=None,
         help="What an earlier call kept of the baseline, on the same tasks and samples.",

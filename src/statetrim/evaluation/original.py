@@ -15,31 +15,32 @@ from ..storage.checkpoint import Checkpoint
 
 @dataclass(eq=False)
 class OriginalResults:
-    """The original's scores by task, and its final hidden states of each task's sequences, kept to
-    compare cuts with. Several evaluations of the same tasks and samples may share them."""
+    """The original's scores, and its final hidden states of each task's sequences, kept to compare
+    cuts with; both by task and first sample. Several evaluations of the same tasks and samples may
+    share them."""
 
     checkpoint: Checkpoint
     placement: Placement
-    scores: dict[str, list[Score]] = field(default_factory=dict)
-    by_task: dict[str, FinalHiddenStates] = field(default_factory=dict)
+    scores: dict[tuple[str, int], list[Score]] = field(default_factory=dict)
+    states: dict[tuple[str, int], FinalHiddenStates] = field(default_factory=dict)
 
     def read(
         self,
-        task: str,
+        key: tuple[str, int],
         batches: list[Tensor],
         live: LiveModel | None = None,
         report: Callable[[int], None] = lambda batch: None,
     ) -> FinalHiddenStates:
-        """The states of a task, computed on the first call: by `live`, or by a model that is loaded
-        for it and unloaded again."""
-        if task not in self.by_task:
+        """The states of a task's sequences, computed on the first call: by `live`, or by a model
+        that is loaded for it and unloaded again."""
+        if key not in self.states:
             loaded = live or load_live(self.checkpoint, self.placement)
-            self.by_task[task] = FinalHiddenStates(loaded, batches, report)
+            self.states[key] = FinalHiddenStates(loaded, batches, report)
             if live is None:
                 self.unload()
-        return self.by_task[task]
+        return self.states[key]
 
     def unload(self) -> None:
         """Free the decoder layers; the head stays, to compute logits."""
-        for states in self.by_task.values():
+        for states in self.states.values():
             states.unload_layers()

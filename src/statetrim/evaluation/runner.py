@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +14,17 @@ from ..errors import StatetrimError
 from ..progress import OnProgress, Progress
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live
-from ..runtime.logits import FinalHiddenStates, LogitsAt, compare_logits
-from ..runtime.states import StateStorage, StoredStateReader, stored_states
+from ..runtime.logits import FinalHiddenStates, LogitReader, LogitsAt, compare_logits
+from ..runtime.masking import masked
+from ..runtime.states import StateStorage, stored_states
 from ..storage.checkpoint import Checkpoint
 from ..tasks import TASKS, WITHOUT_HARNESS, Task, recall
 from ..tasks.unit import NATS, PERPLEXITY, SHARE
 from . import harness
+from .controls import MaskedModel
 from .options import EvaluateOptions
 from .original import OriginalResults
-from .samples import MQAR_ROWS, Samples
+from .samples import DEFAULT_SAMPLES, Samples
 
 LONG_MQAR = {"pairs": 16, "length": 512}  # few pairs, long before their queries
 MQAR_TOKENS = 4 * sum(recall.PAIR_COUNTS) + LONG_MQAR["length"]  # of one sample of every setting
@@ -58,12 +60,13 @@ class ModelRunner:
     tokenizer: Any
     options: EvaluateOptions
     storage: StateStorage
+    masked: MaskedModel | None = None  # what is masked in the original
     live: LiveModel | None = None
     lm: Any = None  # lm-eval's model
 
-    def run(self, samples: Samples, limit: int | None, progress: OnProgress) -> list[Score]:
-        """A score per metric of the task; loads the model if that was not done yet. `limit` is for
-        MQAR and lm-eval: token ids are limited already."""
+    def run(self, samples: Samples, rows: range, progress: OnProgress) -> list[Score]:
+        """A score per metric of the task on samples `rows`, of which lm-eval takes the first ones;
+        loads the model if that was not done yet."""
         task = samples.task
 
         def report(done: int, total: int) -> None:
@@ -71,18 +74,29 @@ class ModelRunner:
 
         report(0, 1)
         if task.kind == "mqar":
-            return self._score_mqar(limit or MQAR_ROWS, report)
+            return self._score_mqar(rows, report)
         if samples.ids is not None:
-            return self._score_against_original(task, samples.ids, report)
+            return self._score_against_original(task, samples.ids, rows, report)
         assert samples.directory is not None
         in_vllm = self.options.engine == "vllm"  # which has its own dtypes of states
-        with nullcontext() if in_vllm else stored_states(self._load_model(), self.storage):
+        limit = self.options.limit if self.masked is None else rows.stop
+        with nullcontext() if in_vllm else self._as_stored():
             lm = self._load_lm()
             return harness.run_task(lm, self.name, task, samples.directory, limit, report)
 
-    def close(self) -> None:
+    def _as_stored(self) -> AbstractContextManager[None]:
+        """Within, the states of the model are stored as asked for, or what its plan prunes is
+        masked; no model needs both."""
+        live = self._load_model()
+        if self.masked is not None:
+            return masked(live, self.masked.plan)
+        return stored_states(live, self.storage)
+
+    def close(self, following: "ModelRunner | None") -> None:
         """Free the memory of this model and of the original's layers; the original's hidden states
-        and head stay."""
+        and head stay. A model that was masked is passed on to the runner after this one."""
+        if self.masked is not None and following is not None:
+            following.live = self.live
         self.live = self.lm = None
         self.original.unload()
         gc.collect()
@@ -107,10 +121,10 @@ class ModelRunner:
             )
         return self.lm
 
-    def _score_mqar(self, rows: int, report: harness.ProgressCallback) -> list[Score]:
-        """Recall of `rows` generated sequences per number of pairs that the vocabulary allows; a
-        sample is the fraction of a sequence's values that are recalled. First comes "accuracy", the
-        mean over the numbers of pairs."""
+    def _score_mqar(self, rows: range, report: harness.ProgressCallback) -> list[Score]:
+        """Recall of generated sequences per number of pairs that the vocabulary allows, of which
+        `rows` are taken; a sample is the fraction of a sequence's values that are recalled. First
+        comes "accuracy", the mean over the numbers of pairs."""
         vocabulary = int(self._load_model().lm_head.weight.shape[0])
         names, batches, positions = list[str](), list[Tensor](), list[Tensor]()
         for cell in [*({"pairs": n, "length": 0} for n in recall.PAIR_COUNTS), LONG_MQAR]:
@@ -118,14 +132,15 @@ class ModelRunner:
                 continue
             suffix = f"_in_{cell['length']}" if cell["length"] else ""
             names.append(f"pairs_{cell['pairs']}{suffix}")
-            ids, answer_positions = recall.associations(vocabulary, rows=rows, **cell)
-            for batch in torch.split(ids, self.options.batch_size):
+            count, seed = self.options.limit or DEFAULT_SAMPLES, self.options.recall_seed
+            ids, answers_at = recall.associations(vocabulary, rows=count, seed=seed, **cell)
+            for batch in torch.split(ids[rows.start : rows.stop], self.options.batch_size):
                 batches.append(batch)
-                positions.append(answer_positions)
+                positions.append(answers_at)
         on_read, on_answered = _progress_callbacks(
             report,
-            len(names) * rows,
-            min(rows, self.options.batch_size),
+            len(names) * len(rows),
+            min(len(rows), self.options.batch_size),
             read_first=self.options.layerwise,
         )
         logits_of = self._logits_by_batch(batches, on_read)
@@ -137,30 +152,32 @@ class ModelRunner:
             on_answered(number + 1)
         scores, means = list[Score](), list[float]()
         for index, name in enumerate(names):
-            row_shares = shares[index * rows : (index + 1) * rows]
+            row_shares = shares[index * len(rows) : (index + 1) * len(rows)]
             scores.append(self._share_score("mqar", name, row_shares))
         for row in zip(*(score.samples for score in scores), strict=True):
             means.append(sum(row) / len(row))
         return [self._share_score("mqar", "accuracy", means), *scores]
 
     def _score_against_original(
-        self, task: Task, ids: Tensor, report: harness.ProgressCallback
+        self, task: Task, all_ids: Tensor, rows: range, report: harness.ProgressCallback
     ) -> list[Score]:
         """Perplexity, for the task "text" only, then KL and top-1 agreement with the original; a
-        sample is a sequence of `ids`. Unloads this model while the original must run."""
-        size = self.options.batch_size
+        sample is one of `rows` of the ids. Unloads this model while the original must run."""
+        size, ids = self.options.batch_size, all_ids[rows.start : rows.stop]
         batches, original_states = list(torch.split(ids.long(), size)), None
         is_original = self.model is self.original.checkpoint and not self.storage.is_lossy
+        is_original = is_original and self.masked is None
+        key = task.name, rows.start
         read_first = is_original or self.options.layerwise
         on_read, on_compared = _progress_callbacks(report, len(ids), size, read_first=read_first)
         model_logits: Callable[[int], LogitsAt]
         if is_original:
-            states = self.original.read(task.name, batches, self._load_model(), on_read)
+            states = self.original.read(key, batches, self._load_model(), on_read)
             model_logits = states.logits_at
         else:
-            if task.name not in self.original.by_task:
+            if key not in self.original.states:
                 self.live = self.lm = None  # both models may not fit in memory
-            original_states = self.original.read(task.name, batches)
+            original_states = self.original.read(key, batches)
             model_logits = self._logits_by_batch(batches, on_read)
         kl, top1, log_likelihood = list[float](), list[float](), list[float]()
         for number, batch in enumerate(batches):
@@ -190,12 +207,16 @@ class ModelRunner:
         self, batches: list[Tensor], on_read: Callable[[int], None]
     ) -> Callable[[int], LogitsAt]:
         """Batch number -> its logits; layerwise, all are read at once, each weight once."""
-        storage = self.storage
         if self.options.layerwise:
-            with stored_states(self._load_model(), storage):
+            with self._as_stored():
                 return FinalHiddenStates(self._load_model(), batches, on_read).logits_at
-        reader = StoredStateReader(self._load_model(), storage)
-        return lambda number: reader.forward(batches[number])
+        reader = LogitReader(self._load_model())
+
+        def logits_of(number: int) -> LogitsAt:
+            with self._as_stored():
+                return reader.forward(batches[number])
+
+        return logits_of
 
     def _share_score(self, task: str, metric: str, samples: list[float]) -> Score:
         return Score(self.name, task, metric, SHARE.name, True, samples)

@@ -17,8 +17,9 @@ from ..storage.checkpoint import Checkpoint
 from ..tasks import Row, Task, prepare_rows, recall, wikitext_pages, write_definition
 from . import harness
 
-MQAR_ROWS = 64
-AGREEMENT_ROWS, AGREEMENT_LENGTH = 128, 512
+DEFAULT_SAMPLES = 128  # at most, of a task without lm-eval
+FIRST_LOOK = 32  # samples, after which they are doubled until the verdict is decided
+AGREEMENT_LENGTH = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +30,15 @@ class Samples:
     digest: str
     directory: Path | None = None
     ids: Tensor | None = None  # int32 [sequences, length]
+
+
+def looks(most: int, *, all_at_once: bool) -> list[range]:
+    """The samples that are taken one after the other: FIRST_LOOK, then as many again, up to
+    `most`."""
+    stops = [most if all_at_once else min(FIRST_LOOK, most)]
+    while stops[-1] < most:
+        stops.append(min(2 * stops[-1], most))
+    return [range(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
 
 
 @dataclass(frozen=True)
@@ -43,7 +53,7 @@ class SampleSource:
     @property
     def text_tokens(self) -> int:
         """How many tokens of `text` are evaluated."""
-        return (self.limit or AGREEMENT_ROWS) * AGREEMENT_LENGTH
+        return (self.limit or DEFAULT_SAMPLES) * AGREEMENT_LENGTH
 
 
 def prepare_samples(task: Task, source: SampleSource, tokenizer: Any, scratch: Path) -> Samples:
@@ -52,7 +62,7 @@ def prepare_samples(task: Task, source: SampleSource, tokenizer: Any, scratch: P
     source that is read holds no samples, or if lm-eval is needed and not installed."""
     data, limit = source.data, source.limit
     if task.kind == "mqar":
-        return Samples(task, f"seeded, loads {recall.PAIR_COUNTS}, {limit or MQAR_ROWS} rows")
+        return Samples(task, f"seeded, loads {recall.PAIR_COUNTS}, {limit or DEFAULT_SAMPLES} rows")
     if task.kind in ("agreement", "text"):
         if source.text is not None and task.kind == "text":
             tokens, skip = source.text_tokens, source.skip
@@ -75,12 +85,12 @@ def prepare_samples(task: Task, source: SampleSource, tokenizer: Any, scratch: P
 
 
 def _agreement_ids(task: Task, data: Path | None, tokenizer: Any, limit: int | None) -> Tensor:
-    """The first `limit` (default: AGREEMENT_ROWS) sequences of the text, or as many as it has; the
+    """The first `limit` (default: DEFAULT_SAMPLES) sequences of the text, or as many as it has; the
     end-of-text token separates documents."""
     if data is None:
         raise StatetrimError(f"{task.name} needs --data, a directory with {task.files}")
     ids: list[int] = []
-    rows = limit or AGREEMENT_ROWS
+    rows = limit or DEFAULT_SAMPLES
     for page in wikitext_pages(task.find_file(data)):
         ids += tokenizer(page, add_special_tokens=False)["input_ids"]
         ids += [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]

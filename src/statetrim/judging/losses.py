@@ -11,9 +11,10 @@ from math import isfinite
 
 from ..artifacts.scores import Score, Scores, pair_samples
 from ..errors import StatetrimError
-from ..maths.paired import Interval, is_above_chance, mcnemar
+from ..maths.paired import TAIL, Interval, is_above_chance, mcnemar
 from ..maths.table import Table
 from ..tasks import TASKS
+from ..tasks.settings import setting_text
 from ..tasks.unit import SHARE, UNITS, Unit
 
 MIN_ABOVE_CHANCE = 0.05
@@ -139,7 +140,8 @@ def averaged_settings_text(scores: Scores, task: str, metric: str) -> str:
     informative = _informative_settings(scores, task, metric)
     if len(informative) in (0, len(all_settings)):
         return f"mean of {len(all_settings)} settings"
-    return f"mean of {len(informative)} of {len(all_settings)} settings: {', '.join(informative)}"
+    named = ", ".join(setting_text(task, name) for name in informative)
+    return f"mean of {len(informative)} of {len(all_settings)} settings: {named}"
 
 
 def _informative_settings(scores: Scores, task: str, metric: str) -> list[str]:
@@ -196,8 +198,24 @@ def _needs_more_samples(scores: Scores, task: str, metric: str) -> bool:
     return is_share and not is_above_chance(wrong_shares, needed)
 
 
+def look_tail(scores: Scores, samples: int) -> float:
+    """The tail of an interval of that many samples, which `evaluate` looked at several times.
+
+    Each look may err with the part of the tail that is its part of the most samples it might have
+    taken, so that all looks together err no more often than one interval would.
+    """
+    looks = scores.lineage.get("looks")
+    sizes = looks.get("sizes") if isinstance(looks, dict) else None
+    most = looks.get("most") if isinstance(looks, dict) else None
+    if not isinstance(sizes, list) or type(most) is not int or samples not in sizes:
+        return TAIL
+    number = sizes.index(samples)
+    new = samples - (sizes[number - 1] if number else 0)
+    return TAIL * new / most if 0 < new <= most else TAIL
+
+
 def metric_loss(scores: Scores, model: str, task: str, metric: str) -> Loss:
-    """The paired difference to the original, by bootstrap over samples.
+    """The paired difference to the original, with its interval, corrected for several looks.
 
     Raises StatetrimError for samples that are missing, not finite or not those of the original.
     """
@@ -209,7 +227,7 @@ def metric_loss(scores: Scores, model: str, task: str, metric: str) -> Loss:
     values = {*pairs.before.tolist(), *pairs.after.tolist()}
     unit, higher_is_better = UNITS[after.unit], after.higher_is_better
     binary = unit.guess == "share" and values <= {0.0, 1.0}
-    change = unit.change([pairs])
+    change = unit.change([pairs], look_tail(scores, len(after.samples)))
     uninformative, too_few_samples = uninformative_flags(scores, task, metric)
     return Loss(
         model=model,

@@ -7,7 +7,7 @@ from ..artifacts.decision import MeasuredShape, ShapeScore
 from ..maths.paired import UNBOUNDED_MARGIN, Interval
 from ..tasks import TASKS
 from ..tasks.unit import UNITS
-from .losses import Loss, informative_losses, is_setting
+from .losses import Loss, is_setting
 from .verdict import (
     REQUIRED_GROUPS,
     LimitStatus,
@@ -15,8 +15,7 @@ from .verdict import (
     loss_text,
     metric_label,
     severity,
-    ship_limit,
-    worst_setting,
+    with_limits,
 )
 
 _SIZE_STEPS = 8
@@ -36,8 +35,7 @@ class JudgedCut:
 
     @property
     def worst(self) -> Loss | None:
-        """The loss on a setting if one is beyond its limit, else the largest loss relative to its
-        limit; None without informative tasks."""
+        """The largest loss relative to its limit; None without informative tasks."""
         return self.losses[0] if self.losses else None
 
     @property
@@ -118,15 +116,10 @@ def point_losses(original: MeasuredShape, point: MeasuredShape) -> list[Loss]:
 
 def _judge_point(original: MeasuredShape, point: MeasuredShape) -> JudgedCut:
     """Compare the losses of a cut with their limits; `on_frontier` is not known yet."""
-    losses = informative_losses(point_losses(original, point))
-    limited = [x for x in losses if ship_limit(x) is not None]
-    main = [x for x in limited if not is_setting(x.task, x.metric)]
-    main.sort(key=severity, reverse=True)
-    setting = worst_setting([x for x in limited if is_setting(x.task, x.metric)])
-    status, share = _status_of_losses(main), point.state_bytes / original.state_bytes
-    if setting is not None:
-        status, main = LimitStatus.BEYOND, [setting, *main]
-    return JudgedCut(point, share, status, max(map(severity, main), default=0.0), main)
+    losses = with_limits(point_losses(original, point))
+    share = point.state_bytes / original.state_bytes
+    largest = severity(losses[0]) if losses else 0.0
+    return JudgedCut(point, share, _status_of_losses(losses), largest, losses)
 
 
 def _status_of_losses(losses: Sequence[Loss]) -> LimitStatus:

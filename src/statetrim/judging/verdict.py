@@ -1,49 +1,49 @@
 """The verdict on a cut, from its scores: ship, ship after recovery, do not ship, or unknown.
 
-The worst loss decides: adding tasks, settings or samples cannot average it away.
+It is a test of non-inferiority: a cut ships if the upper end of the interval of every loss is
+within its limit, and if it is better than random cuts of its shape. A setting of a task has a limit
+of its own, so adding tasks, settings or samples cannot average a loss away.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
-from ..artifacts.scores import Scores, pair_samples
+from ..artifacts.scores import Scores
 from ..errors import StatetrimError
-from ..maths.paired import Interval, difference_interval
 from ..tasks import TASKS
-from .losses import (
-    Loss,
-    headline_score,
-    informative_losses,
-    is_setting,
-    main_metrics,
-    metric_loss,
-    setting_losses,
-    task_losses,
+from ..tasks.settings import setting_text
+from .control import (
+    MIN_CONTROLS,
+    ControlComparison,
+    compare_with_controls,
+    control_tasks,
+    controls_of,
+    random_cuts,
+    recorded_origin,
+    trained_control_is_as_good,
 )
-
-RANDOM_METHOD = "rand"  # the method of a random cut, the control
+from .losses import Loss, informative_losses, is_setting, setting_losses, task_losses
 
 
 @dataclass(frozen=True)
 class Limit:
     """What a group of tasks may lose, in the unit of `Loss.loss`."""
 
-    ship: float  # largest loss to ship, and largest margin of its estimate
-    recoverable: float  # largest loss that recovery is known to restore
-    setting: float  # largest lower bound of the loss on one setting of a task
+    ship: float  # largest loss to ship
+    recoverable: float  # largest loss of which recovery restored most in a measurement
+    setting: float  # largest loss on one setting of a task
 
 
 LIMITS: Mapping[str, Limit] = {
     "perplexity": Limit(ship=3.0, recoverable=10.0, setting=3.0),
-    "recall": Limit(ship=3.0, recoverable=10.0, setting=10.0),
+    "recall": Limit(ship=3.0, recoverable=25.0, setting=10.0),
     "accuracy": Limit(ship=2.0, recoverable=5.0, setting=10.0),
 }
 """Percent of perplexity, points of recall and accuracy. KL from the original has no limit: its
-effects show in the other metrics."""
+effects show in the other metrics. `recoverable` follows results/recall.md and recovery.md."""
 REQUIRED_GROUPS = ("perplexity", "recall")
 """Without an informative task of each group there is not enough evidence."""
 DEFAULT_TASKS = {"perplexity": "text", "recall": "mqar"}
@@ -64,7 +64,7 @@ class LimitStatus(StrEnum):
 
     WITHIN = "within the limit"
     BEYOND = "beyond the limit"
-    UNCLEAR = "too few samples to tell"
+    UNCLEAR = "too wide to tell"
 
 
 @dataclass(frozen=True)
@@ -74,24 +74,23 @@ class Verdict:
     model: str
     outcome: Outcome
     reason: str  # a sentence without its full stop
-    facts: Sequence[str]  # losses of the cut and of a random cut, the worst first
+    facts: Sequence[str]  # losses of the cut and of random cuts, the worst first
     warnings: Sequence[str]
+    worst: str = ""  # the group of the loss that decides against it
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def limit_status(x: Loss) -> LimitStatus | None:
-    """Beyond: a significant loss with an estimate above its limit. Within: an estimate and a margin
-    of at most the limit. Unclear: anything else. None: it has no limit."""
-    loss, limit = x.loss, ship_limit(x)
+    """Within: the upper end of the interval is at most the limit. Beyond: the lower end is above
+    it. Unclear: the limit is between. None: it has no limit."""
+    limit = ship_limit(x)
     if limit is None:
         return None
-    if loss.estimate > limit and loss.low > 0:
-        return LimitStatus.BEYOND
-    if loss.estimate <= limit and loss.margin <= limit:
+    if x.loss.high <= limit:
         return LimitStatus.WITHIN
-    return LimitStatus.UNCLEAR
+    return LimitStatus.BEYOND if x.loss.low > limit else LimitStatus.UNCLEAR
 
 
 def judge_cut(
@@ -101,13 +100,15 @@ def judge_cut(
     served: Sequence[str] | None = None,
     doubts: Sequence[str] = (),
     faults: Sequence[str] = (),
+    earlier: Scores | None = None,
 ) -> Verdict:
     """Judge one model of the scores, by default the first after the original.
 
     `served` are the engines that serve its shape (None if unknown; without any it does not ship).
     `doubts` are reasons not to trust the scores, such as scores of other weights; any of `faults`,
-    those of a `Verification`, means do not ship. If its scores cannot be compared with the
-    original's, the outcome is UNKNOWN.
+    those of a `Verification`, means do not ship. `earlier` are the scores by which its shape was
+    chosen, on other samples: the last of their models, which counts if it has the same weights. If
+    its scores cannot be compared with the original's, the outcome is UNKNOWN.
     """
     if faults:
         return Verdict(model or "the cut", Outcome.STOP, faults[0], [], list(faults[1:]))
@@ -120,54 +121,48 @@ def judge_cut(
             reason = f"its {score.metric} on {score.task} is not a number"
             return Verdict(name, Outcome.STOP, reason, [], [])
     try:
-        all_losses, by_setting = task_losses(scores, name), setting_losses(scores, name)
+        evidence = _Evidence.of(scores, name)
     except StatetrimError as error:
         return Verdict(name, Outcome.UNKNOWN, f"its scores cannot be compared: {error}", [], [])
-    informative = sorted(informative_losses(all_losses), key=severity, reverse=True)
-    facts = [_fact_text(scores, x) for x in informative if _strictest_limit(x)]
     doubts = [*doubts, *source_mismatches(scores, name)]
-    recovered = _recorded_origin(scores, name).get("recovered") is True
-    outcome, reason = _decide_outcome(
-        scores, name, informative, by_setting, recovered, served, doubts
-    )
-    return Verdict(name, outcome, reason, facts, cut_warnings(scores, name))
+    same_cut = earlier if earlier and _has_same_weights(scores, name, earlier) else None
+    outcome, reason, worst = _decide_outcome(evidence, served, doubts, same_cut)
+    facts = [_fact_text(evidence, x) for x in evidence.main]
+    return Verdict(name, outcome, reason, facts, cut_warnings(scores, name), worst)
+
+
+def needs_samples(scores: Scores) -> bool:
+    """Whether more samples could decide the verdict on a cut: a limit lies within an interval, or
+    it cannot be told whether the original is above chance; not if a loss is beyond its limit."""
+    for name in cut_models(scores):
+        try:
+            evidence = _Evidence.of(scores, name)
+        except StatetrimError:
+            continue
+        statuses = {limit_status(x) for x in evidence.limited}
+        few = any(x.too_few_samples for x in task_losses(scores, name))
+        if LimitStatus.BEYOND not in statuses and (few or LimitStatus.UNCLEAR in statuses):
+            return True
+    return False
 
 
 def cut_models(scores: Scores) -> list[str]:
     """The models except the original and random cuts; random cuts if there are no others."""
-    others, controls = scores.models[1:], random_controls(scores)
+    others, controls = scores.models[1:], random_cuts(scores)
     return [name for name in others if name not in controls] or others
-
-
-def random_controls(scores: Scores) -> list[str]:
-    """The random cuts, by the methods that `evaluate` recorded, or else by their directory name."""
-    controls = []
-    for name in scores.models[1:]:
-        methods = _recorded_origin(scores, name).get("methods", [Path(name).name])
-        if isinstance(methods, list) and methods and all(x == RANDOM_METHOD for x in methods):
-            controls.append(name)
-    return controls
-
-
-def _recorded_origin(scores: Scores, model: str) -> Mapping[str, Any]:
-    """What `evaluate` recorded with `read_origin` of a cut; empty if nothing valid."""
-    cuts = scores.lineage.get("cuts")
-    origin = cuts.get(model) if isinstance(cuts, dict) else None
-    return origin if isinstance(origin, dict) else {}
 
 
 def source_mismatches(scores: Scores, model: str) -> Iterator[str]:
     """A sentence if a cut was compared with another model than the one it was cut from."""
-    source = _recorded_origin(scores, model).get("source")
+    source = recorded_origin(scores, model).get("source")
     if source is not None and source != scores.lineage.get("original"):
         yield f"{model} was compared with {scores.baseline}, which it was not cut from"
 
 
 def cut_warnings(scores: Scores, model: str) -> list[str]:
-    """Significant losses of recall, and informative tasks on which a random cut does as well."""
+    """Significant losses of recall."""
     texts = []
-    informative = informative_losses(task_losses(scores, model))
-    for x in informative:
+    for x in informative_losses(task_losses(scores, model)):
         if "recall" in x.groups and x.loss.low > 0:
             advice = "keep more channels, or calibrate and recover on text that needs recall"
             if limit_status(x) is LimitStatus.WITHIN:
@@ -176,68 +171,131 @@ def cut_warnings(scores: Scores, model: str) -> list[str]:
                 f"recall falls by {x.loss.estimate:.1f} points on {x.task} (95%: "
                 f"{x.loss.low:.1f} to {x.loss.high:.1f}); {advice}"
             )
-    for control in random_controls(scores):
-        if control == model:
-            continue
-        for task in dict.fromkeys(x.task for x in informative if x.loss.low > 0):
-            advantage = _advantage_over_control(scores, model, control, task)
-            if advantage and advantage.estimate <= 0:
-                texts.append(
-                    f"on {task} the cut is no better than a random one; calibrate on more text, or "
-                    f"choose another method"
-                )
     return texts
 
 
+@dataclass(frozen=True)
+class _Evidence:
+    """The informative losses of a cut that have a limit, the worst first."""
+
+    scores: Scores
+    model: str
+    main: Sequence[Loss]
+    settings: Sequence[Loss]
+
+    @staticmethod
+    def of(scores: Scores, model: str) -> "_Evidence":
+        """Raises StatetrimError if the scores cannot be compared."""
+        main = with_limits(task_losses(scores, model))
+        return _Evidence(scores, model, main, with_limits(setting_losses(scores, model)))
+
+    @property
+    def limited(self) -> list[Loss]:
+        return [*self.main, *self.settings]
+
+    def worst_setting(self, task: str) -> Loss | None:
+        return next((x for x in self.settings if x.task == task), None)
+
+    def worst_of_group(self, group: str) -> Loss | None:
+        return next((x for x in self.main if group in x.groups), None)
+
+
+def with_limits(losses: Sequence[Loss]) -> list[Loss]:
+    """The informative losses that have a limit, the worst first."""
+    limited = [x for x in informative_losses(losses) if ship_limit(x) is not None]
+    return sorted(limited, key=severity, reverse=True)
+
+
+def _has_same_weights(scores: Scores, model: str, earlier: Scores) -> bool:
+    """Whether the last model of `earlier` has the weights of `model`, by their digests."""
+    digests, others = scores.lineage.get("models"), earlier.lineage.get("models")
+    if not isinstance(digests, list) or len(digests) != len(scores.models):
+        return False
+    return isinstance(others, list) and others[-1:] == [digests[scores.models.index(model)]]
+
+
 def _decide_outcome(
-    scores: Scores,
-    model: str,
-    informative: Sequence[Loss],
-    by_setting: Sequence[Loss],
-    recovered: bool,
+    evidence: _Evidence,
     served: Sequence[str] | None,
     doubts: Sequence[str],
-) -> tuple[Outcome, str]:
+    earlier: Scores | None,
+) -> tuple[Outcome, str, str]:
+    """Outcome, reason, and the group of the loss that decides against the cut."""
     if served is not None and not served:
-        return Outcome.STOP, "no known engine serves its shape"
-    beyond = [x for x in informative if limit_status(x) is LimitStatus.BEYOND]
-    if setting := worst_setting(by_setting):
-        beyond.append(setting)
-    for x in beyond:
-        limit = _strictest_limit(x)
-        if limit and x.loss.estimate > limit.recoverable:
-            return Outcome.STOP, f"{loss_text(x)}, more than recovery is known to restore"
-    if beyond and recovered:
-        return Outcome.STOP, f"{loss_text(beyond[0])}, after recovery"
+        return Outcome.STOP, "no known engine serves its shape", ""
+    scores, model = evidence.scores, evidence.model
+    beyond = [x for x in evidence.limited if limit_status(x) is LimitStatus.BEYOND]
     if beyond:
-        return Outcome.RECOVER, f"{loss_text(beyond[0])}, which recovery may restore"
+        return _beyond_limits(evidence, beyond)
     if doubts:
-        return Outcome.UNKNOWN, doubts[0]
+        return Outcome.UNKNOWN, doubts[0], ""
     for group in REQUIRED_GROUPS:
-        if not any(group in x.groups for x in informative):
-            return Outcome.UNKNOWN, _missing_evidence_text(scores, model, group)
-    for x in informative:
+        if evidence.worst_of_group(group) is None:
+            return Outcome.UNKNOWN, _missing_evidence_text(scores, model, group), group
+    for x in evidence.limited:
         if limit_status(x) is LimitStatus.UNCLEAR:
             reason = (
-                f"with {x.samples} samples of {x.task} the loss is between {x.loss.low:.1f} and "
-                f"{x.loss.high:.1f}{x.unit.suffix} (limit {ship_limit(x):g}), which is too wide to "
-                f"tell"
+                f"{x.samples} samples of {metric_label(x)} leave open whether it keeps its limit: "
+                f"the loss is between {x.loss.low:.1f} and {x.loss.high:.1f}{x.unit.suffix} (limit "
+                f"{ship_limit(x):g})"
             )
-            return Outcome.UNKNOWN, reason
-    controls = random_controls(scores)
-    if not controls or model in controls:
-        return Outcome.UNKNOWN, "no random cut was measured for comparison"
-    better = dict.fromkeys(
-        x.task
-        for control in controls
-        for x in informative
-        if (advantage := _advantage_over_control(scores, model, control, x.task))
-        and advantage.low > 0  # significantly
-    )
-    if better:
-        return Outcome.SHIP, _within_limits_text(informative, list(better))
-    reason = "a random cut does as well, so these tasks do not show what the state holds"
-    return Outcome.UNKNOWN, reason
+            return Outcome.UNKNOWN, reason, x.groups[0]
+    shown = _Evidence.of(earlier, earlier.models[-1]) if earlier else None
+    for x in shown.limited if shown else ():
+        if limit_status(x) is LimitStatus.BEYOND:
+            reason = f"on the samples that chose its shape {loss_text(x)}, and on others not"
+            return Outcome.UNKNOWN, reason, x.groups[0]
+    return _against_controls(evidence, shown)
+
+
+def _beyond_limits(evidence: _Evidence, beyond: Sequence[Loss]) -> tuple[Outcome, str, str]:
+    """The verdict on a cut of which these losses are beyond their limits."""
+    worst = max(beyond, key=severity)
+    text, group = loss_text(worst), worst.groups[0]
+    setting = evidence.worst_setting(worst.task)
+    if setting is not None and setting is not worst:
+        text += f", and by {setting.unit.loss_text(setting.loss.estimate)} at {_setting(setting)}"
+    if recorded_origin(evidence.scores, evidence.model).get("recovered") is True:
+        return Outcome.STOP, f"{text}, after recovery", group
+    for x in beyond:
+        if x.loss.estimate > _strictest_limit(x).recoverable:
+            most = f"{_strictest_limit(x).recoverable:g}{x.unit.suffix}"
+            return Outcome.STOP, f"{text}; recovery restored up to {most} in measurements", group
+    return Outcome.RECOVER, f"{text}, which recovery may restore", group
+
+
+def _against_controls(evidence: _Evidence, shown: _Evidence | None) -> tuple[Outcome, str, str]:
+    """The verdict on a cut whose losses are all within their limits."""
+    scores, model = evidence.scores, evidence.model
+    count = len(controls_of(scores, model))
+    comparisons = dict[str, ControlComparison]()
+    for group in REQUIRED_GROUPS:
+        for x in evidence.main:
+            compared = compare_with_controls(scores, x, ship_limit(x) or 0.0)
+            if group in x.groups and compared is not None:
+                comparisons.setdefault(group, compared)
+    if len(comparisons) < len(REQUIRED_GROUPS):
+        reason = f"{count or 'no'} random cuts of its shape were measured, and {MIN_CONTROLS} are "
+        return Outcome.UNKNOWN, f"{reason}needed for comparison", ""
+    tasks = list(control_tasks(comparisons))
+    if not tasks:
+        reason = "random cuts keep the limits too, so these tasks do not show what the state holds"
+        return Outcome.UNKNOWN, reason, ""
+    for group, compared in comparisons.items():
+        if compared.shows_state and not compared.is_better:
+            reason = f"on {compared.task} it is within the spread of {count} random cuts"
+            return Outcome.UNKNOWN, reason, group
+    text = _within_limits_text(evidence, comparisons, count)
+    if recorded_origin(scores, model).get("recovered") is True:
+        as_good = trained_control_is_as_good(scores, model, tasks)
+        if as_good:
+            return Outcome.UNKNOWN, "a random cut with the same training does as well", ""
+        if as_good is None:
+            text += "; it was trained after the cut, and how much text it learned is not known"
+    if shown and shown.main:
+        losses = [x.unit.loss_text(x.loss.estimate) + f" on {x.task}" for x in shown.main]
+        text += f"; the samples that chose its shape show {' and '.join(losses)}"
+    return Outcome.SHIP, text, ""
 
 
 def _missing_evidence_text(scores: Scores, model: str, group: str) -> str:
@@ -253,91 +311,82 @@ def _missing_evidence_text(scores: Scores, model: str, group: str) -> str:
     return f"its {group} is unknown: {uninformative.why_uninformative}; {advice}"
 
 
-def worst_setting(by_setting: Sequence[Loss]) -> Loss | None:
-    """Of the informative settings whose lower bound of the loss is beyond its limit, the one with
-    the largest ratio of the two; None if there is none."""
-    worst, worst_ratio = None, 1.0
-    for x in informative_losses(by_setting):
-        limit = _strictest_limit(x)
-        if limit and x.loss.low / limit.setting > worst_ratio:
-            worst, worst_ratio = x, x.loss.low / limit.setting
-    return worst
-
-
-def _strictest_limit(x: Loss) -> Limit | None:
-    """The strictest limit of the groups of a loss; None if none of them has one."""
+def _strictest_limit(x: Loss) -> Limit:
+    """The strictest limit of the groups of a loss, which must have one."""
     limits = [LIMITS[group] for group in x.groups if group in LIMITS]
-    return min(limits, key=lambda limit: limit.ship, default=None)
+    return min(limits, key=lambda limit: limit.ship)
 
 
 def ship_limit(x: Loss) -> float | None:
     """The largest loss to ship, in the unit of the loss; None if it has no limit."""
+    if not any(group in LIMITS for group in x.groups):
+        return None
     limit = _strictest_limit(x)
-    return limit.ship if limit else None
+    return limit.setting if is_setting(x.task, x.metric) else limit.ship
 
 
 def severity(x: Loss) -> float:
     """The ratio of a loss to its limit, above 1 beyond the limit; -1 without a limit."""
-    limit = _strictest_limit(x)
-    return x.loss.estimate / limit.ship if limit else -1.0
+    limit = ship_limit(x)
+    return x.loss.estimate / limit if limit else -1.0
 
 
-def _advantage_over_control(scores: Scores, model: str, control: str, task: str) -> Interval | None:
-    """By how much the model is better than the random cut on a task, by KL from the original if
-    it was measured, because it is more sensitive than a score; None if they were not both
-    measured on the same samples."""
-    metric = "kl" if "kl" in scores.metrics(task) else main_metrics(scores, task)[0]
-    try:
-        cut_score = headline_score(scores, model, task, metric)
-        control_score = headline_score(scores, control, task, metric)
-        pairs = pair_samples(control_score, cut_score)
-    except StatetrimError:
-        return None
-    change = difference_interval([pairs])
-    return change if cut_score.higher_is_better else -change
-
-
-def _fact_text(scores: Scores, x: Loss) -> str:
+def _fact_text(evidence: _Evidence, x: Loss) -> str:
     low, high = round(x.loss.low, 1) + 0.0, round(x.loss.high, 1) + 0.0  # + 0.0 avoids -0.0
     text = (
         f"{x.task} {x.metric} {x.unit.text(x.before)} → {x.unit.text(x.after)} "
         f"(loss {x.unit.loss_text(x.loss.estimate)}, 95%: {low:.1f} to {high:.1f})"
     )
-    control = next(iter(random_controls(scores)), x.model)
-    if control == x.model:
+    setting = evidence.worst_setting(x.task)
+    if setting is not None:
+        text += f"; at {_setting(setting)} {setting.unit.loss_text(setting.loss.estimate)}"
+    compared = compare_with_controls(evidence.scores, x, ship_limit(x) or 0.0)
+    if compared is None:
         return text
-    try:
-        control_loss = metric_loss(scores, control, x.task, x.metric).loss
-    except StatetrimError:  # the random cut was not measured on these samples
-        return text
-    return f"{text}; a random cut loses {x.unit.loss_text(control_loss.estimate)}"
+    least, most = (x.unit.loss_text(bound(compared.losses)) for bound in (min, max))
+    return f"{text}; {len(compared.losses)} random cuts lose {least} to {most}"
 
 
 def loss_text(x: Loss) -> str:
     """A loss and its limit, for people; the loss must have one."""
-    limits = _strictest_limit(x)
-    assert limits is not None
-    limit = limits.setting if is_setting(x.task, x.metric) else limits.ship
     verb, suffix = "falls" if x.higher_is_better else "rises", x.unit.suffix
     size = f"{x.loss.estimate:.1f}{suffix}"
-    return f"{x.groups[0]} {verb} by {size} on {metric_label(x)} (limit {limit:g}{suffix})"
+    return f"{x.groups[0]} {verb} by {size} on {metric_label(x)} (limit {ship_limit(x):g}{suffix})"
 
 
 def metric_label(x: Loss) -> str:
-    """The task, with the metric if it is not the one by which the task is judged."""
+    """The task, with the setting or metric if it is not the one by which the task is judged."""
     definition = TASKS.get(x.task)
-    return x.task if definition and x.metric == definition.metric else f"{x.task}, {x.metric}"
+    if definition and x.metric == definition.metric:
+        return x.task
+    return f"{x.task} at {_setting(x)}" if is_setting(x.task, x.metric) else f"{x.task}, {x.metric}"
 
 
-def _within_limits_text(informative: Sequence[Loss], better: Sequence[str]) -> str:
-    """The largest loss of each required group, of a cut that ships, and the tasks on which it is
-    significantly better than a random cut."""
-    parts = []
-    for group in REQUIRED_GROUPS:
-        worst = max((x for x in informative if group in x.groups), key=lambda x: x.loss.estimate)
+def _setting(x: Loss) -> str:
+    return setting_text(x.task, x.metric)
+
+
+def _within_limits_text(
+    evidence: _Evidence, comparisons: Mapping[str, ControlComparison], count: int
+) -> str:
+    """The largest loss of each required group of a cut that ships, the worst setting, and where it
+    is better than random cuts, or these lose nothing."""
+    parts, better, other = list[str](), list[str](), ""
+    for group, compared in comparisons.items():
+        worst = evidence.worst_of_group(group)
+        assert worst is not None
+        bounds = f"at most {worst.unit.loss_text(worst.loss.high)}"
+        setting = evidence.worst_setting(worst.task)
+        if setting is not None:
+            bounds += f"; {setting.unit.loss_text(setting.loss.estimate)} at {_setting(setting)}"
         size = worst.unit.loss_text(worst.loss.estimate)
-        parts.append(f"{size} of {group} on {worst.task}")
+        parts.append(f"{size} of {group} on {worst.task} ({bounds})")
+        if compared.shows_state:
+            better.append(compared.task)
+        else:
+            lost = worst.unit.loss_text(compared.mean_loss)
+            other += f"; {group} does not depend on the state here: a random cut loses {lost}"
     return (
-        f"it loses {' and '.join(parts)}, both within their limits, and is better than a random "
-        f"cut on {', '.join(better)}"
+        f"it loses {' and '.join(parts)}, within the limits, and is better than {count} random "
+        f"cuts on {' and '.join(better)}{other}"
     )

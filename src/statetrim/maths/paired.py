@@ -6,19 +6,17 @@ because the tokens of one document are not independent.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import comb, exp, isnan, lgamma, log, log1p, pi, sqrt, tan
-from statistics import NormalDist
+from math import isnan, sqrt
 
 import torch
+from scipy import special
 from torch import Tensor
 
 from ..errors import StatetrimError
 
-_CHUNK = 2**22  # resampled indices held at a time
 CONFIDENCE_LEVEL = 0.95  # of all intervals and tests
 UNBOUNDED_MARGIN = 1e3  # stands for infinity, which JSON cannot store
-_TAIL = (1 - CONFIDENCE_LEVEL) / 2  # on each side of an interval
-SMALL_SAMPLE = 8  # up to this many samples a bootstrap interval is too narrow
+TAIL = (1 - CONFIDENCE_LEVEL) / 2  # on each side of an interval
 
 
 @dataclass(frozen=True)
@@ -85,38 +83,43 @@ def mcnemar(before: Tensor, after: Tensor) -> float:
     """
     only_before = int(((before > 0.5) & (after <= 0.5)).sum())
     only_after = int(((after > 0.5) & (before <= 0.5)).sum())
-    flips = only_before + only_after
-    fewer = min(only_before, only_after)
+    flips, fewer = only_before + only_after, min(only_before, only_after)
+    at_most = float(special.bdtr(fewer, flips, 0.5))
+    fewer_still = float(special.bdtr(fewer - 1, flips, 0.5)) if fewer else 0.0
     if only_before == only_after:
-        return 1.0 - (comb(flips, fewer) / 2 ** (flips + 1) if flips else 0.0)
-    ways = tail = 1
-    for k in range(fewer):
-        ways = ways * (flips - k) // (k + 1)  # ways to choose k + 1 of the flips
-        tail += ways
-    return float((2 * tail - ways) / 2**flips)
+        return 1.0 - (at_most - fewer_still) / 2 if flips else 1.0
+    return at_most + fewer_still
 
 
-def difference_interval(
-    groups: Sequence[Pairs], *, resamples: int = 2000, seed: int = 0
-) -> Interval:
-    """Bootstrap interval of the difference, averaged over `groups` that are resampled separately.
-
-    The percentiles are widened for small samples as in Hesterberg (2015). With at most
-    `SMALL_SAMPLE` samples the interval is at least that of Student's t in the worst group.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    resampled = torch.stack(
-        [_resampled_differences(pairs, resamples, generator) for pairs in groups]
-    ).mean(0)
-    fewest = min(len(pairs.before) for pairs in groups)
-    tail = _widened_tail(fewest)
-    bounds = torch.quantile(resampled, torch.tensor([tail, 1 - tail], dtype=torch.float64))
+def difference_interval(groups: Sequence[Pairs], tail: float = TAIL) -> Interval:
+    """Student's t interval of the difference, averaged over `groups` that are sampled separately,
+    with the probability `tail` on each side; the smallest group gives the degrees of freedom."""
     estimate = sum(pairs.difference for pairs in groups) / len(groups)
-    low, high = float(bounds[0]), float(bounds[1])
-    if fewest <= SMALL_SAMPLE:
-        margin = max(_student_margin(pairs) for pairs in groups)
-        low, high = min(low, estimate - margin), max(high, estimate + margin)
-    return Interval(estimate, low, high)
+    fewest = min(len(pairs.before) for pairs in groups)
+    if fewest < 2:
+        return Interval(estimate, estimate - UNBOUNDED_MARGIN, estimate + UNBOUNDED_MARGIN)
+    square = sum(_standard_error(pairs) ** 2 for pairs in groups)
+    margin = student_t_quantile(fewest - 1, tail) * sqrt(square) / len(groups)
+    return Interval(estimate, estimate - margin, estimate + margin)
+
+
+def advantage_over_spread(value: Tensor, others: Tensor, tail: float = TAIL) -> Interval:
+    """By how much a model's mean is below that of one more draw from the distribution of `others`.
+
+    `value` [samples] and `others` [draws, samples] are figures on the same samples, less being
+    better. It is the prediction interval of a draw, from the mean and the standard deviation of the
+    others' means, widened by the sampling error of the difference.
+    """
+    draws, samples = others.shape
+    means = others.mean(1)
+    difference = others.mean(0) - value
+    estimate = float(difference.mean())
+    if draws < 2 or samples < 2:
+        return Interval(estimate, estimate - UNBOUNDED_MARGIN, estimate + UNBOUNDED_MARGIN)
+    between = float(means.var()) * (1 + 1 / draws)
+    within = float(difference.var()) / samples
+    margin = student_t_quantile(draws - 1, tail) * sqrt(between + within)
+    return Interval(estimate, estimate - margin, estimate + margin)
 
 
 def is_above_chance(samples: Sequence[float], chance: float) -> bool:
@@ -127,7 +130,7 @@ def is_above_chance(samples: Sequence[float], chance: float) -> bool:
     """
     count, right = len(samples), sum(samples)
     if set(samples) <= {0, 1}:
-        return right > 0 and _binomial_tail(int(right), count, chance) < _TAIL
+        return right > 0 and float(special.bdtrc(right - 1, count, chance)) < TAIL
     if count < 2:
         return False
     mean = right / count
@@ -135,80 +138,19 @@ def is_above_chance(samples: Sequence[float], chance: float) -> bool:
     return mean - student_t_quantile(count - 1) * sqrt(square / count) > chance
 
 
-def _binomial_tail(right: int, count: int, chance: float) -> float:
-    """Probability of at least `right` right answers out of `count` by guessing."""
-    if not 0.0 < chance < 1.0:
-        return float(chance >= 1.0)
-    return sum(
-        exp(
-            lgamma(count + 1)
-            - lgamma(k + 1)
-            - lgamma(count - k + 1)
-            + k * log(chance)
-            + (count - k) * log1p(-chance)
-        )
-        for k in range(right, count + 1)
-    )
-
-
-def zero_event_bound(samples: int) -> float:
+def zero_event_bound(samples: int, tail: float = TAIL) -> float:
     """The one-sided upper confidence bound, a fraction, of the rate of an event that was never seen
-    in `samples` trials."""
-    return 1 - float((1 - CONFIDENCE_LEVEL) ** (1 / samples))
+    in `samples` trials; `tail` is that of a two-sided interval."""
+    return 1 - float((2 * tail) ** (1 / samples))
 
 
-def student_t_quantile(degrees_of_freedom: int) -> float:
-    """The quantile of Student's t with probability 2.5 % above it.
-
-    Exact for one and two degrees of freedom, else by the Cornish-Fisher expansion.
-    """
-    if degrees_of_freedom == 1:
-        return tan(pi * (0.5 - _TAIL))
-    if degrees_of_freedom == 2:
-        return CONFIDENCE_LEVEL / sqrt(2 * _TAIL * (1 - _TAIL))
-    z = NormalDist().inv_cdf(1 - _TAIL)
-    return z + sum(
-        (
-            (z**3 + z) / (4 * degrees_of_freedom),
-            (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees_of_freedom**2),
-            (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * degrees_of_freedom**3),
-            (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z)
-            / (92160 * degrees_of_freedom**4),
-        )
-    )
+def student_t_quantile(degrees_of_freedom: int, tail: float = TAIL) -> float:
+    """The quantile of Student's t with probability `tail` above it."""
+    return float(special.stdtrit(degrees_of_freedom, 1 - tail))
 
 
-def _student_margin(pairs: Pairs) -> float:
-    """Half of the width of the t interval of the difference."""
-    count = len(pairs.before)
-    if count < 2:
-        return UNBOUNDED_MARGIN
+def _standard_error(pairs: Pairs) -> float:
+    """Of the difference; with weights, of the ratio of sums."""
     weights = torch.ones_like(pairs.before) if pairs.weights is None else pairs.weights
     residuals = pairs.after - pairs.before - pairs.difference * weights
-    spread = float(residuals.std()) / float(weights.mean())
-    return student_t_quantile(count - 1) * spread / sqrt(count)
-
-
-def _resampled_differences(pairs: Pairs, resamples: int, generator: torch.Generator) -> Tensor:
-    """The difference in each of `resamples` draws with replacement, float64 [resamples]."""
-    difference, count = pairs.after - pairs.before, len(pairs.before)
-    chunks = []
-    for start in range(0, resamples, max(1, _CHUNK // count)):
-        rows = min(max(1, _CHUNK // count), resamples - start)
-        index = torch.randint(count, (rows, count), generator=generator)
-        total = difference[index].sum(-1)
-        chunks.append(total / (count if pairs.weights is None else pairs.weights[index].sum(-1)))
-    return torch.cat(chunks)
-
-
-def _widened_tail(samples: int) -> float:
-    """The tail probability whose bootstrap percentile gives an interval as wide as Student's t."""
-    if samples < 2:
-        return 0.0
-    z, degrees_of_freedom = NormalDist().inv_cdf(_TAIL), samples - 1
-    t = (
-        z
-        + (z**3 + z) / (4 * degrees_of_freedom)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees_of_freedom**2)
-    )
-    return NormalDist().cdf(t * sqrt(samples / degrees_of_freedom))
+    return float(residuals.std()) / float(weights.mean()) / sqrt(len(weights))

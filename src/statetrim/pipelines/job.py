@@ -10,6 +10,7 @@ from typing import Any
 from ..artifacts.record import header
 from ..defaults import HEAD_METHOD
 from ..errors import StatetrimError
+from ..evaluation.samples import FIRST_LOOK
 from ..geometry import Geometry
 from ..maths.units import MIB, parse_token_count
 from ..methods import find_method
@@ -25,7 +26,6 @@ from ..version import __version__
 from . import estimate
 from .options import PLACEMENT_OPTIONS, TrimOptions
 
-CONTROL_METHOD = "rand"
 EVAL_LENGTH = 512  # tokens per evaluated sequence
 RECOVERY_BATCH_SIZE = 16  # sequences per training step
 LAYERWISE = "layerwise.json"
@@ -74,7 +74,7 @@ class Job:
             share = float(request.share or max(candidate.share for candidate in targets))
         if len(targets) < 2 and not options.by_layer:
             return Job(model, options, corpus, target, requested_share=share)
-        shape_tokens = options.limit * EVAL_LENGTH
+        shape_tokens = min(options.limit, FIRST_LOOK) * EVAL_LENGTH
         return Job(model, options, corpus, target, targets, shape_tokens, share)
 
     @property
@@ -220,10 +220,9 @@ class Job:
         return self.shape_tokens > 0 or self.target.removes_values or self.removes_heads
 
     @property
-    def runs_control(self) -> bool:
-        """Whether a random cut is measured for comparison; not if this cut is random itself."""
-        is_random = self.options.method == CONTROL_METHOD and not self.removes_heads
-        return self.options.control and not is_random
+    def shape_samples(self) -> int:
+        """Samples of each task on which the candidates are compared."""
+        return self.shape_tokens // EVAL_LENGTH
 
     @property
     def streams_weights(self) -> bool:

@@ -86,11 +86,11 @@ class TrimOptions(Devices):
     data: str | Path | None = option(
         default=None, help="Directory with the data files of other tasks.", parse=Path
     )
-    limit: int = option(default=32, help="Samples per task.", check=checks.at_least_one)
+    limit: int = option(default=128, help="Samples per task, at most.", check=checks.at_least_one)
     length: int = option(default=512, help="Tokens per sequence.", check=checks.at_least_one)
     batch_size: int = option(default=8, help=BATCH_SIZE_HELP, check=checks.at_least_one)
     control: bool = option(
-        default=True, help="Do not measure a random cut for comparison.", flags=("--no-control",)
+        default=True, help="Do not measure random cuts for comparison.", flags=("--no-control",)
     )
     benchmark: bool = option(default=True, help="Skip the benchmark.", flags=("--no-benchmark",))
     layerwise: bool | None = option(

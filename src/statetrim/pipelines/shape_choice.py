@@ -65,11 +65,11 @@ def choose_shape(job: Job, directory: Path, observer: Observer) -> StageRunner:
             by_layer_job = replace(any_runner.job, target=by_layer.target)
             runners[BY_LAYER] = replace(any_runner, job=by_layer_job, shape=BY_LAYER)
             names.append(BY_LAYER)
-    points: list[MeasuredShape] = []
+    points, files = list[MeasuredShape](), dict[str, str]()
     for name in names:
         runners[name].step = "compare"
         path = _measured_scores(runners[name]).ensure(observer)
-        scores = Scores.load(path)
+        scores, files[name] = Scores.load(path), path.name
         points = points or [_measured_shape(job, scores, 0)]
         points.append(_measured_shape(runners[name].job, scores, 1))
         recommendation = recommend(points)
@@ -84,12 +84,25 @@ def choose_shape(job: Job, directory: Path, observer: Observer) -> StageRunner:
     refused = {str(target): engines for target, engines in job.candidates.items()}
     lineage = {"statetrim": __version__, "source": job.model.digest, "to": str(job.options.request)}
     Decision(
-        job.model.name, points, chosen, recommendation.reason, predicted, refused, lineage, expected
+        job.model.name,
+        points,
+        chosen,
+        recommendation.reason,
+        predicted,
+        refused,
+        lineage,
+        expected,
+        files,
     ).save(directory / DECISION)
     observer.on_message(f"shape {recommendation.reason}")
-    compared, decided_by = runners[chosen], [*decided_by, directory / DECISION]
+    compared, chosen_by = runners[chosen], directory / files[chosen]
     runner = StageRunner(
-        compared.job, directory, observer, methods=compared.methods, decided_by=decided_by
+        compared.job,
+        directory,
+        observer,
+        methods=compared.methods,
+        decided_by=[*decided_by, directory / DECISION, chosen_by],
+        chosen_by=Scores.load(chosen_by),
     )
     for stage, compared_stage in zip(_cut_stages(runner), _cut_stages(compared), strict=True):
         stage.adopt(compared_stage)

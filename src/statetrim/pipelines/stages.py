@@ -38,11 +38,12 @@ from ..surgery.check import compare_cut
 from ..surgery.prune import prune
 from ..surgery.refit import refit
 from .estimate import free_memory, needs_streaming
-from .job import CONTROL_METHOD, RECOVERY_BATCH_SIZE, Job
+from .job import RECOVERY_BATCH_SIZE, Job
 from .observer import Observer
 from .stage import Make, Stage
 
 RECORD = "trim.json"
+CHOICE_SEED = 3  # of recall sequences that compare shapes; predictions use smaller ones
 STATISTICS = "statistics.safetensors"
 PLAN, PRUNED, REFITTED = "plan.json", "pruned", "refitted"
 RESULT = "result"  # what is published: the last checkpoint, with what was measured
@@ -65,6 +66,7 @@ class StageRunner:
     original: OriginalResults | None = None  # which all of them compare with
     # Of the one that was chosen:
     decided_by: Sequence[Path] = ()  # artifacts to publish with the result
+    chosen_by: Scores | None = None  # of its cut, on the samples that chose the shape
 
     def run_all(self, record: dict[str, Any]) -> Path:
         """Run all stages and return the directory to publish: the last checkpoint, as links.
@@ -78,15 +80,14 @@ class StageRunner:
         result = self.refitted(pruned) if job.runs_refit else pruned
         result = self.recovered(result) if job.recovery_tokens else result
         final = open_checkpoint(result.ensure(self.observer), job.model.family)
-        intermediate = [pruned] if result is not pruned else []
-        measured = [self.scores([result, *intermediate, *self.control()], "scores.json")]
+        measured = [self.scores([result], "scores.json")]
         measured += [self.timings(result)] if job.runs_benchmark else []
         measured += [self.statistics()] if self.calibrated_methods else []
         files = [*[stage.ensure(self.observer) for stage in measured], *self.decided_by]
         scores = Scores.load(files[0])
         if not final.has_digest(scores.lineage["models"][1]):
             raise StatetrimError(f"{final.path} was changed after it was measured; remove it")
-        verdict = ship_verdict(scores, scores.models[1], final)
+        verdict = ship_verdict(scores, scores.models[1], final, earlier=self.chosen_by)
         findings: dict[str, Any] = {"checks": checks, "warnings": list(verdict.warnings)}
         findings["measured_from"] = job.slices.evaluation.start
         out, card = self.directory / RESULT, (final.path / CARD).read_text(encoding="utf-8")
@@ -187,15 +188,14 @@ class StageRunner:
             layerwise=bool(self.job.options.layerwise),
         )
 
-    def plan(self, name: str = PLAN, method: str | None = None) -> Stage:
-        """What to keep, by the job's methods, or by `method` on all axes, which needs no
-        calibration; written to `name`."""
+    def plan(self, name: str = PLAN) -> Stage:
+        """What to keep, by the job's methods; written to `name`."""
         job, out = self.job, self.directory / name
-        statistics = self.statistics() if self.calibrated_methods and not method else None
+        statistics = self.statistics() if self.calibrated_methods else None
         options = SelectOptions(
-            method=method or job.options.method,
-            value_method=method or job.options.value_method,
-            head_method=method or HEAD_METHOD,
+            method=job.options.method,
+            value_method=job.options.value_method,
+            head_method=HEAD_METHOD,
             seed=job.options.seed,
         )
 
@@ -204,10 +204,9 @@ class StageRunner:
             selection = replace(options, statistics=sums)
             select_for_target(job.model, job.target, selection, progress).save(out)
 
-        step = "evaluate" if method else "select"  # the control is a part of evaluation
-        title = f"select by {method or ' and '.join(job.methods)}"
+        title = f"select by {' and '.join(job.methods)}"
         inputs, chosen = [statistics] if statistics else [], [options, str(job.target)]
-        return self._stage(step, title, out, "selecting", make, chosen, *inputs)
+        return self._stage("select", title, out, "selecting", make, chosen, *inputs)
 
     def pruned(self, name: str, plan: Stage) -> Stage:
         """The cut that `plan` describes; written to `name`."""
@@ -217,9 +216,7 @@ class StageRunner:
             chosen = Plan.load(plan.artifact)
             prune(self.job.model, chosen, out, uneven=by_layer, progress=progress)
 
-        step = "evaluate" if name == CONTROL_METHOD else "prune"
-        title = "prune" if self.shape else f"prune ({name})"
-        return self._stage(step, title, out, "pruning", make, by_layer, plan)
+        return self._stage("prune", "prune", out, "pruning", make, by_layer, plan)
 
     def checks(self, plan: Stage, cut: Stage) -> Stage:
         """The differences between the cut and the masked original; written to checks.json. Making
@@ -237,19 +234,13 @@ class StageRunner:
 
         return self._stage("check", "check", out, "checking", make, placement, plan, cut)
 
-    def control(self) -> list[Stage]:
-        """The control, a random cut to the same shape; empty if the job has none."""
-        if not self.job.runs_control:
-            return []
-        plan = self.plan(f"plan-{CONTROL_METHOD}.json", CONTROL_METHOD)
-        return [self.pruned(CONTROL_METHOD, plan)]
-
     def scores(
         self, cuts: Sequence[Stage], name: str, storage: StateStorage | None = None
     ) -> Stage:
         """The scores of the original and `cuts` on the job's tasks, without cuts those of the
         original twice; written to `name`. States of all but the first model are stored as `storage`
-        says, by default in the dtype of the options."""
+        says, by default in the dtype of the options. To compare shapes, fewer samples are taken,
+        which the evaluation of the result does not use, and no random cuts."""
         job, options, out = self.job, self.job.options, self.directory / name
         text = self.evaluated or job.slices.evaluation
         stored = storage or StateStorage(options.state_dtype or "float32")
@@ -264,6 +255,10 @@ class StageRunner:
             original=self.original,
             out=out,
         )
+        if self.evaluated:
+            evaluation = replace(
+                evaluation, limit=job.shape_samples, control=False, recall_seed=CHOICE_SEED
+            )
 
         def make(progress: OnProgress) -> None:
             models = [self._open(cut) for cut in cuts] or [job.model]

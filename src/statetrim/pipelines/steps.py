@@ -1,6 +1,7 @@
 """The steps of a run of `trim`, with an estimate of what each takes."""
 
 from ..evaluation.runner import MQAR_TOKENS
+from ..evaluation.samples import FIRST_LOOK
 from ..options import takes_options
 from ..serving.state_size import weight_bytes
 from ..storage.models import ModelLike, as_checkpoint
@@ -64,8 +65,7 @@ class _Estimate:
             does = f"{job.recovery_tokens:,} tokens, distilled from the original"
             memory = self.process + 3 * self.weights
             result.append(Step("recover", does, seconds, memory, 2 * self.nbytes))
-        has_changed_since_cut = job.runs_refit or bool(job.recovery_tokens)
-        result.append(self.evaluate(2 + has_changed_since_cut + job.runs_control))
+        result.append(self.evaluate(2, min(self.options.limit, 2 * FIRST_LOOK), 8 * 16))
         if job.runs_benchmark:
             seconds, memory = 60 * self.read(64 * 16, 16, 64), self.process + 2 * self.weights
             result.append(Step("benchmark", "both, in turns", seconds, memory))
@@ -94,12 +94,14 @@ class _Estimate:
         memory = self.process + 2 * self.weights + moments
         return Step("refit", does, seconds, memory, self.nbytes + moments)
 
-    def evaluate(self, models: int) -> Step:
-        """Evaluation of `models`, each once: the hidden states of the original are kept."""
-        tasks, limit = self.options.tasks, self.options.limit
+    def evaluate(self, models: int, samples: int, of_controls: int = 0) -> Step:
+        """Evaluation of `models`, each once, because the hidden states of the original are kept, on
+        as many samples as usually decide, and of random cuts on `of_controls` samples in all."""
+        tasks = self.options.tasks
         tokens = sum(MQAR_TOKENS if task == "mqar" else EVAL_LENGTH for task in tasks)
-        seconds = models * self.read(limit * tokens, 8, EVAL_LENGTH)
-        does = f"{', '.join(tasks)} on {models} models, {limit} samples a task"
+        controls = of_controls if self.options.control else 0
+        seconds = self.read((models * samples + controls) * tokens, 8, EVAL_LENGTH)
+        does = f"{', '.join(tasks)} on {models} models, up to {self.options.limit} samples a task"
         return Step("evaluate", does, seconds, self.process + 2 * self.weights, self.nbytes)
 
     def compare(self) -> list[Step]:
@@ -107,7 +109,7 @@ class _Estimate:
         measuring the best; the cut to the chosen one is the result."""
         job, count, result = self.job, len(self.job.candidates), []
         if predicts_shapes(job):
-            tokens = prediction_tokens(job) + self.options.limit * EVAL_LENGTH
+            tokens = prediction_tokens(job) + job.shape_tokens
             seconds, memory = (2 + count) * self.read(tokens), self.process + self.weights
             result.append(Step("predict", f"{count} shapes", seconds, memory))
             count = MEASURED
@@ -120,6 +122,6 @@ class _Estimate:
         seconds = 2 * cost.copying_seconds(self.nbytes) + 2 * self.read(job.tokens)
         # Rounding the state after every token takes about twice as long.
         models = 1 + count + 2 * self.options.compares_16_bit_state
-        seconds = count * seconds + self.evaluate(models).seconds
+        seconds = count * seconds + self.evaluate(models, job.shape_samples).seconds
         does, memory = f"{count} shapes: cut, refit, evaluate", self.process + 2 * self.weights
         return [*result, Step("compare", does, seconds, memory, 4 * self.nbytes)]

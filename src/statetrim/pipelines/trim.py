@@ -26,7 +26,7 @@ from ..storage.output import (
     remove_empty_partial,
 )
 from ..storage.space import check_writable
-from .job import CONTROL_METHOD, EVAL_LENGTH, LAYERWISE, Job, recipe_record
+from .job import EVAL_LENGTH, LAYERWISE, Job, recipe_record
 from .observer import Observer, ProgressObserver
 from .options import TrimRunOptions
 from .shape_choice import choose_shape
@@ -35,7 +35,7 @@ from .stages import DECISION, RECORD, RESULT, SENSITIVITY, StageRunner
 
 STAGE_FILES = (
     RESULT, "statistics.*", "plan*.json*", "checks.json", "scores*.json*",
-    "timings.*", "pruned*", "refitted*", "recovered*", f"{CONTROL_METHOD}*", "cut-*", "fitted-*",
+    "timings.*", "pruned*", "refitted*", "recovered*", "cut-*", "fitted-*",
     "prediction.json", f"{SENSITIVITY}*", DECISION,
 )  # fmt: skip
 """Files of the stages in `OUT.partial`."""

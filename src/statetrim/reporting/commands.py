@@ -6,14 +6,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..artifacts.card.markdown import one_line
-from ..artifacts.steps import data_sources
+from ..artifacts.steps import TrimRecord, data_sources
+from ..judging.verdict import Verdict
 from ..maths.units import is_number
 from ..serving.deployment import serve_commands
 from ..serving.engine_names import requested_engine
+from ..serving.next_steps import NextStep, RunFacts, next_steps
 from .document import Missing
 from .findings import Findings
-
-MIN_RECOVERY_TOKENS = 16 * 512  # one step of training
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class CommandArguments:
     model: str
     cut: str
     text: str
-    tokens: int  # that calibration read from the text
+    tokens: int  # of calibration, generated ones included
 
 
 def command_arguments(findings: Findings) -> CommandArguments:
@@ -44,14 +44,15 @@ def shell_quoted(value: Any) -> str:
 
 
 def _calibration_texts(findings: Findings) -> Iterator[tuple[str, int]]:
-    """Shell-quoted calibration texts and their numbers of tokens, from the lineage of plan, trim
-    and decision; what has no valid number is left out."""
-    if findings.plan is not None:
-        for source in data_sources(findings.plan.lineage.get("statistics")):
-            if source.text is not None:
-                yield shell_quoted(source.text), source.tokens
+    """Shell-quoted calibration texts and their numbers of tokens, as trim was asked for them, or
+    from the lineage of plan and decision; what has no valid number is left out."""
     if findings.trim is not None and findings.trim.text and findings.trim.tokens > 0:
         yield shell_quoted(findings.trim.text), findings.trim.tokens
+    if findings.plan is not None:
+        sources = data_sources(findings.plan.lineage.get("statistics"))
+        for source in sources:
+            if source.text is not None:
+                yield shell_quoted(source.text), sum(other.tokens for other in sources)
     decision = findings.decision.lineage if findings.decision else {}
     text, tokens = decision.get("text"), decision.get("tokens")
     if isinstance(text, str) and is_number(tokens) and tokens:
@@ -73,13 +74,25 @@ def trim_command(findings: Findings, to: str, out: str = "OUT") -> str:
     )
 
 
-def recover_command(findings: Findings) -> str:
-    """The command that trains the report's checkpoint after the cut."""
-    arguments = command_arguments(findings)
-    return (
-        f"statetrim recover {arguments.cut} --teacher {arguments.model} --text {arguments.text} "
-        f"--tokens {max(arguments.tokens, MIN_RECOVERY_TOKENS)} --length 512 -o RECOVERED"
+def next_commands(findings: Findings, verdict: Verdict) -> list[NextStep]:
+    """What to do after the verdict on the report's cut; empty without original, cut or text."""
+    original, cut = findings.original, findings.cut
+    text = findings.trim.text if findings.trim else None
+    if original is None or cut is None or text is None:
+        return []
+    trim, recipe = findings.trim or TrimRecord(), (findings.trim and findings.trim.recipe) or {}
+    limit, engine = recipe.get("limit"), recipe.get("for_")
+    facts = RunFacts(
+        model=one_line(str(original.path)),
+        cut=one_line(str(cut.path)),
+        text=one_line(text),
+        tokens=one_line(str(recipe.get("tokens", trim.tokens))),
+        skip=trim.measured_from,
+        samples=limit if type(limit) is int else 128,
+        engine=str(engine) if requested_engine(trim) else None,
+        tried_by_layer=recipe.get("by_layer") is True,
     )
+    return next_steps(verdict, original, cut, facts)
 
 
 def serving_commands(findings: Findings) -> dict[str, str]:

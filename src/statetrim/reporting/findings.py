@@ -123,6 +123,13 @@ class Findings:
         return cut_name if cut_name in names[1:] else None
 
     @property
+    def chosen_by(self) -> Scores | None:
+        """The scores by which the shape was chosen, if they lie beside the decision."""
+        if self.decision is None:
+            return None
+        return self.decision.chosen_scores(Path(self.sources["decision"]).parent)
+
+    @property
     def engine_faults(self) -> list[str]:
         """Faults of the cut's weights in engines.
 

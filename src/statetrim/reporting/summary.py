@@ -18,7 +18,7 @@ from ..serving.engine_names import (
 )
 from ..serving.engines import ServedBy
 from ..serving.target import resolve_target
-from .commands import command_arguments, recover_command, serving_commands, trim_command
+from .commands import command_arguments, next_commands, serving_commands, trim_command
 from .document import Fact, Summary
 from .findings import Findings
 
@@ -64,14 +64,20 @@ def _cut_summary(findings: Findings) -> Summary:
     """
     mismatches = list(findings.mismatches)
     verdict = ship_verdict(
-        findings.scores, findings.scored_name, findings.cut, mismatches, findings.engine_faults
+        findings.scores,
+        findings.scored_name,
+        findings.cut,
+        mismatches,
+        findings.engine_faults,
+        findings.chosen_by,
     )
     facts = [Fact("Quality", verdict.facts[:MAX_QUALITY_LINES])] if verdict.facts else []
     facts += _memory_fact(findings, findings.cut_geometry)
     facts += _engine_fact(findings)
-    if verdict.outcome is Outcome.RECOVER:
-        line = "recover it, then evaluate the result as this one was"
-        facts.append(Fact("Next", [line], [recover_command(findings)]))
+    steps = next_commands(findings, verdict)
+    if steps:
+        reasons = [step.reason for step in steps]
+        facts.append(Fact("Next", reasons, [step.command for step in steps]))
     recorded_warnings = findings.trim.warnings if findings.trim else ()
     notes = [f"These artifacts do not belong together: {text}" for text in mismatches]
     notes += [f"Warning: {text}" for text in dict.fromkeys((*verdict.warnings, *recorded_warnings))]

@@ -70,19 +70,20 @@ def ship_verdict(
     model: Checkpoint | None,
     doubts: Sequence[str] = (),
     faults: Sequence[str] = (),
+    earlier: Scores | None = None,
 ) -> Verdict:
     """The verdict on the checkpoint `model`, which the scores call `name`, as `judge_cut` gives it
     with the engines whose current version serves the shape of `model` on some hardware, widths by
     layer with a plugin; None if nothing is known of the shape.
 
     `doubts` are reasons not to trust the scores; any of `faults`, which `verify` found, means do
-    not ship.
+    not ship; `earlier` are the scores by which its shape was chosen.
     """
     served: list[str] | None = None
     if model is not None:
         answers = ServedBy.of(str(model.config.get("model_type")), model.geometry)
         served = [*answers.served, *answers.by_plugin] if answers.is_known else None
-    return judge_cut(scores, name, served=served, doubts=doubts, faults=faults)
+    return judge_cut(scores, name, served=served, doubts=doubts, faults=faults, earlier=earlier)
 
 
 def ship_verdicts(scores: Scores, models: Sequence[ModelLike]) -> list[Verdict]:

@@ -5,19 +5,18 @@ channels masked at the kernel, or the pruned heads masked before the output proj
 must decode the logits that it prefills. Loading it shows that stock code accepts it.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..artifacts.plan import Plan
 from ..errors import StatetrimError
 from ..runtime.kernel_hooks import KernelCall, hook_kernels
 from ..runtime.live import LiveModel, MixerCall
 from ..runtime.loading import load_live
+from ..runtime.masking import mask_heads
 from ..runtime.placement import Placement
 from ..runtime.sequential import mixer_calls
 from ..storage.checkpoint import Checkpoint
@@ -80,7 +79,7 @@ def _mixer_gap(plan: Plan, before: LiveModel, after: LiveModel, call: MixerCall)
     actual = _kernel_and_mixer_outputs(after, call, None)
     if plan.kept_heads is not None:
         kept = plan.kept_heads[call.layer].flatten()
-        with _mask_heads(before, call.layer, kept):
+        with mask_heads(before, call.layer, kept):
             expected = _kernel_and_mixer_outputs(before, call, None)
         expected["kernel"] = expected["kernel"].index_select(-2, kept.to(expected["kernel"].device))
     else:
@@ -90,20 +89,6 @@ def _mixer_gap(plan: Plan, before: LiveModel, after: LiveModel, call: MixerCall)
             expected = {"kernel": _kept_values(expected["kernel"], plan.kept_values[call.layer])}
     gaps = [_relative_gap(value, actual[name]) for name, value in expected.items()]
     return torch.stack(gaps).max()
-
-
-@contextmanager
-def _mask_heads(live: LiveModel, layer: int, kept: Tensor) -> Iterator[None]:
-    """Within, a layer's output projection gets zeros for all value heads but `kept`."""
-    mask = torch.zeros(live.checkpoint.geometry.num_v_heads, 1)
-    mask[kept] = 1.0
-
-    def mask_input(module: nn.Module, args: Any) -> tuple[Any, ...]:
-        masked = args[0].unflatten(-1, (len(mask), -1)) * mask.to(args[0])
-        return masked.flatten(-2), *args[1:]
-
-    with live.output_projections[layer].register_forward_pre_hook(mask_input):
-        yield
 
 
 def _kernel_and_mixer_outputs(

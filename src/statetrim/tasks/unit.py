@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import exp, expm1
 from typing import Literal
 
-from ..maths.paired import Interval, Pairs, difference_interval, zero_event_bound
+from ..maths.paired import TAIL, Interval, Pairs, difference_interval, zero_event_bound
 
 _MAX_LOG = 690.0  # exp of more is beyond the numbers that artifacts may hold
 
@@ -51,9 +51,9 @@ class Unit:
         """By how much a value of `before` changes with a change of 1 in the unit of losses."""
         return 1.0
 
-    def change(self, groups: Sequence[Pairs]) -> Interval:
+    def change(self, groups: Sequence[Pairs], tail: float = TAIL) -> Interval:
         """The change by paired samples, a mean over `groups`, with its interval."""
-        return difference_interval(groups)
+        return difference_interval(groups, tail)
 
     def change_between(self, before: float, after: float) -> float:
         """The change from one value to another; 0 if it cannot be given in this unit."""
@@ -74,13 +74,13 @@ class _Share(Unit):
     def step(self, before: float) -> float:
         return 0.01
 
-    def change(self, groups: Sequence[Pairs]) -> Interval:
-        """If no sample changed, the interval is bounded by the number of samples, because a
-        bootstrap of equal values would have no width."""
+    def change(self, groups: Sequence[Pairs], tail: float = TAIL) -> Interval:
+        """If no sample changed, the interval is bounded by the number of samples, because equal
+        values have no spread."""
         if any(bool((pairs.before != pairs.after).any()) for pairs in groups):
-            change = super().change(groups)
+            change = super().change(groups, tail)
         else:
-            bound = zero_event_bound(sum(len(pairs.before) for pairs in groups))
+            bound = zero_event_bound(sum(len(pairs.before) for pairs in groups), tail)
             change = Interval(0.0, -bound, bound)
         return change.transformed(lambda x: 100 * min(1.0, max(-1.0, x)))
 
@@ -98,8 +98,8 @@ class _Perplexity(Unit):
     def step(self, before: float) -> float:
         return before / 100
 
-    def change(self, groups: Sequence[Pairs]) -> Interval:
-        return super().change(groups).transformed(lambda x: 100 * expm1(min(x, _MAX_LOG)))
+    def change(self, groups: Sequence[Pairs], tail: float = TAIL) -> Interval:
+        return super().change(groups, tail).transformed(lambda x: 100 * expm1(min(x, _MAX_LOG)))
 
 
 PERPLEXITY = _Perplexity(

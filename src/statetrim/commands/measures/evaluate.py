@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from ...artifacts.scores import Scores
     from ...judging.verdict import Verdict
     from ...maths.table import Table
+    from ...serving.next_steps import NextStep
+
+DEFAULT_TOKENS = "256k"  # of calibration, where the cut does not say
 
 FailIf = Annotated[
     list[str] | None,
@@ -45,11 +48,34 @@ def evaluate(
         return
     verdicts = ship_verdicts(scores, models)
     show_scores(scores, verdicts, str(options.out), as_json=as_json)
+    if len(models) == 1 and not as_json:
+        show_next_steps(_next_steps(verdicts[0], models[0], options))
     for rule in fail_if or []:
         violation = find_violation(rule, scores, verdicts)
         if violation:
             print_error(violation)
             sys.exit(1)
+
+
+def _next_steps(verdict: Verdict, model: str, options: EvaluateOptions) -> list[NextStep]:
+    """What to do next; none without a text, which the commands need."""
+    from ...evaluation.samples import DEFAULT_SAMPLES
+    from ...maths.units import parse_token_count
+    from ...serving.next_steps import RunFacts, next_steps
+    from ...storage.models import as_checkpoint
+
+    if options.text is None:
+        return []
+    baseline = as_checkpoint(options.baseline)
+    facts = RunFacts(
+        model=str(options.baseline),
+        cut=str(model),
+        text=str(options.text),
+        tokens=str(DEFAULT_TOKENS),
+        skip=parse_token_count(options.skip),
+        samples=options.limit or DEFAULT_SAMPLES,
+    )
+    return next_steps(verdict, baseline, as_checkpoint(model), facts)
 
 
 def show_scores(
@@ -112,9 +138,9 @@ def _table_by_model(scores: Scores, table: Table) -> Table:
     return replace(table, header=header, rows=rows)
 
 
-def show_verdict(verdict: Verdict, name: str = "") -> None:
-    """Print the outcome with its reason, then facts, to standard output, and warnings to know
-    before serving to standard error; `name` replaces the model's."""
+def show_verdict(verdict: Verdict, name: str = "", steps: Sequence[NextStep] = ()) -> None:
+    """Print the outcome with its reason, then facts, to standard output, warnings to know before
+    serving to standard error, and what to do next; `name` replaces the model's."""
     terminal.print_text(
         f"{name or verdict.model}: {verdict.outcome.upper()}: {verdict.reason}", style="bold"
     )
@@ -122,3 +148,13 @@ def show_verdict(verdict: Verdict, name: str = "") -> None:
         terminal.print_text(f"  {fact}")
     for warning in verdict.warnings:
         terminal.warn(f"warning: {warning}")
+    show_next_steps(steps)
+
+
+def show_next_steps(steps: Sequence[NextStep]) -> None:
+    """Print commands, each below why it is proposed."""
+    if steps:
+        terminal.print_text("next:")
+    for step in steps:
+        terminal.print_text(f"  {step.reason}")
+        terminal.print_command(f"    {step.command}")

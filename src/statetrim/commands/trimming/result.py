@@ -8,13 +8,13 @@ from ...artifacts.scores import Scores
 from ...artifacts.state_sizes import state_text
 from ...artifacts.steps import TrimRecord
 from ...maths.formatting import bytes_text
-from ...pipelines.job import CONTROL_METHOD, Job
+from ...pipelines.job import Job
 from ...pipelines.stages import DECISION, RECORD
 from ...serving.capacity.cache_model import default_state_dtype
 from ...serving.capacity.compare import capacity_text, count_text, known_capacities
-from ...serving.deployment import serve_commands, ship_verdict
-from ...serving.engine_names import ENGINE_NAMES, command_with_comment, requested_engine
+from ...serving.deployment import ship_verdict
 from ...serving.engines import ServedBy
+from ...serving.next_steps import RunFacts, next_steps
 from ...serving.state_size import DTYPE_BYTES
 from ...storage.checkpoint import Checkpoint
 from ...storage.output import ARTIFACTS
@@ -31,7 +31,10 @@ def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_js
         terminal.note(f"{cut.path} is already complete; nothing was run")
     artifacts = cut.path / ARTIFACTS
     path, scores = artifacts / RECORD, Scores.load(artifacts / "scores.json")
-    verdict = ship_verdict(scores, scores.models[1], cut)
+    has_decision = (artifacts / DECISION).exists()
+    decision = Decision.load(artifacts / DECISION) if has_decision else None
+    chosen_by = decision.chosen_scores(artifacts) if decision else None
+    verdict = ship_verdict(scores, scores.models[1], cut, earlier=chosen_by)
     serving = job.options.counted_in
     capacity = known_capacities(job.model, cut.geometry, serving)
     if as_json:
@@ -44,9 +47,8 @@ def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_js
         fields = TrimRecord.read_fields(path)
         terminal.print_json({"output": str(cut.path), **results, **fields})
         return
-    if (artifacts / DECISION).exists():
-        _show_decision(Decision.load(artifacts / DECISION), job)
-    terminal.print_text(columns_text(scores))
+    if decision:
+        _show_decision(decision, job)
     show_scores(scores, [], str(artifacts / "scores.json"), as_json=False)
     record, state_storage = TrimRecord.load(path), scores.lineage.get("state")
     checks = record.checks
@@ -63,14 +65,22 @@ def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_js
     ):
         terminal.print_text(sentence)
     terminal.print_command(_load_line(cut, checks["runtime"]))
-    for line in _serving_lines(cut, requested_engine(record)):
-        is_command = line.startswith("serve it:")
-        (terminal.print_command if is_command else terminal.print_text)(line)
-    terminal.print_command(
-        f"push it:   statetrim push {cut.path} YOUR-NAME/{cut.path.resolve().name}   "
-        "# private, and without records that name your files"
+    for line in _engine_lines(cut):
+        terminal.print_text(line)
+    show_verdict(verdict, str(cut.path), next_steps(verdict, job.model, cut, _facts(job, cut)))
+
+
+def _facts(job: Job, cut: Checkpoint) -> RunFacts:
+    return RunFacts(
+        model=str(job.model.path),
+        cut=str(cut.path),
+        text=str(job.options.text),
+        tokens=str(job.options.tokens),
+        skip=job.slices.evaluation.start,
+        samples=job.options.limit,
+        engine=job.options.for_,
+        tried_by_layer=job.options.by_layer,
     )
-    show_verdict(verdict, str(cut.path))
 
 
 def _show_decision(decision: Decision, job: Job) -> None:
@@ -107,20 +117,6 @@ def _measurement_text(measurement: ShapeScore) -> str:
     return f"{text} ±{scale * (measurement.high - measurement.low) / 2:.2g}"
 
 
-def columns_text(scores: Scores) -> str:
-    """What each column of the table of scores is, as a sentence."""
-    original, result, *others = scores.models
-    descriptions = {
-        "pruned": "pruned the same cut before it was refitted or trained",
-        CONTROL_METHOD: f"{CONTROL_METHOD} a random cut to the same shape",
-    }
-    sentences = [f"{original} is the original", f"{result} the result"]
-    for name in others:
-        if name in descriptions:
-            sentences.append(descriptions[name])
-    return "; ".join(sentences)
-
-
 def _load_line(cut: Checkpoint, runtime: str) -> str:
     """How to load it; widths by layer need our loader."""
     loader, package = f"{cut.family.auto_class(cut.config)}.from_pretrained", "fla"
@@ -131,15 +127,9 @@ def _load_line(cut: Checkpoint, runtime: str) -> str:
     return f"load it:   {loader}({str(cut.path)!r}){hint}"
 
 
-def _serving_lines(cut: Checkpoint, first_engine: str | None) -> list[str]:
-    """A command for each engine that serves this cut, and the names of those that need a plugin or
-    refuse it."""
-    commands = serve_commands(cut, cut.geometry, str(cut.path), first_engine=first_engine)
-    lines = []
-    for engine, command in commands.items():
-        if engine in ENGINE_NAMES.values():
-            lines.append(f"serve it:  {command_with_comment(engine, command)}")
-    answers = ServedBy.of(str(cut.config.get("model_type")), cut.geometry, first_engine)
+def _engine_lines(cut: Checkpoint) -> list[str]:
+    """The names of the engines that serve this cut, that need a plugin, and that refuse it."""
+    answers = ServedBy.of(str(cut.config.get("model_type")), cut.geometry)
     if not answers.is_known:
         return [f"no server is known for this model type; statetrim inspect {cut.path} says more"]
-    return [*lines, *answers.refusals] if answers.served else answers.texts
+    return answers.texts

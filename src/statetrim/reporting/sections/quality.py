@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from ...artifacts.scores import Scores
 from ...errors import StatetrimError
+from ...judging.control import random_cuts
 from ...judging.losses import (
     Loss,
     averaged_settings_text,
@@ -11,7 +12,7 @@ from ...judging.losses import (
     scores_table,
     task_losses,
 )
-from ...judging.verdict import limit_status, random_controls, ship_limit
+from ...judging.verdict import limit_status, ship_limit
 from ...maths.units import is_number
 from ...tasks.unit import UNITS
 from ..charts import interval_chart
@@ -103,7 +104,7 @@ def _roles_text(scores: Scores, own_name: str | None) -> str:
         roles.append(f"this checkpoint is {own_name}")
     if own_name and own_name != PRUNED_NAME and PRUNED_NAME in scores.models:
         roles.append(f"{PRUNED_NAME} is the same cut before it was refitted or trained")
-    roles += [f"{name} is a random cut" for name in random_controls(scores)]
+    roles += [f"{name} is a random cut" for name in random_cuts(scores)]
     return ", ".join(roles)
 
 

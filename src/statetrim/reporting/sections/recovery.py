@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from ...artifacts.steps import RefitRecord
 from ...maths.formatting import evenly_spaced
 from ..charts import Point, Series, line_chart
-from ..commands import recover_command
-from ..document import Block, Missing, Picture, Table, Text
+from ..commands import missing
+from ..document import Block, Picture, Table, Text
 from ..findings import Findings
 
 TITLE = "Recovery"
@@ -22,7 +22,12 @@ def blocks(findings: Findings) -> Iterator[Block]:
         yield from _refit_blocks(findings.refit)
     record = findings.recover
     if record is None:
-        yield Missing("No training followed the cut.", [recover_command(findings)])
+        yield missing(
+            findings,
+            "No training followed the cut.",
+            "statetrim recover {cut} --teacher {model} --text {text} --tokens {tokens} "
+            "--length 256 --batch-size 8 -o RECOVERED",
+        )
         return
     options = record.options
     yield Table(("", "recovery"), [(name, str(value)) for name, value in options.items()])

@@ -13,7 +13,8 @@ STATISTICS = "statistics.safetensors"
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
-    """Commands for calibrate, select and prune with the options of the plan."""
+    """Commands for calibrate, select, prune and refit with the recorded options; those of a trained
+    cut run `trim` again."""
     plan = findings.plan
     if plan is None:
         yield Missing("Without a plan, the steps cannot be shown.")
@@ -22,7 +23,7 @@ def blocks(findings: Findings) -> Iterator[Block]:
     calibration = as_mapping(plan.lineage.get("statistics"))
     methods = [plan.method, plan.value_method or "none", plan.head_method or "none"]
     calibrated = ",".join(name for name in methods if name != "none")
-    lines = _calibrate_commands(model, calibration, calibrated)
+    lines = _calibrate_commands(model, calibration, STATISTICS, calibrated)
     options = f" --to {shell_quoted(plan.to)}"
     for flag, method in zip(("--method", "--value-method", "--head-method"), methods, strict=True):
         if method != "none":
@@ -31,18 +32,32 @@ def blocks(findings: Findings) -> Iterator[Block]:
     options += _option_flags("--value-option", plan.value_options)
     statistics = f" --statistics {STATISTICS}" if calibration else ""
     lines.append(f"statetrim select {model}{options} --seed {plan.seed}{statistics} -o plan.json")
-    lines.append(f"statetrim prune {model} plan.json -o SMALL")
+    fitted = as_mapping(findings.refit.statistics) if findings.refit else {}
+    pruned = "PRUNED" if fitted else "SMALL"
+    uneven = " --uneven" if "=" in plan.to else ""
+    lines.append(f"statetrim prune {model} plan.json{uneven} -o {pruned}")
+    if fitted and plan.kept_heads:  # kept heads are unchanged, so the original's statistics hold
+        lines.append(f"statetrim refit {pruned} --statistics {STATISTICS} -o SMALL")
+    elif fitted:
+        lines += _calibrate_commands(f"{pruned} --original {model}", fitted, "fit.safetensors")
+        lines.append(f"statetrim refit {pruned} --statistics fit.safetensors -o SMALL")
+    if findings.recover is not None and findings.trim is not None and findings.cut is not None:
+        cut = command_arguments(findings).cut
+        lines = [f"statetrim recipe {cut} > recipe.yaml"]
+        lines.append("statetrim trim --recipe recipe.yaml -o SMALL")
     digest = truncated_text(plan.lineage.get("source"))
     yield Text(
         f"The original checkpoint has the digest {digest}. The same model, text and options give "
-        f"the same plan, and the same plan the same bytes."
+        f"the same bytes."
     )
     yield Command(lines)
 
 
-def _calibrate_commands(model: str, calibration: Mapping[str, Any], methods: str) -> list[str]:
-    """A command per text, and one that merges several; generated sequences belong to the text that
-    they follow. Sources without valid sizes are left out."""
+def _calibrate_commands(
+    model: str, calibration: Mapping[str, Any], out: str, methods: str = ""
+) -> list[str]:
+    """A command per text, and one that merges several into `out`; generated sequences belong to the
+    text that they follow. Sources without valid sizes are left out."""
     runs: list[tuple[DataSource, list[DataSource]]] = []
     for source in data_sources(calibration):
         if source.generated is None:
@@ -56,6 +71,7 @@ def _calibrate_commands(model: str, calibration: Mapping[str, Any], methods: str
         for source in generated:
             # Half a token more, so that calibrate, which rounds down, generates as many sequences.
             shares[str(source.generated)] = f"{(source.tokens + 0.5) / total:.9f}"
+            shares["seed"] = str(source.seed)
         command = (
             f"statetrim calibrate {model} --text {shell_quoted(text.text)} --tokens {total} "
             f"--length {text.length} --skip {text.skip} "
@@ -63,11 +79,12 @@ def _calibrate_commands(model: str, calibration: Mapping[str, Any], methods: str
         for kind, share in shares.items():
             command += f"--{shell_quoted(kind)} {share} "
         batch_size = shell_quoted(calibration.get("batch_size"))
-        command += f"--batch-size {batch_size} --for {shell_quoted(methods)} "
-        files.append(STATISTICS if len(runs) == 1 else f"statistics-{number}.safetensors")
+        command += f"--batch-size {batch_size} "
+        command += f"--for {shell_quoted(methods)} " if methods else ""
+        files.append(out if len(runs) == 1 else f"{number}-{out}")
         commands.append(f"{command}-o {files[-1]}")
     if len(runs) > 1:
-        commands.append(f"statetrim merge {' '.join(files)} -o {STATISTICS}")
+        commands.append(f"statetrim merge {' '.join(files)} -o {out}")
     return commands
 
 

@@ -1,0 +1,118 @@
+"""The comparison with random cuts, and how often the verdict errs, by simulation."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from scipy import stats
+
+import statetrim as st
+from helpers.measured import Samples, model, random_cuts, scores
+from statetrim.judging.control import controls_of
+from statetrim.judging.losses import look_tail, metric_loss
+from statetrim.judging.verdict import Outcome, judge_cut
+from statetrim.maths.paired import TAIL, advantage_over_spread, difference_interval
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "studies"))
+import simulate_verdicts as simulation
+
+GOOD = model(recall=0.895, nats=3.005, kl=0.01)
+
+
+@pytest.mark.parametrize("draws", [4, 8])
+def test_one_more_draw_is_rarely_better_than_the_spread(draws: int) -> None:
+    """2.5 % of the time, with no sampling error to widen the interval."""
+    better = 0
+    for seed in range(2000):
+        generator = torch.Generator().manual_seed(seed)
+        means = torch.randn(draws + 1, 1, generator=generator, dtype=torch.float64)
+        samples = means.expand(-1, 16)  # equal samples: the draws alone vary
+        better += advantage_over_spread(samples[0], samples[1:]).low > 0
+    assert better <= stats.binom.ppf(0.999, 2000, TAIL)
+    assert better >= stats.binom.ppf(0.001, 2000, TAIL)
+
+
+def test_the_spread_is_the_prediction_interval_of_scipy() -> None:
+    values = torch.tensor([0.3, 0.5, 0.9, 0.4, 0.6], dtype=torch.float64)
+    cut = torch.full((8,), 0.1, dtype=torch.float64)
+    found = advantage_over_spread(cut, values.unsqueeze(1).expand(-1, 8))
+    spread = stats.t(4).ppf(0.975) * float(values.std()) * (1 + 1 / 5) ** 0.5
+    assert found.estimate == pytest.approx(0.44)
+    assert found.low == pytest.approx(0.44 - spread) and found.high == pytest.approx(0.44 + spread)
+
+
+def test_a_cut_at_its_limit_rarely_ships() -> None:
+    """A sample of `studies/simulate_verdicts.py`; the rule before shipped almost half of them."""
+    truth = simulation.Truth(perplexity=1.0, recall=0.5)
+    runs = [simulation.run_experiment(truth, seed) for seed in range(100)]
+    assert sum(run[0] == "ship" for run in runs) <= 5
+    assert sum(run[0] == "ship after recovery" for run in runs) <= 5
+    assert sum(run[2] == "ship" for run in runs) > 30
+
+
+def test_a_cut_at_half_of_its_limits_ships_with_few_samples() -> None:
+    runs = [simulation.run_experiment(simulation.Truth(0.5, 0.5), seed) for seed in range(50)]
+    assert sum(run[0] == "ship" for run in runs) >= 45
+    assert sum(run[1] for run in runs) < 50 * simulation.MOST / 2
+
+
+def test_looks_share_the_error_of_one_interval() -> None:
+    def at_look(*sizes: int) -> st.Scores:
+        cut = {key: samples[: sizes[-1]] for key, samples in GOOD.items()}
+        original = {key: samples[: sizes[-1]] for key, samples in model().items()}
+        looks = {"sizes": list(sizes), "most": 64}
+        return scores({"original": original, "cut": cut}, looks=looks)
+
+    tails = [look_tail(at_look(*sizes), sizes[-1]) for sizes in ((16,), (16, 32), (16, 32, 64))]
+    assert sum(tails) == pytest.approx(TAIL) and look_tail(at_look(64), 64) == TAIL
+    measured = at_look(16, 32)
+    pairs = measured.pairs("cut", "text", "perplexity")
+    expected = difference_interval([pairs], TAIL / 4)
+    loss = metric_loss(measured, "cut", "text", "perplexity").loss
+    assert loss.low == pytest.approx(
+        100 * (torch.expm1(torch.tensor(expected.low)).item()), rel=1e-5
+    )
+
+
+def cut_of_shape(shape: str, **more: Samples) -> st.Scores:
+    measured = scores({"original": model(), "cut": GOOD, **more, **random_cuts()})
+    controls = {name: {"shape": "8 heads: 0=32x64"} for name in measured.lineage["controls"]}
+    cuts = {"cut": {"shape": shape, "methods": ["l1"]}}
+    return replace(measured, lineage={"controls": controls, "cuts": cuts})
+
+
+def test_a_control_of_another_shape_does_not_count() -> None:
+    same, other = cut_of_shape("8 heads: 0=32x64"), cut_of_shape("8 heads: 0=60x64")
+    assert len(controls_of(same, "cut")) == 5 and controls_of(other, "cut") == []
+    assert judge_cut(same).outcome is Outcome.SHIP
+    verdict = judge_cut(other)
+    assert verdict.outcome is Outcome.UNKNOWN and "no random cuts of its shape" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("control", "outcome", "text"),
+    [
+        (None, Outcome.SHIP, "how much text it learned is not known"),
+        (model(recall=0.5, nats=3.3, kl=0.3), Outcome.SHIP, "better than 5 random cuts"),
+        (GOOD, Outcome.UNKNOWN, "a random cut with the same training does as well"),
+    ],
+)
+def test_after_recovery_only_a_trained_control_shows_what_was_learned(
+    control: Samples | None, outcome: Outcome, text: str
+) -> None:
+    measured = cut_of_shape("8 heads: 0=32x64", **({"trained": control} if control else {}))
+    trained = {"shape": "8 heads: 0=32x64", "recovered": True}
+    cuts = {"cut": trained | {"methods": ["l1"]}, "trained": trained | {"methods": ["rand"]}}
+    verdict = judge_cut(replace(measured, lineage=measured.lineage | {"cuts": cuts}), "cut")
+    assert verdict.outcome is outcome and text in verdict.reason, verdict.reason
+    assert ("learned is not known" in verdict.reason) == (control is None)
+
+
+def test_a_refitted_cut_is_compared_as_it_was_cut() -> None:
+    """Its random cuts were not refitted either."""
+    fitted = cut_of_shape("8 heads: 0=32x64", **{"cut as cut": model(0.4, 3.8, 0.9)})
+    fitted.lineage["cuts"]["cut"]["masked"] = "cut as cut"
+    verdict = judge_cut(fitted, "cut")
+    assert verdict.outcome is Outcome.UNKNOWN and "within the spread of 5" in verdict.reason
