@@ -18,6 +18,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from helpers import tiny
+from statetrim.storage.quantized.find import QuantizedTensor, find_quantized_tensors
+from statetrim.storage.quantized.read import StoredInMemory
+from statetrim.storage.safetensors_file import read_shard
 
 Quantize = Callable[[Tensor], dict[str, Tensor]]
 
@@ -145,6 +148,18 @@ FORMATS: dict[str, Format] = {
     "nvfp4": compressed("nvfp4-pack-quantized", False, **NVFP4),
 }
 FORMATS["modelopt nvfp4"] = modelopt_nvfp4()
+
+
+def in_memory(tensors: dict[str, Tensor]) -> StoredInMemory:
+    """The stored tensors of the weight `a.weight`."""
+    return StoredInMemory({f"a.{leaf}": value.contiguous() for leaf, value in tensors.items()})
+
+
+def find(stored: StoredInMemory, form: Format, directory: Path) -> QuantizedTensor:
+    """The description of `a.weight` after its tensors were written to a file."""
+    save_file(dict(stored.tensors), directory / "a.safetensors")
+    infos = {info.name: info for info in read_shard(directory / "a.safetensors").tensors}
+    return find_quantized_tensors(infos, {"quantization_config": form.config})["a.weight"]
 
 
 def quantize_checkpoint(

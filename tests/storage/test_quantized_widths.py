@@ -12,17 +12,15 @@ import pytest
 import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-from safetensors.torch import save_file
 from torch import Tensor
 
 import statetrim as st
 from helpers import quantized
-from helpers.quantized import FLOAT8, FORMATS, INT4, INT8, Format, compressed
+from helpers.quantized import FLOAT8, FORMATS, INT4, INT8, Format, compressed, find
 from statetrim.storage.quantized.compare import check_written
-from statetrim.storage.quantized.find import QuantizedTensor, find_quantized_tensors
 from statetrim.storage.quantized.read import StoredInMemory, dequantize
 from statetrim.storage.quantized.rewrite import collect_all, cut_quantized, edited_rows, is_exact
-from statetrim.storage.safetensors_file import TensorEdit, read_shard
+from statetrim.storage.safetensors_file import TensorEdit
 
 ROWS, HEADS, WIDTH = 48, 4, 64
 GROUPS = (16, 32, 64, 128)
@@ -88,7 +86,7 @@ def check_cut(
     generator = torch.Generator().manual_seed(kept)
     weight = torch.randn(ROWS, HEADS * WIDTH, generator=generator).to(dtype)
     stored = {f"a.{leaf}": value.contiguous() for leaf, value in form.quantize(weight).items()}
-    tensor = describe(stored, form, directory)
+    tensor = find(StoredInMemory(stored), form, directory)
     values = library_values(stored, form, tensor.shape)
     assert_read_alike(dequantize(tensor, StoredInMemory(stored)), values, form)
     edit = random_edit(kept, factor, generator)
@@ -102,7 +100,7 @@ def check_cut(
         assert HEADS * kept % tensor.column_step
         return Cut(kept, None)
     written, wanted = stored | changed, edited(values, edit)
-    again = describe(written, form, directory)
+    again = find(StoredInMemory(written), form, directory)
     assert again.shape == wanted.shape and again.scheme == tensor.scheme
     rows = edited_rows(tensor, edit, StoredInMemory(stored))
     try:
@@ -140,12 +138,6 @@ def edited(values: Tensor, edit: TensorEdit) -> Tensor:
     if edit.column_factors is not None:
         values = values.double() * edit.column_factors
     return values[edit.masks[0]][:, edit.masks[1]].float()
-
-
-def describe(stored: dict[str, Tensor], form: Format, directory: Path) -> QuantizedTensor:
-    save_file(stored, directory / "a.safetensors")
-    infos = {info.name: info for info in read_shard(directory / "a.safetensors").tensors}
-    return find_quantized_tensors(infos, {"quantization_config": form.config})["a.weight"]
 
 
 def library_values(stored: dict[str, Tensor], form: Format, shape: tuple[int, int]) -> Tensor:
