@@ -73,9 +73,20 @@ def test_an_option_that_would_be_ignored_is_refused(
 
 def test_an_estimate_is_the_dry_run(checkpoint: Any, text: Path, tmp_path: Path) -> None:
     model = checkpoint("qwen3_5_text")
-    steps = st.estimate(model, to="6x100%", text=text, tokens="1k", recover="1k", benchmark=False)
+    sizes: dict[str, Any] = {"tokens": "1k", "recover": "1k", "limit": 2, "benchmark": False}
+    steps = st.estimate(model, to="6x100%", text=text, **sizes)
     words = ["trim", str(model), "--to", "6x100%", "--text", str(text), "--tokens", "1k"]
-    words += ["--recover", "1k", "--no-benchmark", "--dry-run", "--json", "-o", str(tmp_path / "o")]
+    words += [
+        "--limit",
+        "2",
+        "--recover",
+        "1k",
+        "--no-benchmark",
+        "--dry-run",
+        "--json",
+        "-o",
+        str(tmp_path / "o"),
+    ]
     plan = json.loads(CliRunner().invoke(app, words).stdout)
     assert [step.name for step in steps] == [step["name"] for step in plan["steps"]]
     assert [step.does for step in steps] == [step["does"] for step in plan["steps"]]
@@ -221,7 +232,17 @@ def test_the_estimate_of_a_comparison_is_for_the_device_asked_for(
 
     monkeypatch.setattr(Machine, "measure", measure)
     words = ["trim", str(checkpoint("qwen3_5_text")), "--to", "6x100%,4x100%", "--text", str(text)]
-    words += ["--tokens", "1k", "--device", "cpu", "--dry-run", "-o", str(tmp_path / "out")]
+    words += [
+        "--tokens",
+        "1k",
+        "--limit",
+        "2",
+        "--device",
+        "cpu",
+        "--dry-run",
+        "-o",
+        str(tmp_path / "out"),
+    ]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     assert [placement.device for placement in placements] == ["cpu"]

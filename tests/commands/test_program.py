@@ -87,11 +87,11 @@ def test_options_of_the_program_stand_anywhere() -> None:
 
 
 def test_quiet_leaves_results_and_warnings_and_the_log_has_all(
-    checkpoint: Callable[[str], Path], tmp_path: Path, warm_forker: Forker
+    checkpoint: Callable[[str], Path], text: Path, tmp_path: Path, warm_forker: Forker
 ) -> None:
-    log, text = tmp_path / "run.log", tmp_path / "text.txt"
-    text.write_text("words")
+    log = tmp_path / "run.log"
     words = ["trim", str(checkpoint("qwen3_next")), "--to", "6x100%", "--text", str(text)]
+    words += ["--tokens", "1k", "--limit", "2"]
     quiet = warm_forker.run([*words, "--dry-run", "-o", "O", "--quiet", "--log", str(log)])
     assert quiet["code"] == 0, quiet["err"]
     assert quiet["err"].startswith("warning: 6x8 is refused by") and quiet["err"].count("\n") == 1

@@ -49,10 +49,11 @@ def test_nothing_says_of_a_cut_that_it_needs_no_cut(model: Path, tmp_path: Path)
     assert "needs no cut" not in shown + (small.path / "README.md").read_text()
 
 
-def test_the_plans_of_one_shape_and_of_several_have_it(model: Path, tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("words")
+def test_the_plans_of_one_shape_and_of_several_have_it(
+    model: Path, text: Path, tmp_path: Path
+) -> None:
     words = ["trim", str(model), "--text", str(text), "--dry-run", "-o", str(tmp_path / "out")]
+    words += ["--tokens", "1k", "--limit", "2"]
     _, stderr, _ = run([*words, "--to", "6x100%"])
     expected = f"{WHOLE} → {HALF} in float32, {HALF} → {QUARTER} in bfloat16 (-50.0%)"
     assert f"state per sequence: {expected}" in stderr

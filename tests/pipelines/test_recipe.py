@@ -71,17 +71,17 @@ def test_a_result_keeps_whole_paths(
 def test_options_given_with_a_recipe_count(checkpoint: Load, text: Path, tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     file = tmp_path / "here" / "recipe.yaml"
-    (tmp_path / "here" / "words.txt").write_text("words")
+    (tmp_path / "here" / "words.jsonl").write_bytes(text.read_bytes())
     file.write_text(
-        f"model: {checkpoint('qwen3_next')}\ntext: words.txt\noutput: small\nkeep: 6\n"
-        "tokens: 2k\nrecall: 0\ntasks: [text]\nbenchmark: false\ndata: null\n"
+        f"model: {checkpoint('qwen3_next')}\ntext: words.jsonl\noutput: small\nkeep: 6\n"
+        "tokens: 2k\nlimit: 2\nrecall: 0\ntasks: [text]\nbenchmark: false\ndata: null\n"
     )
     code, err, printed = run(["trim", "--recipe", str(file), "--dry-run", "--json"])
     assert not code, err
     plan = json.loads(printed)
     assert plan["output"] == str(tmp_path / "here" / "small") and plan["head_k_dim"] == [12, 6]
     steps = {step["name"]: step["does"] for step in plan["steps"]}
-    assert steps["calibrate"] == f"2,048 tokens of {tmp_path / 'here' / 'words.txt'}"
+    assert steps["calibrate"] == f"2,048 tokens of {tmp_path / 'here' / 'words.jsonl'}"
     assert steps["evaluate"].startswith("text on") and "benchmark" not in steps
     more = ["--to", "3x100%", "--tokens", "1k", "--text", str(text), "-o", "other"]
     code, err, printed = run(["trim", "--recipe", str(file), "--dry-run", "--json", *more])

@@ -19,6 +19,7 @@ class TerminalObserver(Observer):
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.started: set[str] = set()
+        self.cached: set[str] = set()
         self.schedule = Schedule(steps)
         self.is_new_step = False
 
@@ -35,8 +36,9 @@ class TerminalObserver(Observer):
 
     def on_cached(self, stage: str) -> None:
         self.schedule.mark_cached()
-        if stage not in self.started:
+        if stage not in self.started | self.cached:
             terminal.note(f"{stage}: already done")
+        self.cached.add(stage)
 
     def on_message(self, sentence: str) -> None:
         terminal.note(sentence)
