@@ -14,7 +14,7 @@ from helpers.coded_states import low_rank_bits, read_low_rank
 from statetrim.errors import StatetrimError
 from statetrim.snapshots import low_rank
 from statetrim.snapshots.coding import Coded, decode, encode
-from statetrim.snapshots.layout import LOW_RANK, pack, packed_size, unpack, write
+from statetrim.snapshots.layout import LOW_RANK, HeadCodes, pack, packed_size, unpack, write
 
 
 def decaying(heads: int, keys: int, values: int, rank: float = 3.0, seed: int = 0) -> Tensor:
@@ -216,12 +216,12 @@ def test_packing_is_exact(bits: int, count: int) -> None:
     assert torch.equal(unpack(packed, count, bits), codes)
 
 
-@pytest.mark.parametrize("change", ["cut", "longer", "mode", "exponent", "rank", "width", "step"])
+@pytest.mark.parametrize("change", ["cut", "longer", "mode", "exponent", "width", "step"])
 def test_damaged_bytes_are_refused(change: str) -> None:
     states = decaying(2, 16, 16)
     coded = encode(states, 0.1)
     payload = coded.payload.clone()
-    place = {"mode": 0, "exponent": 2, "rank": 4, "width": 6}.get(change)
+    place = {"mode": 0, "exponent": 2, "width": 6}.get(change)
     if change == "cut":
         payload = payload[:-1]
     elif change == "longer":
@@ -233,3 +233,18 @@ def test_damaged_bytes_are_refused(change: str) -> None:
         payload[place] = 120
     with pytest.raises(StatetrimError):
         decode(Coded(coded.shape, payload))
+
+
+def test_more_components_than_channels_are_refused() -> None:
+    """All arrays fit, but one head of many components would give every head that much memory."""
+    for rank in (2, 3):
+        ranks, widths = torch.tensor([rank]).byte(), torch.full((rank,), 3).byte()
+        zero = torch.zeros(1, dtype=torch.uint8)
+        codes = {3: torch.full((rank, 6), 3).byte()}
+        heads = HeadCodes(4, 2, zero, zero.char(), ranks, widths, torch.ones(rank).half(), codes)
+        coded = Coded((1, 4, 2), write(heads))
+        if rank == 2:
+            assert torch.equal(decode(coded), torch.zeros(1, 4, 2))
+        else:
+            with pytest.raises(StatetrimError, match="its ranks do not fit"):
+                decode(coded)
