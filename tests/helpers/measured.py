@@ -69,7 +69,7 @@ def random_cuts(recall: float = 0.4, nats: float = 3.8, kl: float = 0.9) -> dict
 
 def scores(models: Mapping[str, Samples], **lineage: Any) -> st.Scores:
     """Scores of models; those whose names start with `CONTROL` are random cuts."""
-    controls = {name: {} for name in models if name.startswith(CONTROL)}
+    controls: dict[str, Any] = {name: {} for name in models if name.startswith(CONTROL)}
     if controls:
         lineage = {"controls": controls, **lineage}
     all_scores = [

@@ -99,7 +99,7 @@ def _make_plain(element: ElementTree.Element, shapes: Mapping[str, str]) -> None
 def png_uri(pixels: Tensor) -> str:
     """RGBA pixels, uint8 [height, width, 4], as a data: URI."""
     written = BytesIO()
-    imsave(written, pixels.numpy(), format="png", metadata={"Software": None})
+    imsave(written, pixels.numpy(), format="png")
     return f"data:image/png;base64,{base64.b64encode(written.getvalue()).decode()}"
 
 

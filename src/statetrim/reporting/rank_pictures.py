@@ -194,7 +194,8 @@ def _unit_taps(filters: Tensor) -> Tensor:
     """`filters` [heads, channels, copies, width], each scaled to norm one -> [width, columns]."""
     taps = filters.transpose(1, 2).reshape(-1, filters.shape[-1]).float()
     norms = taps.norm(dim=-1, keepdim=True).clamp(min=1e-30)
-    return (taps / norms).nan_to_num(0).t()
+    unit_taps: Tensor = taps / norms
+    return unit_taps.nan_to_num(0).t()
 
 
 def _with_styles(analyses: Mapping[str, Analysis]) -> Iterator[tuple[str, Analysis, str]]:

@@ -75,10 +75,11 @@ class Environment:
 
 def doctor() -> Environment:
     """Describe this environment. Problems are listed, not raised."""
-    info, packages = collect_env.get_env_info(), required_packages()
+    info: Any = collect_env.get_env_info()  # type: ignore[no-untyped-call]
+    packages = required_packages()
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     kernels = {module: _try_import(module) for module in GPU_KERNELS}
-    problems, optional = [], []
+    problems, optional = list[str](), list[str]()
     for package in packages:
         is_missing_extra = package.extra and package.version is None
         if package.problem is not None:
