@@ -12,10 +12,10 @@ from torch import Tensor
 from ..artifacts.scores import Score
 from ..errors import StatetrimError
 from ..progress import OnProgress, Progress
+from ..runtime.kernel_hooks import masked
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live
 from ..runtime.logits import FinalHiddenStates, LogitReader, LogitsAt, compare_logits
-from ..runtime.masking import masked
 from ..runtime.states import StateStorage, stored_states
 from ..storage.checkpoint import Checkpoint
 from ..tasks import TASKS, WITHOUT_HARNESS, Task, recall

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from ..artifacts.plan import Plan
 from ..errors import StatetrimError
-from ..runtime.kernel_hooks import KernelCall, hook_kernels
+from ..runtime.kernel_hooks import KernelCall, hook_kernels, mask_heads
 from ..runtime.live import LiveModel, MixerCall
 from ..runtime.loading import load_live
-from ..runtime.masking import mask_heads
 from ..runtime.placement import Placement
 from ..runtime.sequential import mixer_calls
 from ..storage.checkpoint import Checkpoint
