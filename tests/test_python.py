@@ -150,7 +150,10 @@ def test_tokens_are_counted_as_on_the_command_line(checkpoint: Load, text: Path)
 
 @pytest.mark.parametrize("wrong", ["many", "", "k", "-1", "1.5k", 1.5, -64, "1 k", "9" * 13, True])
 def test_what_is_no_number_of_tokens_is_refused(wrong: Any, checkpoint: Load, text: Path) -> None:
-    with pytest.raises(st.StatetrimError, match="is not a number of tokens"):
+    with pytest.raises(
+        st.StatetrimError,
+        match=r"is not a number of tokens|tokens must be a whole number or a text",
+    ):
         st.calibrate(checkpoint("delta_net"), text, tokens=wrong)
 
 

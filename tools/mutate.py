@@ -157,7 +157,9 @@ def _run(source_root: Path, tests: list[str], output: str) -> None:
     os.environ |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
     os.chdir(ROOT)
     with Path(output).open("w") as file, redirect_stdout(file), redirect_stderr(file):
-        sys.exit(pytest.main(["-x", "-q", "--tb=no", "-p", "no:cacheprovider", *tests]))
+        ignored = "ignore::pytest.PytestAssertRewriteWarning"  # of plugins that are imported here
+        words = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-W", ignored]
+        sys.exit(pytest.main([*words, *tests]))
 
 
 def main(count: int, seed: int, files: list[str]) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+from .errors import StatetrimError
+
 
 def _is_whole(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
@@ -34,12 +36,17 @@ _SCALARS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
 """Type -> what it is for people, and whether a value is one."""
 
 
-def expected_kind(hint: Any, value: Any) -> str | None:
-    """What the value should be, such as "a whole number or a text", if it does not have the type
-    `hint`; None if it has.
+def check_type(name: str, hint: Any, value: Any) -> None:
+    """Raise StatetrimError, with the option's `name`, for a value that does not have the type
+    `hint`. Types of other kinds, and those that only type checkers can resolve, accept every
+    value."""
+    if kind := _expected_kind(hint, value):
+        raise StatetrimError(f"{name} must be {kind}, not {repr(value)[:60]}")
 
-    Types of other kinds, and those that only type checkers can resolve, accept every value.
-    """
+
+def _expected_kind(hint: Any, value: Any) -> str | None:
+    """What the value should be, such as "a whole number or a text", if it does not have the type
+    `hint`; None if it has."""
     kinds = []
     for each in alternatives(hint):
         kind = _mismatch(each, value)
@@ -71,6 +78,6 @@ def _mismatch(hint: Any, value: Any) -> str | None:
     if not isinstance(value, Sequence) or isinstance(value, str):
         return "a list"
     for item in value:
-        if item_kind := expected_kind(get_args(hint)[0], item):
+        if item_kind := _expected_kind(get_args(hint)[0], item):
             return f"a list, each {item_kind}"
     return None

@@ -12,8 +12,8 @@ from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar, dataclass_transform
 
-from .errors import StatetrimError, check_option_names
-from .option_types import expected_kind
+from .errors import check_option_names
+from .option_types import check_type
 from .request import refuse_replaced_options
 
 P = ParamSpec("P")
@@ -60,9 +60,7 @@ def options(cls: type[Options]) -> type[Options]:
 
     def check_all(self: Any) -> None:
         for item in fields(self):
-            value = getattr(self, item.name)
-            if kind := expected_kind(item.type, value):
-                raise StatetrimError(f"{item.name} must be {kind}, not {repr(value)[:60]}")
+            check_type(item.name, item.type, getattr(self, item.name))
         for item in fields(self):
             value, check = getattr(self, item.name), option_info(item).check
             if check is not None and value is not None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import typer
 
 from ..common_options import parse_names
+from ..option_types import check_type
 from ..options import option_info
 
 
@@ -105,6 +106,8 @@ def _callback(item: Field[Any], flag: str) -> Callable[[Any], Any]:
 
     def check(value: Any) -> Any:
         parsed, info = _value(item, value), option_info(item)
+        if parsed is not None:
+            check_type(flag, item.type, parsed)
         if info.check is not None and parsed is not None:
             info.check(flag, parsed)
         return value

@@ -12,7 +12,7 @@ import yaml
 
 from ..errors import StatetrimError, check_option_names
 from ..maths.formatting import shorten
-from ..option_types import expected_kind
+from ..option_types import check_type
 from ..request import REPLACED_OPTIONS, new_spelling
 from ..storage.json_file import read_json
 from ..storage.output import ARTIFACTS, MAX_RECORD_BYTES
@@ -41,8 +41,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
         if not _is_plain(value):
             raise StatetrimError(f"{path}: {name!r} must be a number, a text, or a list of texts")
         option = f"--{name.replace('_', '-')}"
-        if kind := _expected_kind(name, value):
-            raise StatetrimError(f"{path}: {option} must be {kind}, not {shorten(repr(value))}")
+        check_type(f"{path}: {option}", _type_in_recipe(name), value)
         if "method" in name and str(value).endswith(".py"):
             raise StatetrimError(
                 f"{path}: a recipe names no Python file; leave out {name!r} and give {option} "
@@ -116,14 +115,13 @@ def _parse_yaml(path: Path) -> dict[Any, Any]:
     return entries
 
 
-def _expected_kind(name: str, value: Any) -> str | None:
-    """What the value of an option should be, if it has another type; None if it has its type. A
-    list may also be written as on the command line, and shapes to compare as a list."""
+def _type_in_recipe(name: str) -> Any:
+    """The type of an option. A list may also be written as on the command line, and shapes to
+    compare as a list."""
     types: dict[str, Any] = {item.name.rstrip("_"): item.type for item in fields(TrimOptions)}
     hint = types.get(name, str)  # the model and the output
-    if name == "to" or get_origin(hint) is Sequence:
-        hint |= Sequence[str] | str
-    return expected_kind(hint, value)
+    written_as_list = name == "to" or get_origin(hint) is Sequence
+    return hint | Sequence[str] | str if written_as_list else hint
 
 
 def _is_plain(value: Any) -> bool:
