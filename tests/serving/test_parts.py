@@ -123,5 +123,7 @@ def test_one_group_of_mamba2_is_copied_to_every_device_and_more_are_divided(tmp_
 
 def test_parts_divide_only_where_the_plugins_do() -> None:
     for (keys, values), count in product(HEADS, range(1, 49)):
-        ours, theirs = (kind(keys, values, 64, 32).part(count) for kind in (Heads, pages.Heads))
-        assert (ours and vars(ours)) == (theirs and vars(theirs))
+        calculated, stored = (
+            kind(keys, values, 64, 32).part(count) for kind in (Heads, pages.Heads)
+        )
+        assert (calculated and vars(calculated)) == (stored and vars(stored))

@@ -160,11 +160,11 @@ class _Chosen:
 
     def shapes(self) -> list[tuple[int, int]]:
         """In the order of the layers."""
-        found, link = [], self
-        while link.shape is not None and link.before is not None:
-            found.append(link.shape)
-            link = link.before
-        return found[::-1]
+        backwards, last = [], self
+        while last.shape is not None and last.before is not None:
+            backwards.append(last.shape)
+            last = last.before
+        return backwards[::-1]
 
 
 def _knapsack(

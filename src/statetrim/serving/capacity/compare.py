@@ -103,8 +103,8 @@ def capacity(model: Checkpoint, geometry: Geometry, settings: Settings, engine: 
 
 def _check_devices(caches: CacheModel, geometry: Geometry, devices: int) -> None:
     """Raise StatetrimError unless every device gets as many value heads, key heads and heads of
-    softmax layers. A head that all would share is copied: one of softmax layers in any engine, a
-    key head only in Mamba-2, whose heads may all read the same one."""
+    softmax layers. Those of softmax layers may also be copied to several devices each, and so may
+    the only group of Mamba-2 (vLLM: layers/mamba/mamba_mixer2.py)."""
     copies_key_head = caches.shared_groups and geometry.num_k_heads == 1
     copies_kv_heads = devices % caches.kv_heads == 0
     for kind, heads, is_copied in (
