@@ -12,6 +12,7 @@ from torch import Tensor
 
 import statetrim as st
 from helpers.quantized import FORMATS, Format, find, in_memory, largest_by_block, spread
+from statetrim.storage.quantized import blocks
 from statetrim.storage.quantized.compare import check_written
 from statetrim.storage.quantized.element import FP4, FP8
 from statetrim.storage.quantized.find import QuantizedTensor
@@ -19,6 +20,7 @@ from statetrim.storage.quantized.read import StoredInMemory, dequantize
 from statetrim.storage.quantized.rewrite import (
     collect_all,
     cut_quantized,
+    edited_rows,
     is_exact,
     quantize_like,
 )
@@ -114,6 +116,31 @@ def test_removed_columns(case: Case) -> None:
         for leaf, expected in form.quantize(kept).items():
             assert as_bytes(cut[f"a.{leaf}"]) == as_bytes(expected), leaf
     assert 0 < float(error) <= 1.02 * float(library_error)  # NVFP4's global scale stays
+
+
+@pytest.mark.parametrize("limit", [1, 4 * 96 * 5, 4 * 96 * 20])
+def test_rows_in_memory_at_a_time_change_nothing(
+    case: Case, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row, five, or a block and a part of one."""
+    _, stored, tensor = case
+    change = replace(edit(rows=True), column_factors=torch.rand(COLUMNS, dtype=torch.float64))
+
+    def written() -> tuple[dict[str, Tensor], float]:
+        cut = collect_all(cut_quantized(tensor, change, stored), stored)
+        small, rows = (
+            tensor.resized(int(KEPT_ROWS.sum()), COLUMNS),
+            edited_rows(tensor, change, stored),
+        )
+        return cut, check_written(small, rows, with_changes(stored, cut), exact=False)
+
+    expected, expected_error = written()
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", limit)
+    actual, error = written()
+    assert {name: as_bytes(x) for name, x in actual.items()} == {
+        name: as_bytes(x) for name, x in expected.items()
+    }
+    assert error == pytest.approx(expected_error, rel=1e-9)
 
 
 def test_whole_groups_of_columns_are_removed_exactly(case: Case) -> None:
