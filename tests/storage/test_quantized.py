@@ -55,6 +55,10 @@ def edit(*, rows: bool = False, columns: bool = False) -> TensorEdit:
     return TensorEdit(masks)
 
 
+def rows_of(value: Tensor) -> blocks.Rows:
+    return lambda start, stop: value[start:stop]
+
+
 def as_bytes(tensor: Tensor) -> bytes:
     return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
@@ -245,7 +249,7 @@ def test_zeros_stay_zeros(case: Case, scale: float) -> None:
         assert bool((scales > 0).all()) and bool(scales.isfinite().all())
         check_written(
             tensor,
-            lambda start, stop, z=zeros: z[start:stop],
+            rows_of(zeros),
             with_changes(stored, parts),
             exact=False,
         )
@@ -274,10 +278,10 @@ def test_a_block_near_the_smallest_scale_is_within_what_the_format_costs(tmp_pat
     rounded, parts = quantize_like(tensor, value, stored)
     assert float(rounded[1, 0]) == 6 * 2**-9
     written = with_changes(stored, parts)
-    assert check_written(tensor, lambda start, stop: value[start:stop], written, exact=False) < 1e-5
+    assert check_written(tensor, rows_of(value), written, exact=False) < 1e-5
     value[1, 0] *= 10
     with pytest.raises(st.StatetrimError, match="costs"):
-        check_written(tensor, lambda start, stop: value[start:stop], written, exact=False)
+        check_written(tensor, rows_of(value), written, exact=False)
 
 
 @pytest.mark.parametrize("factor", [1e3, 1e-5, 1e-6, 1e-12])
@@ -303,18 +307,16 @@ def test_one_wrong_block_is_beyond_what_the_format_costs(case: Case) -> None:
     changed.view(-1)[0] *= 1.5
     parts[tensor.scales.name] = changed.to(parts[tensor.scales.name].dtype)
     with pytest.raises(st.StatetrimError, match="costs"):
-        check_written(
-            tensor, lambda start, stop: value[start:stop], with_changes(stored, parts), exact=False
-        )
+        check_written(tensor, rows_of(value), with_changes(stored, parts), exact=False)
 
 
 def test_an_exact_copy_has_no_error(case: Case) -> None:
     _, stored, tensor = case
     values = dequantize(tensor, stored)
-    assert check_written(tensor, lambda start, stop: values[start:stop], stored, exact=True) == 0
+    assert check_written(tensor, rows_of(values), stored, exact=True) == 0
     values[5, 5] += 1e-4
     with pytest.raises(st.StatetrimError, match="costs"):
-        check_written(tensor, lambda start, stop: values[start:stop], stored, exact=True)
+        check_written(tensor, rows_of(values), stored, exact=True)
 
 
 def test_scales_out_of_the_range_of_their_dtype_are_refused(tmp_path: Path) -> None:
@@ -325,15 +327,14 @@ def test_scales_out_of_the_range_of_their_dtype_are_refused(tmp_path: Path) -> N
     for factor, fits in ((1e-2, True), (1e-6, False), (1e8, False)):
         value = weight() * factor
         _, parts = quantize_like(tensor, value, stored)
-
-        def rows(start: int, stop: int, value: Tensor = value) -> Tensor:
-            return value[start:stop]
-
         if fits:
-            assert check_written(tensor, rows, with_changes(stored, parts), exact=False) < 0.01
+            assert (
+                check_written(tensor, rows_of(value), with_changes(stored, parts), exact=False)
+                < 0.01
+            )
         else:
             with pytest.raises(st.StatetrimError, match="costs"):
-                check_written(tensor, rows, with_changes(stored, parts), exact=False)
+                check_written(tensor, rows_of(value), with_changes(stored, parts), exact=False)
 
 
 def test_blocks_are_those_of_the_matrix() -> None:
