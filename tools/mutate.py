@@ -28,12 +28,14 @@ from changed_tests import ROOT, tests_of
 CORE = tuple(
     f"src/statetrim/{name}.py"
     for name in (
-        "judging/verdict", "judging/losses", "judging/gate", "maths/paired", "selection/allocate",
-        "serving/capacity/arithmetic", "serving/capacity/parts", "serving/shapes", "geometry",
-        "storage/quantized/find", "storage/quantized/rewrite", "snapshots/coding",
-        "snapshots/low_rank", "snapshots/layout", "snapshots/prompt", "calibration/sums",
-        "surgery/refit", "surgery/check", "request", "option_types", "pipelines/shape_choice",
-        "pipelines/recipe", "artifacts/mixture", "artifacts/statistics",
+        "artifacts/mixture", "artifacts/statistics", "calibration/sums", "geometry",
+        "judging/control", "judging/gate", "judging/losses", "judging/verdict", "maths/paired",
+        "option_types", "pipelines/recipe", "pipelines/shape_choice", "pipelines/stage", "request",
+        "selection/allocate", "serving/capacity/arithmetic", "serving/capacity/parts",
+        "serving/shapes", "snapshots/coding", "snapshots/layout", "snapshots/low_rank",
+        "snapshots/prompt", "snapshots/slots", "storage/quantized/blocks",
+        "storage/quantized/compare", "storage/quantized/find", "storage/quantized/read",
+        "storage/quantized/rewrite", "storage/quantized/scheme", "surgery/check", "surgery/refit",
     )
 )  # fmt: skip
 """Files that compute what users decide by, or that keep errors from them."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import statetrim as st
 from helpers.quantized import FORMATS, Format, find, in_memory, largest_by_block, spread
+from statetrim.storage.quantized import blocks
 from statetrim.storage.quantized.compare import check_written
 from statetrim.storage.quantized.element import FP4, FP8
 from statetrim.storage.quantized.find import QuantizedTensor
@@ -19,6 +20,7 @@ from statetrim.storage.quantized.read import StoredInMemory, dequantize
 from statetrim.storage.quantized.rewrite import (
     collect_all,
     cut_quantized,
+    edited_rows,
     is_exact,
     quantize_like,
 )
@@ -51,6 +53,10 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
 def edit(*, rows: bool = False, columns: bool = False) -> TensorEdit:
     masks = ({0: KEPT_ROWS} if rows else {}) | ({1: KEPT_COLUMNS} if columns else {})
     return TensorEdit(masks)
+
+
+def rows_of(value: Tensor) -> blocks.Rows:
+    return lambda start, stop: value[start:stop]
 
 
 def as_bytes(tensor: Tensor) -> bytes:
@@ -114,6 +120,31 @@ def test_removed_columns(case: Case) -> None:
         for leaf, expected in form.quantize(kept).items():
             assert as_bytes(cut[f"a.{leaf}"]) == as_bytes(expected), leaf
     assert 0 < float(error) <= 1.02 * float(library_error)  # NVFP4's global scale stays
+
+
+@pytest.mark.parametrize("limit", [1, 4 * 96 * 5, 4 * 96 * 20])
+def test_rows_in_memory_at_a_time_change_nothing(
+    case: Case, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row, five, or a block and a part of one."""
+    _, stored, tensor = case
+    change = replace(edit(rows=True), column_factors=torch.rand(COLUMNS, dtype=torch.float64))
+
+    def written() -> tuple[dict[str, Tensor], float]:
+        cut = collect_all(cut_quantized(tensor, change, stored), stored)
+        small, rows = (
+            tensor.resized(int(KEPT_ROWS.sum()), COLUMNS),
+            edited_rows(tensor, change, stored),
+        )
+        return cut, check_written(small, rows, with_changes(stored, cut), exact=False)
+
+    expected, expected_error = written()
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", limit)
+    actual, error = written()
+    assert {name: as_bytes(x) for name, x in actual.items()} == {
+        name: as_bytes(x) for name, x in expected.items()
+    }
+    assert error == pytest.approx(expected_error, rel=1e-9)
 
 
 def test_whole_groups_of_columns_are_removed_exactly(case: Case) -> None:
@@ -218,7 +249,7 @@ def test_zeros_stay_zeros(case: Case, scale: float) -> None:
         assert bool((scales > 0).all()) and bool(scales.isfinite().all())
         check_written(
             tensor,
-            lambda start, stop, z=zeros: z[start:stop],
+            rows_of(zeros),
             with_changes(stored, parts),
             exact=False,
         )
@@ -247,10 +278,10 @@ def test_a_block_near_the_smallest_scale_is_within_what_the_format_costs(tmp_pat
     rounded, parts = quantize_like(tensor, value, stored)
     assert float(rounded[1, 0]) == 6 * 2**-9
     written = with_changes(stored, parts)
-    assert check_written(tensor, lambda start, stop: value[start:stop], written, exact=False) < 1e-5
+    assert check_written(tensor, rows_of(value), written, exact=False) < 1e-5
     value[1, 0] *= 10
     with pytest.raises(st.StatetrimError, match="costs"):
-        check_written(tensor, lambda start, stop: value[start:stop], written, exact=False)
+        check_written(tensor, rows_of(value), written, exact=False)
 
 
 @pytest.mark.parametrize("factor", [1e3, 1e-5, 1e-6, 1e-12])
@@ -276,18 +307,16 @@ def test_one_wrong_block_is_beyond_what_the_format_costs(case: Case) -> None:
     changed.view(-1)[0] *= 1.5
     parts[tensor.scales.name] = changed.to(parts[tensor.scales.name].dtype)
     with pytest.raises(st.StatetrimError, match="costs"):
-        check_written(
-            tensor, lambda start, stop: value[start:stop], with_changes(stored, parts), exact=False
-        )
+        check_written(tensor, rows_of(value), with_changes(stored, parts), exact=False)
 
 
 def test_an_exact_copy_has_no_error(case: Case) -> None:
     _, stored, tensor = case
     values = dequantize(tensor, stored)
-    assert check_written(tensor, lambda start, stop: values[start:stop], stored, exact=True) == 0
+    assert check_written(tensor, rows_of(values), stored, exact=True) == 0
     values[5, 5] += 1e-4
     with pytest.raises(st.StatetrimError, match="costs"):
-        check_written(tensor, lambda start, stop: values[start:stop], stored, exact=True)
+        check_written(tensor, rows_of(values), stored, exact=True)
 
 
 def test_scales_out_of_the_range_of_their_dtype_are_refused(tmp_path: Path) -> None:
@@ -298,15 +327,14 @@ def test_scales_out_of_the_range_of_their_dtype_are_refused(tmp_path: Path) -> N
     for factor, fits in ((1e-2, True), (1e-6, False), (1e8, False)):
         value = weight() * factor
         _, parts = quantize_like(tensor, value, stored)
-
-        def rows(start: int, stop: int, value: Tensor = value) -> Tensor:
-            return value[start:stop]
-
         if fits:
-            assert check_written(tensor, rows, with_changes(stored, parts), exact=False) < 0.01
+            assert (
+                check_written(tensor, rows_of(value), with_changes(stored, parts), exact=False)
+                < 0.01
+            )
         else:
             with pytest.raises(st.StatetrimError, match="costs"):
-                check_written(tensor, rows, with_changes(stored, parts), exact=False)
+                check_written(tensor, rows_of(value), with_changes(stored, parts), exact=False)
 
 
 def test_blocks_are_those_of_the_matrix() -> None:
