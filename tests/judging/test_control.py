@@ -37,10 +37,12 @@ def test_one_more_draw_is_rarely_better_than_the_spread(draws: int) -> None:
 def test_the_spread_is_the_prediction_interval_of_scipy() -> None:
     values = torch.tensor([0.3, 0.5, 0.9, 0.4, 0.6], dtype=torch.float64)
     cut = torch.full((8,), 0.1, dtype=torch.float64)
-    found = advantage_over_spread(cut, values.unsqueeze(1).expand(-1, 8))
+    interval = advantage_over_spread(cut, values.unsqueeze(1).expand(-1, 8))
     spread = stats.t(4).ppf(0.975) * float(values.std()) * (1 + 1 / 5) ** 0.5
-    assert found.estimate == pytest.approx(0.44)
-    assert found.low == pytest.approx(0.44 - spread) and found.high == pytest.approx(0.44 + spread)
+    assert interval.estimate == pytest.approx(0.44)
+    assert interval.low == pytest.approx(0.44 - spread) and interval.high == pytest.approx(
+        0.44 + spread
+    )
 
 
 def test_a_cut_at_its_limit_rarely_ships() -> None:

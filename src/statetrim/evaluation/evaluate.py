@@ -126,7 +126,7 @@ def _sample_until_decided(
     Only the first look runs lm-eval, which takes all its samples, and masked models, which need
     few, on one task of each required group.
     """
-    found, sizes = dict[tuple[str, str, str], Score](), list[int]()
+    by_key, sizes = dict[tuple[str, str, str], Score](), list[int]()
     original, most = runners[0].original, all_looks[-1].stop
     for look in all_looks:
         for runner, following in zip(runners, [*runners[1:], None], strict=True):
@@ -140,13 +140,13 @@ def _sample_until_decided(
             for score in score_tasks(runner, due, rows):
                 by_task[score.task].append(score)
                 key = score.model, score.task, score.metric
-                found[key] = _joined(found[key], score) if key in found else score
+                by_key[key] = _joined(by_key[key], score) if key in by_key else score
             runner.close(following)
             if runner is runners[0]:
                 original.scores |= {(task, rows.start): scored for task, scored in by_task.items()}
         sizes.append(look.stop)
         looked = {"looks": {"sizes": list(sizes), "most": most}}
-        scores = Scores(empty.models, list(found.values()), empty.lineage | looked)
+        scores = Scores(empty.models, list(by_key.values()), empty.lineage | looked)
         if not needs_samples(scores):
             break
     return scores

@@ -59,12 +59,12 @@ def recorded_origin(scores: Scores, model: str) -> Mapping[str, Any]:
 def random_cuts(scores: Scores) -> list[str]:
     """The random cuts among the models, by the methods that `evaluate` recorded, or else by their
     directory name."""
-    found = []
+    names = []
     for name in scores.models[1:]:
         methods = recorded_origin(scores, name).get("methods", [Path(name).name])
         if isinstance(methods, list) and methods and all(x == RANDOM_METHOD for x in methods):
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def controls_of(scores: Scores, model: str) -> list[str]:
