@@ -92,7 +92,7 @@ def prepare(root: Path) -> Path:
     tiny.write_text(root / "text.jsonl", 6000)
     model, text = st.open(root / "model"), root / "text.jsonl"
     sizes: dict[str, Any] = {"tokens": 256, "length": 32, "batch_size": 4, "progress": False}
-    sizes |= {"recall": 0.0, "random": 0.0}
+    sizes["recall"] = 0.0
     st.select(model, "l1", "8x4", value_method="rand").save(root / "plan.json")
     widths = "0=12x8,1=8x4"
     st.select(model, "l1", to=widths, value_method="rand").save(root / "uneven.json")

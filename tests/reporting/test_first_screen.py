@@ -223,7 +223,7 @@ def test_the_smallest_shape_within_the_limits_is_recommended(tmp_path: Path) -> 
     rows = {row[0]: (row[3], row[5]) for row in table.rows}  # type: ignore[union-attr]
     assert rows["64x32"] == ("yes", "within the limit")
     assert rows["48x64"] == ("yes", "within the limit")
-    assert rows["64x48"] == ("", "within the limit")  # larger than 64x32, and loses more
+    assert rows["64x48"] == ("", "too wide to tell")  # larger than 64x32, and loses more
     assert rows["32x64"] == ("", "beyond the limit")  # as large as 64x32, and loses more
     assert rows["32x32"] == ("yes", "beyond the limit")
 

@@ -17,6 +17,7 @@ from ..serving.options import ServingOptions, default_serving
 
 if TYPE_CHECKING:
     from ..geometry import Axis
+    from ..runtime.corpus import Corpus
     from .observer import Observer
 
 DEFAULT_SHARE = 0.5  # of the state's bytes, if the options name only an engine
@@ -35,7 +36,7 @@ class TrimOptions(Devices):
 
     PANELS: ClassVar[Mapping[str, str]] = {
         "What to keep": "to for_ by_layer",
-        "Text and methods": "text tokens recall random method value_method length batch_size seed",
+        "Text and methods": "text tokens recall method value_method length batch_size seed",
         "Repair after the cut": "refit recover",
         "What is measured": "tasks data limit control benchmark state_dtype",
         "Where it runs": "device dtype device_map max_memory layerwise",
@@ -154,7 +155,7 @@ class TrimRunOptions(TrimOptions, ProgressOptions):
 class SensitivityOptions(Placement, ProgressOptions):
     """The options of `sensitivity`."""
 
-    text: str | Path = option(help=TEXT_HELP, check=checks.text_source, kw_only=False)
+    text: "str | Path | Corpus" = option(help=TEXT_HELP, check=checks.text_source, kw_only=False)
     widths: Sequence[int | float | str] = option(
         default=(0.5, 0.25), help="Channels to keep in the layer that is cut."
     )
