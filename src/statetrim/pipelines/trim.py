@@ -159,5 +159,6 @@ def _measure_commands(job: Job, out: Path) -> list[str]:
     for name, value in arguments.items():
         if value is not None:
             evaluate += [name, str(value)]
+    evaluate += [] if options.control else ["--no-control"]
     report = ["statetrim", "report", original, str(out), str(scores), "-o", str(page)]
     return [shlex.join(evaluate), shlex.join(report)]
