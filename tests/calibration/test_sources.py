@@ -222,8 +222,19 @@ def test_saved_and_loaded(whole: Statistics, tmp_path: Path) -> None:
         ({"a.b.0.tokens": torch.tensor(3)}, "not a statistic"),
         ({"other.0.tokens": torch.tensor(3)}, "different layers"),
         ({"recall.7.query_gram": torch.zeros(1, 1, 1).double()}, "no token count"),
-        ({"0.readout_moment": torch.zeros(1, 1).double()}, "a layer lacks sums"),
-        ({"recall.0.readout_moment": torch.zeros(1, 1).double()}, "a layer lacks sums"),
+        ({"0.readout_moment": torch.zeros(1, 1).double()}, "layers differ in tokens or sums"),
+        (
+            {"recall.0.readout_moment": torch.zeros(1, 1).double()},
+            "layers differ in tokens or sums",
+        ),
+        ({"0.tokens": torch.tensor(3)}, "layers differ in tokens or sums"),
+        (
+            {
+                f"recall.{layer}.readout_moment": torch.zeros(1, 1).double()
+                for layer in whole.layers
+            },
+            "sources differ in their sums",
+        ),
         *(
             ({"0.tokens": torch.tensor(count)}, "'0.tokens', which is not a count")
             for count in (-1, -5, 2**53 + 1, 2**62, 1 + 2j, 1.0, True, [1, 2])

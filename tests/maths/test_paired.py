@@ -10,7 +10,6 @@ from scipy import stats
 from statetrim.artifacts.scores import Score, Scores
 from statetrim.judging.gate import find_violation
 from statetrim.judging.losses import metric_loss, recall_change
-from statetrim.maths import paired
 from statetrim.maths.paired import Interval, Pairs, difference_interval, mcnemar, zero_event_bound
 from statetrim.tasks.rule import check_rule
 
@@ -52,17 +51,6 @@ def test_intervals_of_accuracy_cover_the_truth(count: int) -> None:
 def test_intervals_of_perplexity_cover_the_truth() -> None:
     covered = coverage(0.05, lambda generator: [documents(generator, 62)])
     assert 0.93 <= covered <= 0.97, covered
-
-
-@pytest.mark.parametrize("chunk", [1, 100, 130])
-def test_resamples_drawn_in_chunks_are_the_same(
-    chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pairs = documents(torch.Generator().manual_seed(0), 40)
-    at_once = paired._resampled_differences(pairs, 10, torch.Generator().manual_seed(1))
-    monkeypatch.setattr(paired, "_CHUNK", chunk)
-    in_chunks = paired._resampled_differences(pairs, 10, torch.Generator().manual_seed(1))
-    assert at_once.shape == (10,) and torch.equal(at_once, in_chunks)
 
 
 def test_intervals_of_mean_recall_cover_the_truth() -> None:

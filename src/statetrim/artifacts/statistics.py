@@ -177,9 +177,14 @@ def _parse_sources(
         parsed[source] = {layer: LayerStatistics(**layers[layer]) for layer in sorted(layers)}
     if any(set(layers) != set(parsed[TEXT]) for layers in parsed.values()):
         raise StatetrimError(f"{path} is not complete: its sources are of different layers")
-    every_layer = [sums for layers in parsed.values() for sums in layers.values()]
-    if len({sums.sum_names for sums in every_layer}) > 1:
-        raise StatetrimError(f"{path} is not complete: a layer lacks sums that others have")
+    held = set()
+    for layers in parsed.values():
+        by_layer = {(sums.tokens, sums.sum_names) for sums in layers.values()}
+        if len(by_layer) > 1:
+            raise StatetrimError(f"{path} is not complete: its layers differ in tokens or sums")
+        held |= {names for tokens, names in by_layer if tokens}  # calibration may not be there yet
+    if len(held) > 1:
+        raise StatetrimError(f"{path} is not complete: its sources differ in their sums")
     return parsed
 
 

@@ -35,14 +35,14 @@ def state_metrics(statistics: Statistics | str | Path | None, model: Checkpoint)
     names = ["query_unit_gram", *(["key_unit_gram"] if model.family.normalizes_keys else [])]
     if not statistics.sum_names.issuperset(names):
         raise StatetrimError("the statistics hold no metric; run: statetrim calibrate")
-    metrics = {}
+    metrics, shares = {}, statistics.shares
     for layer in model.geometry.layers:
         geometry = model.geometry.for_layer(layer)
-        sums = [layers[layer] for layers in statistics.sources.values()]
-        grams = tuple(sum(getattr(each, name) for each in sums) for name in names)
+        sums = [statistics.sources[name][layer] for name, share in shares.items() if share]
         expected = (geometry.num_k_heads, geometry.head_k_dim, geometry.head_k_dim)
-        if any(gram.shape != expected for gram in grams):
+        if any(getattr(each, name).shape != expected for each in sums for name in names):
             raise StatetrimError(f"the statistics of layer {layer} do not fit {model.path}")
+        grams = tuple(sum(getattr(each, name) for each in sums) for name in names)
         value_heads_each = geometry.num_v_heads // geometry.num_k_heads
         metrics[layer] = metric_of(grams).repeat_interleave(value_heads_each, dim=0)
     return metrics
