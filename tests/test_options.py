@@ -200,7 +200,7 @@ def test_jobs_with_the_same_target_have_the_same_record(
         "recover": 0,
         "tasks": ["text", "mqar"],
         "data": None,
-        "limit": 32,
+        "limit": 128,
         "control": True,
         "benchmark": True,
         "seed": 0,

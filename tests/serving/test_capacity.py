@@ -251,7 +251,7 @@ def test_users_figures_follow_from_their_settings() -> None:
     [
         ({"memory_gib": 0}, "0"),
         ({"memory_gib": 1, "context": 0}, "0"),
-        ({"memory_gib": 1, "context": 2**40}, "1.09951e+12"),
+        ({"memory_gib": 1, "context": 2**40}, "1099511627776"),
         ({"memory_gib": 1, "engine": "mlx", "kv_dtype": "fp8"}, "'fp8'"),
         ({"memory_gib": 1, "engine": "exl"}, "'exl'"),
         ({"memory_gib": 1, "speculative": 99}, "99"),

@@ -83,7 +83,7 @@ def controls_of(scores: Scores, model: str) -> list[str]:
 
 
 def compare_with_controls(scores: Scores, x: Loss, limit: float) -> ControlComparison | None:
-    """The cut of a loss beside its random cuts, on their common samples; None if fewer than
+    """The cut of a loss compared with its random cuts, on their common samples; None if fewer than
     `MIN_CONTROLS` of them were measured on the task.
 
     The cut is compared as it was before a refit or training, which its random cuts did not have;

@@ -133,7 +133,7 @@ def judge_cut(
 
 def needs_samples(scores: Scores) -> bool:
     """Whether more samples could decide the verdict on a cut: a limit lies within an interval, or
-    it cannot be told whether the original is above chance; not if a loss is beyond its limit."""
+    it is not known whether the original is above chance; not if a loss is beyond its limit."""
     for name in cut_models(scores):
         try:
             evidence = _Evidence.of(scores, name)

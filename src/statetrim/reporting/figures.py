@@ -64,7 +64,7 @@ def inline_svg(chart: Chart) -> str:
                 artist.set_clip_on(False)
         written = BytesIO()
         figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
-    root = ElementTree.fromstring(written.getvalue())  # our own output, not a stranger's
+    root = ElementTree.fromstring(written.getvalue())  # our own output
     shapes = {}
     for element in root.iter(f"{{{_SVG}}}path"):
         shapes["#" + element.get("id", "")] = element.get("d", "")

@@ -124,7 +124,7 @@ class Findings:
 
     @property
     def chosen_by(self) -> Scores | None:
-        """The scores by which the shape was chosen, if they lie beside the decision."""
+        """The scores by which the shape was chosen, if they lie next to the decision."""
         if self.decision is None:
             return None
         return self.decision.chosen_scores(Path(self.sources["decision"]).parent)
