@@ -34,7 +34,7 @@ def select(evidence, keep):
 SAMPLES: dict[str, tuple[Any, ...]] = {
     "device": ("cpu",), "dtype": ("bfloat16",), "device_map": ("auto",), "max_memory": ("0=1GiB",),
     "to": ("4x4",), "for_": ("transformers",), "by_layer": (True,), "text": ("other.jsonl",),
-    "tokens": (2048,), "recall": (0.5,), "random": (0.25,), "method": ("l1",),
+    "tokens": (2048,), "recall": (0.5,), "method": ("l1",),
     "value_method": ("readout_l1",), "refit": (False,), "recover": (0, 2048), "tasks": (("mqar",),),
     "data": (".",), "limit": (4,), "length": (32,), "batch_size": (4,), "control": (False,),
     "benchmark": (True,), "layerwise": (True, False), "state_dtype": ("int8",), "seed": (1,),

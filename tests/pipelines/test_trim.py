@@ -96,7 +96,7 @@ def test_both_axes_with_recovery_timing_and_an_engine_in_mind(
     )
     shares = plan["lineage"]["statistics"]["shares"]
     assert shares == refit["statistics"]["shares"], "selection and refit take the same mix"
-    assert shares["recall"] == pytest.approx(0.25, abs=0.02)
+    assert shares["recall"] == pytest.approx(0.5, abs=0.02)
     assert sum(shares.values()) == pytest.approx(1) and set(shares) == {"text", "recall"}
     assert trim["recall"] == 0.5
 
@@ -193,8 +193,8 @@ def test_a_kill_while_tidying_up_is_mended(checkpoint: Load, text: Path, tmp_pat
     (partial / "statetrim").mkdir(parents=True)
     job = {name: value for name, value in record.items() if name not in ("checks", "warnings")}
     (partial / "statetrim" / "trim.json").write_text(json.dumps(job))
-    (partial / "rand").mkdir()
-    (partial / "rand" / "left").write_text("over")
+    (partial / "pruned").mkdir()
+    (partial / "pruned" / "left").write_text("over")
     shutil.rmtree(out / "statetrim" / "report")
     st.trim(checkpoint("qwen3_5_text"), out=out, **quick)
     assert not partial.exists() and (out / "statetrim" / "report" / "report.html").exists()

@@ -35,7 +35,7 @@ class TrimOptions(Devices):
 
     PANELS: ClassVar[Mapping[str, str]] = {
         "What to keep": "to for_ by_layer",
-        "Text and methods": "text tokens recall random method value_method length batch_size seed",
+        "Text and methods": "text tokens recall method value_method length batch_size seed",
         "Repair after the cut": "refit recover",
         "What is measured": "tasks data limit control benchmark state_dtype",
         "Where it runs": "device dtype device_map max_memory layerwise",
