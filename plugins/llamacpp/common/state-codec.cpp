@@ -175,6 +175,12 @@ matrix multiply(const matrix & a, const matrix & b) {
     return out;
 }
 
+void multiply_by(float factor, float * x, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        x[i] *= factor;
+    }
+}
+
 float largest_of(const float * x, size_t n) {
     float largest = 0.0f;
     for (size_t i = 0; i < n; i++) {
@@ -193,7 +199,7 @@ void orthonormalize(matrix & a) {
         }
         const double after = std::sqrt(dot(a.row(i), a.row(i), a.cols));
         const float factor = after > 1e-5 * before ? float(1.0 / after) : 0.0f;
-        std::transform(a.row(i), a.row(i) + a.cols, a.row(i), [factor](float x) { return factor * x; });
+        multiply_by(factor, a.row(i), a.cols);
     }
 }
 
@@ -261,8 +267,7 @@ matrix right_vectors(const matrix & spanned) {
         const double length = std::sqrt(dot(vectors.row(i), vectors.row(i), vectors.cols));
         longest = std::max(longest, length);
         const float factor = length > 1e-4 * longest ? float(1.0 / length) : 0.0f;
-        std::transform(vectors.row(i), vectors.row(i) + vectors.cols, vectors.row(i),
-                [factor](float x) { return factor * x; });
+        multiply_by(factor, vectors.row(i), vectors.cols);
     }
     return vectors;
 }
@@ -284,8 +289,8 @@ class low_rank_search {
   public:
     low_rank_search(const matrix & state, double norm, double bound) : state(state), norm(norm), bound(bound) {}
 
-    // rank: of the subspace in which right singular vectors are sought, by one step of subspace iteration from `guess`
-    // [cols, rank], or exactly if it is empty; returns whether the subspace holds the state well enough
+    // seeks right singular vectors by one step of subspace iteration from `guess` [cols, rank], or exactly if it is
+    // empty; returns whether they span the state well enough
     bool span(const matrix & guess) {
         matrix spanned = state;
         if (!guess.x.empty()) {
@@ -349,8 +354,8 @@ class low_rank_search {
             sigma[i] = std::sqrt(dot(left.row(i), left.row(i), left.cols));
             const float of_left = largest_of(left.row(i), left.cols), of_right = largest_of(right.row(i), right.cols);
             const float ratio   = std::sqrt(of_right / of_left);
-            std::transform(left.row(i), left.row(i) + left.cols, left.row(i), [=](float x) { return x * ratio; });
-            std::transform(right.row(i), right.row(i) + right.cols, right.row(i), [=](float x) { return x / ratio; });
+            multiply_by(ratio, left.row(i), left.cols);
+            multiply_by(1.0f / ratio, right.row(i), right.cols);
             largest[i] = std::sqrt(of_left * of_right);
             const double from_left  = double(left.cols) / ratio / ratio;
             const double from_right = double(right.cols) * sigma[i] * ratio * sigma[i] * ratio;
@@ -615,8 +620,7 @@ class encoder {
         if (std::abs(exponent) > MAX_EXPONENT) {
             return false;
         }
-        const float factor = std::ldexp(1.0f, -exponent);
-        std::transform(state.x.begin(), state.x.end(), state.x.begin(), [factor](float x) { return x * factor; });
+        multiply_by(std::ldexp(1.0f, -exponent), state.x.data(), state.x.size());
         return true;
     }
 
