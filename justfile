@@ -241,7 +241,7 @@ coded-checkpoints ENGINES MODELS TEXT WORK:
     c++ -std=c++17 -O3 plugins/llamacpp/codec_main.cpp plugins/llamacpp/common/state-codec.cpp -o {{WORK}}/codec
     python tools/engines/check_state_codec.py {{WORK}}/codec {{MODELS}}/tiny-qwen3_5_hybrid {{MODELS}}/tiny-gated_deltanet6 {{MODELS}}/tiny-delta_net --text {{TEXT}} -o results/state-codec.jsonl
     python tools/engines/coded_checkpoints.py {{ENGINES}} {{WORK}}/server/build/bin/llama-server {{MODELS}}/tiny-qwen3_5_hybrid --text {{TEXT}} --work {{WORK}} -o results/coded-checkpoints.jsonl --errors 0.02 0.05
-    python tools/engines/coded_checkpoints.py {{ENGINES}} {{WORK}}/server/build/bin/llama-server {{MODELS}}/tiny-qwen3_5_hybrid --text {{TEXT}} --work {{WORK}} -o results/coded-checkpoints.jsonl --layers 8 --parallel 1 --turn 512 --turns 2 --tokens 4
+    python tools/engines/coded_checkpoints.py {{ENGINES}} {{WORK}}/server/build/bin/llama-server {{MODELS}}/tiny-qwen3_5_hybrid --text {{TEXT}} --work {{WORK}} -o results/coded-checkpoints.jsonl --layers 4 --parallel 1 --turn 128
 
 # Time of encoding and decoding compared with plain int8, one thread (docs/stored-states.md).
 bench-snapshots:

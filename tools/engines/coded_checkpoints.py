@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import re
 import socket
 import statistics
@@ -79,6 +80,12 @@ class Server:
         return parsed | {"seconds": time.perf_counter() - began}
 
     @property
+    def processor_seconds(self) -> float:
+        """Of all threads, since a busy machine counts for nothing."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    @property
     def resident_bytes(self) -> int:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return 1024 * int(re.search(r"VmRSS:\s+(\d+)", status)[1])  # type: ignore[index]
@@ -133,21 +140,63 @@ def converse(server: Server, slots: list[list[int]], turn: int, turns: int, **op
     return run
 
 
-def run_server(options: argparse.Namespace, kind: str, extra: list[str], **request: Any) -> Run:
+def start(options: argparse.Namespace, kind: str, extra: list[str]) -> Server:
     context = len(options.slots) * (options.turns * options.turn + 2 * options.turn + 128)
     shared = ["-c", context, "-np", len(options.slots), "-t", options.threads, "--cache-ram", 0]
     shared += ["-fa", "off", "-ctk", "f32", "-ctv", "f32", "--checkpoint-min-step", 0]
+    shared += ["--ctx-checkpoints", 2 * options.turns + 4]  # a turn makes two
     log = options.work / f"{options.gguf.stem}-{kind}.log"
-    server = Server.start(options.server, options.gguf, log, [*map(str, shared), *extra])
-    try:
-        run = converse(server, options.slots, options.turn, options.turns, **request)
-    finally:
-        server.stop()
-    text = log.read_text(errors="replace")
+    return Server.start(options.server, options.gguf, log, [*map(str, shared), *extra])
+
+
+def read_log(server: Server, run: Run) -> Run:
+    text = server.log.read_text(errors="replace")
     run.checkpoints = len(CREATED.findall(text))
     run.coded = [(int(a), int(b), float(c), float(d)) for a, b, c, d in CODED.findall(text)]
     run.decode_ms = [float(ms) for ms in DECODED.findall(text)]
     return run
+
+
+def run_server(options: argparse.Namespace, kind: str, extra: list[str], **request: Any) -> Run:
+    server = start(options, kind, extra)
+    try:
+        run = converse(server, options.slots, options.turn, options.turns, **request)
+    finally:
+        server.stop()
+    return read_log(server, run)
+
+
+def generate_again(options: argparse.Namespace, extra: list[str]) -> dict[str, Any]:
+    """Ten times the answer to one prompt, all from the same checkpoint."""
+    server, prompt = start(options, "again", extra), options.slots[0][: 4 * options.turn]
+    try:
+        server.complete(0, prompt, n_predict=options.tokens)
+        request = {"n_predict": options.tokens, "ignore_eos": True}
+        answers = [server.complete(0, prompt, **request)["tokens"] for _ in range(10)]
+    finally:
+        server.stop()
+    run = read_log(server, Run())
+    different = sum(answer != answers[0] for answer in answers)
+    return {"again": {"different": different, "coded": len(run.coded)}}
+
+
+def time_one_branch(options: argparse.Namespace, error: float) -> dict[str, Any]:
+    """CPU time of reading a turn, and of an answer that is generated again."""
+    extra = ["--ctx-checkpoint-error", str(error)] if error else []
+    server, prompt = start(options, f"within-{error}", extra), options.slots[0][: options.turn]
+    seconds = [server.processor_seconds]
+    try:
+        for _ in range(2):
+            server.complete(0, prompt, n_predict=1)
+            time.sleep(5)  # the checkpoint is being coded
+            seconds.append(server.processor_seconds)
+    finally:
+        server.stop()
+    run = read_log(server, Run())
+    result = {"model": options.gguf.stem, "error": error, "turn": options.turn}
+    result |= {"read_seconds": seconds[1] - seconds[0]}
+    result |= {"read_again_seconds": seconds[2] - seconds[1]}
+    return result | (coding(run) if error else {})
 
 
 def divergence(expected: dict[int, float], found: dict[int, float]) -> float | None:
@@ -210,6 +259,27 @@ def prepare(options: argparse.Namespace) -> None:
     options.slots = ids.tolist()
 
 
+def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """No checkpoints with plain ones, and coded ones of every error with plain ones."""
+    continued: dict[str, Any] = {"n_predict": options.tokens, "ignore_eos": True}
+    next_token: dict[str, Any] = {"n_predict": 1, "n_probs": 4096}
+    plain = run_server(options, "plain", [], **continued)
+    without = run_server(options, "without", ["--ctx-checkpoints", "0"], **continued)
+    plain_next = run_server(options, "plain", [], **next_token)
+    common = {"model": options.gguf.stem, "slots": options.parallel, "turn": options.turn}
+    common |= {"plain": times(plain)}
+    lines = [common | {"without": times(without) | compare_tokens(plain, without)}]
+    for error in options.errors:
+        extra = ["--ctx-checkpoint-error", str(error)]
+        coded = run_server(options, f"within-{error}", extra, **continued)
+        coded_next = run_server(options, f"within-{error}", extra, **next_token)
+        line = common | {"error": error} | coding(coded) | times(coded)
+        line |= generate_again(options, extra)
+        line |= compare_tokens(plain, coded) | compare_distributions(plain_next, coded_next)
+        lines.append(line)
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("engines", type=Path)
@@ -227,22 +297,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     prepare(options)
-    continued: dict[str, Any] = {"n_predict": options.tokens, "ignore_eos": True}
-    next_token: dict[str, Any] = {"n_predict": 1, "n_probs": 4096}
-    plain = run_server(options, "plain", [], **continued)
-    without = run_server(options, "without", ["--ctx-checkpoints", "0"], **continued)
-    plain_next = run_server(options, "plain", [], **next_token)
-    common = {"model": options.gguf.stem, "slots": options.parallel, "turn": options.turn}
-    common |= {"plain": times(plain)}
-    lines = [common | {"without": times(without) | compare_tokens(plain, without)}]
-    for error in options.errors:
-        extra = ["--ctx-checkpoint-error", str(error)]
-        coded = run_server(options, f"within-{error}", extra, **continued)
-        coded_next = run_server(options, f"within-{error}", extra, **next_token)
-        result = coding(coded) | times(coded) | compare_tokens(plain, coded)
-        lines.append(
-            common | {"error": error} | result | compare_distributions(plain_next, coded_next)
-        )
+    if options.layers:
+        lines = [time_one_branch(options, error) for error in (0, *options.errors)]
+    else:
+        lines = compare(options)
     with options.out.open("a") as file:
         for line in lines:
             print(json.dumps(line))
