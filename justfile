@@ -234,6 +234,15 @@ compare-snapshots-audio MODEL SDIST:
 coded-prompts ENGINES MODEL TEXT WORK:
     python tools/engines/coded_prompts.py {{ENGINES}} {{MODEL}} --text {{TEXT}} --work {{WORK}}
 
+# llama-server with coded checkpoints from fresh sources, the codec's large tests, and conversations that branch; MODELS has the small trained models (results/coded-checkpoints.md).
+coded-checkpoints ENGINES MODELS TEXT WORK:
+    tools/engines/make_llamacpp_server.sh {{WORK}}/server
+    pytest -m "slow or not slow" tests/snapshots/test_llamacpp_codec.py
+    c++ -std=c++17 -O3 plugins/llamacpp/codec_main.cpp plugins/llamacpp/common/state-codec.cpp -o {{WORK}}/codec
+    python tools/engines/check_state_codec.py {{WORK}}/codec {{MODELS}}/tiny-qwen3_5_hybrid {{MODELS}}/tiny-gated_deltanet6 {{MODELS}}/tiny-delta_net --text {{TEXT}} -o results/state-codec.jsonl
+    python tools/engines/coded_checkpoints.py {{ENGINES}} {{WORK}}/server/build/bin/llama-server {{MODELS}}/tiny-qwen3_5_hybrid --text {{TEXT}} --work {{WORK}} -o results/coded-checkpoints.jsonl --errors 0.02 0.05
+    python tools/engines/coded_checkpoints.py {{ENGINES}} {{WORK}}/server/build/bin/llama-server {{MODELS}}/tiny-qwen3_5_hybrid --text {{TEXT}} --work {{WORK}} -o results/coded-checkpoints.jsonl --layers 4 --parallel 1 --turn 128
+
 # Time of encoding and decoding compared with plain int8, one thread (docs/stored-states.md).
 bench-snapshots:
     OMP_NUM_THREADS=1 python benchmarks/bench_snapshots.py

@@ -30,6 +30,7 @@ PLACES = {
     "benchmarks": "tests/studies/test_scripts.py",
     "tools/kernels": "tests/kernels",
     "tools": "tests/studies/test_scripts.py",
+    "plugins/llamacpp": "tests/snapshots/test_llamacpp_codec.py",
     "plugins": "tests/serving/test_plugins.py",
     "justfile": "tests/test_habits.py",
     "docker": "tests/test_habits.py",
