@@ -23,6 +23,7 @@ HEAVY_ALLOWED = {
     "reporting/figures": {"matplotlib"},
     "reporting/rank_pictures": {"matplotlib"},
     "maths/table": {"jinja2"},
+    "maths/paired": {"scipy"},
     "pipelines/demo/answers": {"transformers"},
     "pipelines/recipe": {"yaml"},
     "progress/bar": {"IPython", "rich"},

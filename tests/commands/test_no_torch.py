@@ -31,7 +31,6 @@ MISTAKES = {
     "trim M -o O --limit many": "--limit",
     "inspect M --to 1/0": "cannot read '1/0'",
     "calibrate M --text t -o O --for nonsense": "there is no method",
-    "calibrate M --text t -o O --echo -1": "--echo must be a fraction",
     "calibrate M --text t -o O --batch-size 0": "--batch-size cannot be 0",
     "merge none.safetensors -o O": "none.safetensors is missing",
     "select M -o O --method nonsense": "there is no method",

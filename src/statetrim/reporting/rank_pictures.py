@@ -174,7 +174,9 @@ def _filter_chart(side: str, analysis: Analysis, layers: Sequence[int]) -> Chart
             assert filters is not None
             top, heads = 1.7 * row, len(filters)
             band = (0, heads, top + 1, top)
-            axes.imshow(_unit_taps(filters), scale, extent=band, aspect="auto", vmin=-1, vmax=1)
+            axes.imshow(
+                _unit_taps(filters).numpy(), scale, extent=band, aspect="auto", vmin=-1, vmax=1
+            )
             axes.vlines(range(1, heads), top, top + 1, color=LIGHT["ink"], linewidth=0.8)
             for head, value in enumerate(filter_similarity(filters).tolist()):
                 if heads <= 12:

@@ -175,11 +175,12 @@ class Output:
             logger.warning("%s holds files that statetrim did not write, so it stays", self.path)
 
     def _clean_up(self) -> None:
-        """At the end of a run, remove the file that names the lock's owner, and `OUT.partial` if
-        nothing but the record and notes is left in it."""
+        """At the end of a run, remove the file that names the lock's owner, and, for file results
+        and jobs with notes, `OUT.partial` if nothing but the record and notes is left in it."""
         if self._belongs_to_job and self.path.exists():
             (self.path / OWNER_FILE).unlink(missing_ok=True)
-            if _scratch_and_files(self.path)[1] <= {self._record_path, *self._notes}:
+            holds_no_work = _scratch_and_files(self.path)[1] <= {self._record_path, *self._notes}
+            if holds_no_work and (self._files is not None or self._notes):
                 self._remove_partial()
 
 
