@@ -50,6 +50,7 @@ _DECIMAL = r"[0-9]{1,6}(?:\.[0-9]{1,20})?(?:e-[0-9]{1,3})?"  # any float as Pyth
 _RATIO = "[0-9]{1,300}/[1-9][0-9]{0,329}"  # the exact value of any share that is a float
 _NUMBER = f"(?:{_DECIMAL}|{_RATIO})"
 _SIDE = rf"[0-9]{{1,6}}|{_NUMBER}%"
+SMALLEST_SHARE = Fraction(1, 10**12)  # of a state; no model has as many channels
 _SHARE = re.compile(rf"({_NUMBER})(%?)")
 _SIZE = re.compile(rf"({_NUMBER})MiB")
 _HEADS = re.compile(rf"({_SIDE})heads?")
@@ -95,9 +96,9 @@ def parse_request(to: To) -> Request:
     text = str(to).replace(" ", "")
     if match := _SHARE.fullmatch(text):
         share = Fraction(match[1]) / (100 if match[2] else 1)
-        if not 0 < share < 1:
+        if not SMALLEST_SHARE <= share < 1:
             raise StatetrimError(
-                f"the share of the state to keep must be between 0 and 1, not {text}; 0.5 halves "
+                f"the share of the state to keep must be between 0 and 1, not {text[:40]}; 0.5 halves "
                 "it, and channels per head are written 64x64, or 64x100% for keys alone"
             )
         return Request(share=share)

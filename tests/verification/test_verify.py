@@ -15,7 +15,6 @@ import torch
 from typer.testing import CliRunner
 
 import statetrim as st
-from helpers import tiny
 from helpers.engine import InProcess, have_ended, wait_until, write_stand_in
 from statetrim.artifacts.verification import Agreement, agreement_table
 from statetrim.commands import app
