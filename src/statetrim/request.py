@@ -98,8 +98,8 @@ def parse_request(to: To) -> Request:
         share = Fraction(match[1]) / (100 if match[2] else 1)
         if not SMALLEST_SHARE <= share < 1:
             raise StatetrimError(
-                f"the share of the state to keep must be between 0 and 1, not {text[:40]}; 0.5 halves "
-                "it, and channels per head are written 64x64, or 64x100% for keys alone"
+                f"the share of the state to keep must be between 0 and 1, not {text[:40]}; 0.5 "
+                "halves it, and channels per head are written 64x64, or 64x100% for keys alone"
             )
         return Request(share=share)
     if match := _SIZE.fullmatch(text):
