@@ -178,8 +178,8 @@ def _parse_sources(
     if any(set(layers) != set(parsed[TEXT]) for layers in parsed.values()):
         raise StatetrimError(f"{path} is not complete: its sources are of different layers")
     held = set()
-    for layers in parsed.values():
-        by_layer = {(sums.tokens, sums.sum_names) for sums in layers.values()}
+    for statistics in parsed.values():
+        by_layer = {(sums.tokens, sums.sum_names) for sums in statistics.values()}
         if len(by_layer) > 1:
             raise StatetrimError(f"{path} is not complete: its layers differ in tokens or sums")
         held |= {names for tokens, names in by_layer if tokens}  # calibration may not be there yet

@@ -17,7 +17,7 @@ from ..methods import find_method
 from ..options import derive, takes_options
 from ..progress import progress_reporter
 from ..request import side_text
-from ..runtime.corpus import Corpus
+from ..runtime.corpus import as_corpus
 from ..selection.options import SelectOptions
 from ..selection.select import select
 from ..storage.checkpoint import Checkpoint, require_prunable
@@ -44,7 +44,7 @@ def sensitivity(model: ModelLike, options: SensitivityOptions) -> Sensitivity:
         if not partial_path(Path(options.out)).exists():  # no interrupted run to resume
             check_absent(*outputs)
     checkpoint, skip = require_prunable(as_checkpoint(model)), parse_token_count(options.skip)
-    corpus = Corpus(options.text, checkpoint)
+    corpus = as_corpus(options.text, checkpoint)
     methods = [options.method, options.value_method]
     calibrated_methods = [name for name in methods if find_method(name).needs]
     statistics = None
