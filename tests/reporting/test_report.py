@@ -20,7 +20,6 @@ from matplotlib.image import imread
 
 import statetrim as st
 from helpers import tiny
-from statetrim.artifacts.decision import MeasuredShape
 from statetrim.reporting.charts import Point, Series, channel_map, interval_chart, line_chart
 from statetrim.reporting.figures import inline_svg, png_uri
 from statetrim.reporting.findings import read_findings
@@ -76,14 +75,22 @@ def artifacts(checkpoint: Callable[[str], Path], tmp_path_factory: Any) -> Path:
     )
     analysis.save(folder / "analysis.json")
     write_scores(folder / "scores.json")
-    points = [MeasuredShape(12, 8, "none", 12 * 2**20)]
-    for keep in (4, 6, 8):
-        points.append(MeasuredShape(keep, 8, "drrqr", keep * 2**20))
-        write_scores(folder / f"scores-{keep}x8.json")
-    files = {str(point): f"scores-{point}.json" for point in points[1:]}
-    st.Decision("MODEL", points, "8x8", files=files).save(folder / "sweep.json")
+    points = [
+        {"keep": keep, "keep_values": 8, "method": method, "state_bytes": keep * 2**20,
+         "scores": {"mqar accuracy": measured(0.5, 0.4, None, "share"),
+                    "agreement kl": measured(1 / keep, 0.9 / keep, 1.1 / keep, "nats")}}
+        for keep in (4, 6, 8)
+        for method in ("rand", "drrqr")
+    ]  # fmt: skip
+    sweep = {"format": "statetrim sweep", "version": 1, "model": "MODEL", "lineage": {}}
+    sweep["points"] = points
+    (folder / "sweep.json").write_text(json.dumps(sweep))
     write_records(folder, "MODEL")
     return folder
+
+
+def measured(value: Any, low: Any, high: Any, unit: str) -> dict[str, Any]:
+    return {"value": value, "low": low, "high": high, "unit": unit, "higher_is_better": True}
 
 
 def write_records(folder: Path, text: str) -> list[Path]:
@@ -167,7 +174,7 @@ def test_figures_are_those_of_the_artifacts(full: Path, artifacts: Path) -> None
     assert "loss of 50.00" in text
     assert "2.5 (0.50x)" in text
     assert "Warning: MODEL." in text and "1.0e-07" in text
-    assert re.search(r"50(\.0)?\s?% ?\d+(\.\d)?\s?% to \d+", text), "an interval of a shape"
+    assert "0.1667 to" not in text and "0.15 to 0.1833" in text  # an interval of the sweep
     kept = st.Plan.load(artifacts / "plan.json").kept[0][0].tolist()
     shown = re.search(r"\| 0 \| 0 \| ([-0-9, ]+) \|", full.with_suffix(".md").read_text())
     assert shown
@@ -241,10 +248,10 @@ def write_hostile_artifacts(artifacts: Path, folder: Path) -> list[Path]:
     (folder / "plan.json").write_text(json.dumps(plan))
     write_scores(folder / "scores.json", name=HOSTILE_TEXT, task=HOSTILE_TEXT)
     point = {"keep": 1, "keep_values": 1, "method": HOSTILE_TEXT, "state_bytes": 10}
-    original = point | {"method": "none", "keep": 2}
-    sweep = {"format": "statetrim sweep", "version": 1, "model": HOSTILE_TEXT}
-    sweep |= {"points": [original, point], "files": {"1x1": "scores.json"}, "lineage": {}}
-    (folder / "sweep.json").write_text(json.dumps(sweep))
+    scores = {HOSTILE_TEXT: measured(1.0, 0.5, 2.0, HOSTILE_TEXT), "x": measured(1.0, 0, 1, "")}
+    points = [point | {"scores": scores}, point | {"state_bytes": 5, "scores": {}}]
+    sweep = {"format": "statetrim sweep", "version": 1, "model": HOSTILE_TEXT, "points": points}
+    (folder / "sweep.json").write_text(json.dumps(sweep | {"lineage": {}}))
     write_records(folder, HOSTILE_TEXT)
     return sorted(folder.glob("*.json"))
 

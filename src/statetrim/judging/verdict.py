@@ -13,7 +13,8 @@ from typing import Any
 
 from ..artifacts.scores import Scores
 from ..errors import StatetrimError
-from ..tasks import TASKS, setting_text
+from ..tasks import TASKS
+from ..tasks.settings import setting_text
 from .control import (
     MIN_CONTROLS,
     ControlComparison,

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -123,17 +122,12 @@ class Findings:
         cut_name = self.cut.name
         return cut_name if cut_name in names[1:] else None
 
-    @cached_property
-    def compared_scores(self) -> dict[str, Scores]:
-        """Shape -> its scores by which one was chosen, as far as they lie beside the decision."""
-        if self.decision is None:
-            return {}
-        return self.decision.load_scores(Path(self.sources["decision"]).parent)
-
     @property
     def chosen_by(self) -> Scores | None:
-        """The scores by which the shape was chosen."""
-        return self.compared_scores.get(str(self.decision.chosen)) if self.decision else None
+        """The scores by which the shape was chosen, if they lie next to the decision."""
+        if self.decision is None:
+            return None
+        return self.decision.chosen_scores(Path(self.sources["decision"]).parent)
 
     @property
     def engine_faults(self) -> list[str]:

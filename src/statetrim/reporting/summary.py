@@ -34,9 +34,7 @@ MAX_QUALITY_LINES = 3
 def build_summary(findings: Findings) -> Summary:
     """Summarize the cut, or a comparison of shapes if neither a cut nor scores were given."""
     if findings.decision is not None and findings.cut is None and findings.scores is None:
-        return _decision_summary(
-            findings, recommend(findings.decision.points, findings.compared_scores)
-        )
+        return _decision_summary(findings, recommend(findings.decision.points))
     return _cut_summary(findings)
 
 
