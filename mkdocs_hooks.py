@@ -22,7 +22,7 @@ MIN_WORDS = 4
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add reports, examples and the file for MLX-LM, which are outside docs/, and the script of the
+    """Add reports, examples and two plugins, which are outside docs/, and the script of the
     calculator."""
     from mkdocs.structure.files import File
 
@@ -30,7 +30,7 @@ def on_files(files: Any, config: Any) -> Any:
     from write_calculator import script
 
     files.append(File.generated(config, "calculator/calculator.js", content=script()))
-    for folder in ("results", "examples", "plugins/mlx"):
+    for folder in ("results", "examples", "plugins/llamacpp", "plugins/mlx"):
         for path in sorted((ROOT / folder).rglob("*")):
             if path.is_file():
                 name = path.relative_to(ROOT).as_posix()

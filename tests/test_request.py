@@ -12,7 +12,7 @@ from hypothesis import strategies as some
 
 import statetrim as st
 from helpers.refusal import run
-from statetrim.request import Request, Side, new_spelling, parse_request
+from statetrim.request import SMALLEST_SHARE, Request, Side, new_spelling, parse_request
 
 HALF, ALL = Fraction(1, 2), Fraction(1)
 
@@ -58,7 +58,7 @@ def test_a_request_is_read_as_it_is_written(shapes: list[tuple[Side, Side]]) -> 
 @settings(deadline=None)
 @given(some.fractions(0, 1) | some.floats(0, 1))
 def test_every_number_is_a_share_that_can_be_written(number: Fraction | float) -> None:
-    if not 0 < number < 1:
+    if not SMALLEST_SHARE <= number < 1:
         with pytest.raises(st.StatetrimError, match="between 0 and 1"):
             parse_request(number)
         return

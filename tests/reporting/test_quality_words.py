@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import statetrim as st
-from helpers.measured import ROWS, agreements, model, point, scores, shape_scores
+from helpers.measured import ROWS, agreements, model, point, scores
 from statetrim.judging.recommendation import recommend
 from statetrim.reporting.findings import read_findings
 from statetrim.reporting.report import build_document
@@ -36,16 +36,16 @@ def test_a_loss_is_positive_wherever_it_stands(tmp_path: Path) -> None:
     model_scores = make_scores(
         {"whole": {4: 0.95, 8: 0.9}, "cut": {4: 0.8, 8: 0.7}, "rand": {4: 0.3, 8: 0.2}}
     )
-    points, compared = [point("64x64"), point("32x32")], {"32x32": shape_scores(16, 0, margin=2)}
-    compared["32x32"].save(tmp_path / "compared.json")
-    reason, files = recommend(points, compared).reason, {"32x32": "compared.json"}
-    st.Decision("whole", points, "32x32", reason, files=files).save(tmp_path / "choice.json")
+    points = [point("64x64", 0, 0), point("32x32", 16, 0, margin=2)]
+    reason = recommend(points).reason
+    st.Decision("whole", points, "32x32", reason).save(tmp_path / "choice.json")
     agreed = agreements(whole=50, cut=49)
     verification = st.Verification("mlx", "mlx 1.0", "float32", ["whole", "cut"], agreed)
     verification.save(tmp_path / "run.json")
     text = report_text(model_scores, tmp_path, tmp_path / "choice.json", tmp_path / "run.json")
     shown = text[: text.index("## Not in this report")]
-    assert "loss 17.5 points" in shown and "a random cut loses 67.5 points" in shown
+    assert "loss 17.5 points" in shown and "at 8 pairs 20.0 points" in shown
+    assert "| rand | 64 | 92.4% | 24.9% | loss of 67.50 " in shown
     assert re.search(r"Mean recall of cut: loss of \d+\.\d+ ± \d+\.\d+ points over 2 tasks", shown)
     assert "recall falls by 16.0 points" in shown and "loss of 16.00 ± 2.00 points" in shown
     assert "+2.00 (+2.00 to +2.00)" in shown
@@ -58,7 +58,7 @@ def test_a_mean_names_its_settings_next_to_them(tmp_path: Path) -> None:
     text = report_text(
         make_scores({"whole": {4: 0.95, 8: 0.9, 16: 0.05}, "cut": cut, "rand": cut}), tmp_path
     )
-    name = r"mqar, accuracy (mean of 2 of 3 settings: pairs\_4, pairs\_8)"
+    name = "mqar, accuracy (mean of 2 of 3 settings: 4 pairs, 8 pairs)"
     assert f"| {name} | cut | 64 | 92.4% | 44.9% |" in text
     assert "rand is a random cut" in text
 
@@ -77,16 +77,12 @@ def test_chance_is_no_certainty(rows: int, expected_text: str, tmp_path: Path) -
     assert "at chance" not in text
 
 
-def test_what_recovery_may_restore_comes_with_its_command(tmp_path: Path) -> None:
-    def facts(lost: float) -> dict[str, list[str]]:
+def test_recovery_is_named_for_what_it_may_restore(tmp_path: Path) -> None:
+    def answer(lost: float) -> str:
         right, worse = {4: 0.9}, {4: 0.9 - lost}
         model_scores = make_scores({"whole": right, "cut": worse, "rand": {4: 0.2}})
         mqar_scores = [x for x in model_scores.scores if x.task == "mqar"]
         st.Scores(model_scores.models, mqar_scores).save(tmp_path / "scores.json")
-        summary = build_document(read_findings([tmp_path / "scores.json"])).summary
-        return {summary.answer: [], **{fact.name: list(fact.commands) for fact in summary.facts}}
+        return build_document(read_findings([tmp_path / "scores.json"])).summary.answer
 
-    (command,) = facts(0.06)["Next"]
-    assert command.startswith("statetrim recover SMALL --teacher MODEL --text TEXT --tokens ")
-    assert "Ship after recovery" in facts(0.06)
-    assert "Do not ship" in facts(0.5) and "Next" not in facts(0.5)
+    assert answer(0.06) == "Ship after recovery" and answer(0.5) == "Do not ship"

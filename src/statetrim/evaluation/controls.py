@@ -20,7 +20,8 @@ from ..storage.checkpoint import Checkpoint
 from ..storage.output import ARTIFACTS
 
 SAMPLES = 16  # of each task, per random cut
-MAX_CONTROLS = 8
+CONTROLS = 8  # whose samples are those of one more model; of a quick look only MIN_CONTROLS
+QUICK_LOOK = 32  # samples: with fewer
 _LATER_STEPS = ("refit.json", "recover.json")
 
 
@@ -45,12 +46,11 @@ class MaskedModel:
 def masked_models(
     original: Checkpoint, cuts: Mapping[str, Checkpoint], most_samples: int, *, lossy: bool
 ) -> list[MaskedModel]:
-    """Random cuts for every shape among `cuts`, as many as take the samples of one more model, and
-    at least four; and each cut by its name as it was before a refit or training, which random cuts
-    do not have. With a `lossy` state it is masked too, because random cuts keep theirs exact. A cut
-    of another model, or without a plan, has none.
+    """Random cuts for every shape among `cuts`; and each cut as it was before a refit or training,
+    which random cuts do not have. With a `lossy` state it is masked too, because random cuts keep
+    theirs exact. A cut of another model, or without a plan, has none.
     """
-    count = min(MAX_CONTROLS, max(MIN_CONTROLS, most_samples // SAMPLES))
+    count = MIN_CONTROLS if most_samples < QUICK_LOOK else CONTROLS
     result, shapes = list[MaskedModel](), list[str]()
     for name, cut in cuts.items():
         plan = _own_plan(original, cut)

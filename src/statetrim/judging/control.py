@@ -29,6 +29,7 @@ class ControlComparison:
     """A cut and the random cuts of its shape on one task."""
 
     task: str
+    loss: float  # of the cut, on the samples that the random cuts have too
     losses: Sequence[float]  # of the random cuts, in the unit of the loss
     limit: float  # of the task's group
     advantage: Interval  # over one more random cut
@@ -45,8 +46,9 @@ class ControlComparison:
 
     @property
     def is_better(self) -> bool:
-        """Whether the cut is significantly better than one more random cut would be."""
-        return self.advantage.low > 0
+        """Whether the cut is significantly better than one more random cut would be, and loses less
+        than each of those measured, which may happen to be alike."""
+        return self.advantage.low > 0 and self.loss < min(self.losses)
 
 
 def recorded_origin(scores: Scores, model: str) -> Mapping[str, Any]:
@@ -94,11 +96,12 @@ def compare_with_controls(scores: Scores, x: Loss, limit: float) -> ControlCompa
     losses, rows = list[float](), list[Tensor]()
     try:
         original = headline_score(scores, scores.baseline, x.task, x.metric)
+        own = headline_score(scores, compared, x.task, x.metric)
         cut = _figures(headline_score(scores, compared, x.task, metric))
         for name in controls_of(scores, x.model):
             if (name, x.task) in _measured(scores):
                 score = headline_score(scores, name, x.task, x.metric)
-                losses.append(_loss(original, score))
+                losses.append(_loss(original, score, len(score.samples)))
                 rows.append(_figures(headline_score(scores, name, x.task, metric)))
     except StatetrimError:  # other metrics or samples than the cut's
         return None
@@ -107,7 +110,7 @@ def compare_with_controls(scores: Scores, x: Loss, limit: float) -> ControlCompa
     common = min(len(cut), *(len(row) for row in rows))
     others = torch.stack([row[:common] for row in rows])
     advantage = advantage_over_spread(cut[:common], others)
-    return ControlComparison(x.task, losses, limit, advantage)
+    return ControlComparison(x.task, _loss(original, own, common), losses, limit, advantage)
 
 
 def trained_control_is_as_good(scores: Scores, model: str, tasks: Sequence[str]) -> bool | None:
@@ -144,13 +147,14 @@ def _figures(score: Score) -> Tensor:
     return -samples if score.higher_is_better else samples
 
 
-def _loss(original: Score, control: Score) -> float:
-    """The loss of a random cut, on the first samples of the original's."""
-    count = len(control.samples)
-    weights = original.weights and original.weights[:count]
-    before = replace(original, samples=original.samples[:count], weights=weights)
-    change = UNITS[control.unit].change([pair_samples(before, control)]).estimate
-    return -change if control.higher_is_better else change
+def _loss(original: Score, cut: Score, count: int) -> float:
+    """The loss of a cut on the first `count` samples."""
+    before, after = (
+        replace(x, samples=x.samples[:count], weights=x.weights and x.weights[:count])
+        for x in (original, cut)
+    )
+    change = UNITS[cut.unit].change([pair_samples(before, after)]).estimate
+    return -change if cut.higher_is_better else change
 
 
 def control_tasks(comparisons: Mapping[str, ControlComparison]) -> Iterator[str]:
