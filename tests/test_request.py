@@ -1,18 +1,15 @@
-"""What to keep, as it is written: every form, what cannot be meant, and earlier spellings."""
+"""What to keep, as it is written: every form, and what cannot be meant."""
 
 import json
-from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
 import statetrim as st
-from helpers.refusal import run
-from statetrim.request import SMALLEST_SHARE, Request, Side, new_spelling, parse_request
+from statetrim.request import SMALLEST_SHARE, Request, Side, parse_request
 
 HALF, ALL = Fraction(1, 2), Fraction(1)
 
@@ -90,50 +87,3 @@ def test_percentages_of_nine_decimals_are_read_again(keys: Decimal, values: Deci
 def test_what_cannot_be_meant_is_refused(written: str) -> None:
     with pytest.raises(st.StatetrimError):
         parse_request(written)
-
-
-EARLIER: list[tuple[dict[str, Any], str]] = [
-    ({"state": 0.5}, "0.5"),
-    ({"keep": 64}, "64x100%"),
-    ({"keep": "0.5"}, "50%x100%"),
-    ({"keep": 0.123456789}, "12.3456789%x100%"),
-    ({"keep_values": 64}, "100%x64"),
-    ({"keep": 80, "keep_values": 96}, "80x96"),
-    ({"square": 64}, "64x64"),
-    ({"widths": "0=64x64"}, "0=64x64"),
-    ({"keep_heads": 8}, "8heads"),
-    ({"state_mib_per_sequence": 40}, "40MiB"),
-    ({"sweep": "96x96,48x48"}, "96x96,48x48"),
-]
-
-
-@pytest.mark.parametrize(("options", "spelling"), EARLIER)
-def test_earlier_options_are_refused_with_their_new_spelling(
-    options: dict[str, Any], spelling: str
-) -> None:
-    assert new_spelling(options) == spelling
-    parse_request(spelling)
-    calls: list[Callable[..., Any]] = [st.trim, st.estimate]
-    for function in calls:
-        with pytest.raises(st.StatetrimError, match=f"write to='{spelling}'"):
-            function("MODEL", **options)
-    flags = []
-    for name, value in options.items():
-        flags += [f"--{name.replace('_', '-')}", str(value)]
-    code, err, _ = run(["trim", "MODEL", *flags, "-o", "OUT"])
-    assert code == 2 and f"write --to {spelling}" in err and flags[0] in err
-    joined = [f"{flag}={value}" for flag, value in zip(flags[::2], flags[1::2], strict=True)]
-    assert run(["trim", "MODEL", *joined, "-o", "OUT"])[1] == err
-
-
-def test_other_commands_keep_options_of_those_names(tmp_path: Any) -> None:
-    """`inspect --memory-gib` is the memory of the cache, and `select` takes options of methods."""
-    code, err, _ = run(["inspect", str(tmp_path), "--memory-gib", "4"])
-    assert code == 2 and "--to" not in err
-    for words in (["inspect", "MODEL", "--square", "4"], ["select", "M", "--keep", "4", "-o", "p"]):
-        code, err, _ = run(words)
-        assert code == 2 and "write --to 4x" in err
-    with pytest.raises(st.StatetrimError, match="write to='8x100%'"):
-        st.select("MODEL", "l1", keep=8)
-    with pytest.raises(st.StatetrimError, match="write to='12MiB, which is the memory divided"):
-        st.trim("MODEL", sequences=64, memory_gib=24)

@@ -14,7 +14,6 @@ from typing import Any, Generic, ParamSpec, TypeVar, dataclass_transform
 
 from .errors import check_option_names
 from .option_types import check_type
-from .request import refuse_replaced_options
 
 P = ParamSpec("P")
 Options = TypeVar("Options")
@@ -97,7 +96,6 @@ class OptionsFunction(Generic[Subject, P, Options, Result]):
 
     def __call__(self, subject: Subject, /, *args: P.args, **kwargs: P.kwargs) -> Result:
         valid_names = list(self.__signature__.parameters)[1:]
-        refuse_replaced_options(kwargs, valid_names)
         check_option_names(self.run.__name__, kwargs, valid_names)
         return self.run(subject, self.options_class(*args, **kwargs))
 

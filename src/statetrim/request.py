@@ -11,7 +11,7 @@ Nothing here needs a model or torch, so that the command line answers a mistake 
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -24,21 +24,6 @@ REQUEST_HELP = (
     "or 0=128x128,others=64x64 by layer; 0.5 of the state or 96x96,64x64 to compare shapes."
 )
 """The help of the option `to`."""
-_PER_SEQUENCE = "12MiB, which is the memory divided by the number of sequences"
-REPLACED_OPTIONS = {
-    "sweep": "{value}",
-    "keep": "{side}x100%",
-    "keep_values": "100%x{side}",
-    "square": "{side}x{side}",
-    "keep_heads": "{side}heads",
-    "state_mib_per_sequence": "{value}MiB",
-    "memory_gib": _PER_SEQUENCE,
-    "sequences": _PER_SEQUENCE,
-    "widths": "{value}",
-    "state": "{value}",
-}
-"""Option of an earlier version that said what to keep -> how it is written now."""
-
 To = str | float | Fraction
 """What to keep, as it is written; a number is a share of the state's bytes."""
 Side = int | Fraction
@@ -163,36 +148,6 @@ def _number_text(number: Fraction) -> str:
 
 def _shape_text(sides: Sides) -> str:
     return f"{_text_of(sides[0])}x{_text_of(sides[1])}"
-
-
-def refuse_replaced_options(
-    values: Mapping[str, Any], valid_names: Collection[str], *, typed: bool = False
-) -> None:
-    """Raise StatetrimError, which says how it is written now, for an option of an earlier version;
-    `typed` on the command line, else in Python.
-
-    Does nothing unless the owner of `valid_names` has the option `to`.
-    """
-    names = [name for name in REPLACED_OPTIONS if name in values and name not in valid_names]
-    spelling = new_spelling({name: values[name] for name in names})
-    if spelling is None or "to" not in valid_names:
-        return
-    if typed:
-        flags = " and ".join(f"--{name.replace('_', '-')}" for name in names)
-        raise StatetrimError(f"{flags} became part of --to; write --to {spelling}")
-    raise StatetrimError(f"{' and '.join(names)} became part of `to`; write to={spelling!r}")
-
-
-def new_spelling(options: Mapping[str, Any]) -> str | None:
-    """What is written now for options of an earlier version, such as 64x64 for {"square": 64}; None
-    if they did not say what to keep."""
-    names = [name for name in REPLACED_OPTIONS if options.get(name) is not None]
-    if names == ["keep", "keep_values"]:
-        return f"{side_text(options['keep'])}x{side_text(options['keep_values'])}"
-    if not names:
-        return None
-    value = options[names[0]]
-    return REPLACED_OPTIONS[names[0]].format(value=value, side=side_text(value))
 
 
 def side_text(amount: Any) -> str:

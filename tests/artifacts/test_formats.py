@@ -1,4 +1,4 @@
-"""Today's code reads version 1 of every artifact, as 0.2 wrote it, in tests/data/formats-1.
+"""Today's code reads version 1 of every artifact, as stored in tests/data/formats-1.
 
 The files never change. A new version of a format gets a directory of its own next to them.
 """
@@ -36,13 +36,12 @@ READERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], Any]] = {
     "analysis.json": (st.Analysis.load, lambda x: (sorted(x.layers), x.burn_in), ([0, 1], 8)),
     "sensitivity.json": (st.Sensitivity.load, lambda x: len(x.cuts), 4),
     "verification.json": (st.Verification.load, lambda x: (x.engine, x.faults), ("mlx", {})),
-    "sweep/sweep.json": (st.Decision.load, lambda x: len(x.points), 2),
     "prediction.json": (Prediction.load, lambda x: x.ranked, ["8x8", "6x10"]),
     "small/statetrim/decision.json": (Decision.load, lambda x: x.chosen, "7x6"),
     "small/statetrim/plan.json": (st.Plan.load, lambda x: (x.keep, x.keep_values), (7, 6)),
     "snapshots.json": (st.Snapshots.load, lambda x: len(x.codes), 6),
     "prompt.safetensors": (StateFile.load, lambda x: x.header.tolerance, 0.05),
-    "small/statetrim/prune.json": (PruneRecord.load, lambda x: (x.source or "")[:6], "2:fc87"),
+    "small/statetrim/prune.json": (PruneRecord.load, lambda x: (x.source or "")[:6], "fc87e5"),
     "small/statetrim/refit.json": (RefitRecord.load, lambda x: [*x.layers], ["0", "1"]),
     "small/statetrim/recover.json": (RecoverRecord.load, lambda x: x.curve[0]["tokens"], 512),
     "small/statetrim/trim.json": (TrimRecord.load, lambda x: (x.tokens, x.warnings), (256, [])),
@@ -104,7 +103,7 @@ def test_commands_take_them(tmp_path: Path) -> None:
     )  # fmt: skip
     assert fitted.geometry == st.open(artifacts / "small").geometry
     assert recipe_of_result(artifacts / "small")["to"] == "0.5"
-    names = ("scores.json", "timings.json", "verification.json", "sensitivity.json", "sweep")
+    names = ("scores.json", "timings.json", "verification.json", "sensitivity.json")
     arguments = [str(artifacts / name) for name in ("model", "small", *names)]
     code, err, _ = run(["report", *arguments, "-o", str(tmp_path / "report")])
     assert code is None, err

@@ -135,11 +135,11 @@ def test_a_log_holds_nothing_that_a_terminal_obeys(tmp_path: Path) -> None:
     assert "\x1b" not in (tmp_path / "a.log").read_text()
 
 
-def broken_inspect(*words: str) -> subprocess.CompletedProcess[str]:
-    """`statetrim inspect` with a defect: a division by zero."""
+def broken_inspect(*words: str, defect: str = "1 // 0") -> subprocess.CompletedProcess[str]:
+    """`statetrim inspect` with a defect: by default a division by zero."""
     program = (
         "import statetrim.commands.arguments as arguments; from statetrim.commands import main\n"
-        "arguments.open_model = lambda *args, **kwargs: 1 // 0\nmain()"
+        f"arguments.open_model = lambda *args, **kwargs: {defect}\nmain()"
     )
     command = [sys.executable, "-c", program, "inspect", "M", *words]
     return subprocess.run(command, capture_output=True, text=True, check=False)
@@ -161,3 +161,5 @@ def test_an_unexpected_error_is_one_sentence(tmp_path: Path) -> None:
     done = broken_inspect("--traceback")
     assert done.returncode == 1 and "Traceback" in done.stderr
     assert done.stderr.endswith("ZeroDivisionError: integer division or modulo by zero\n")
+    without_text = broken_inspect(defect="next(iter([]))").stderr
+    assert without_text.startswith("statetrim: unexpected StopIteration; the same command")

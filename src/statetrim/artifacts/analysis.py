@@ -162,7 +162,7 @@ class Analysis(Tabular):
             }
         return {
             "lineage": dict(self.lineage),
-            "geometry": _geometry_fields(self.geometry),
+            "geometry": asdict(self.geometry),
             "burn_in": self.burn_in,
             "positions": self.positions.tolist(),
             "mean_utilization": _rounded(mean.nanmean()),
@@ -280,15 +280,6 @@ def _pop_model(stored: _StoredModel, name: str, arrays: dict[str, Tensor], path:
         prefix = f"{name}.{layer}."
         layers[layer] = _pop_layer(geometry.for_layer(layer), len(positions), prefix, arrays, path)
     return Analysis(layers, geometry, positions, stored.burn_in, stored.lineage)
-
-
-def _geometry_fields(geometry: Geometry) -> dict[str, Any]:
-    """The geometry as JSON; without fields that older versions do not know, if they are unused."""
-    fields = asdict(geometry) | {"layers": list(geometry.layers)}
-    for name, default in {"widths": (), "copies": 1}.items():
-        if fields[name] == default:
-            del fields[name]
-    return fields
 
 
 def _pop_layer(

@@ -98,10 +98,7 @@ class MeasuredShape:
 
 @dataclass(frozen=True)
 class Decision(Artifact):
-    """The shapes that were compared, the chosen one, and why it was chosen.
-
-    A sweep of an earlier version chose none. A decision of an earlier version has no `points`.
-    """
+    """The shapes that were compared, the chosen one, and why it was chosen."""
 
     KIND = "decision"
 

@@ -14,8 +14,6 @@ from ..maths.units import MAX_NUMBER, MIB, is_integer_list
 from ..storage.json_file import read_json, write_json
 
 VERSION = 1
-_FIRST_SCORES_FORMAT = 1  # the "format" of the oldest scores, which state no kind
-_EARLIER_KINDS = {"sweep": "decision"}
 
 Record = TypeVar("Record")
 
@@ -58,22 +56,16 @@ def header(kind: str) -> dict[str, Any]:
 
 
 def kind_of(stored: Mapping[str, Any]) -> str | None:
-    """The kind that the stored header states, by today's name; None without a valid header."""
+    """The kind that the stored header states; None without a valid header."""
     name = stored.get("format")
-    if type(name) is int and name == _FIRST_SCORES_FORMAT and "version" not in stored:
-        return "scores"
-    if not isinstance(name, str):
-        return None
-    kind = name.removeprefix("statetrim ")
-    return _EARLIER_KINDS.get(kind, kind)
+    return name.removeprefix("statetrim ") if isinstance(name, str) else None
 
 
 def check_header(stored: Mapping[str, Any], kind: str, path: str | Path) -> None:
     """Raise StatetrimError unless the artifact is of this kind and of the version read here."""
     if kind_of(stored) != kind:
         raise StatetrimError(f"{path} is not a statetrim {kind}")
-    default = VERSION if stored.get("format") == _FIRST_SCORES_FORMAT else None
-    version = stored.get("version", default)
+    version = stored.get("version")
     if type(version) is not int or version != VERSION:
         raise StatetrimError(
             f"{path} holds {kind} of version {str(version)[:20]}; this statetrim reads version "

@@ -168,6 +168,8 @@ def _parse_sources(
                 raise StatetrimError(f"{path} holds {name!r}, which is not a count")
         elif tensor.dtype != torch.float64:
             raise StatetrimError(f"{path} holds {name!r} in {tensor.dtype}, not float64")
+        if not tensor.isfinite().all():
+            raise StatetrimError(f"{path} holds {name!r} with values that are not finite")
         layers = sources.setdefault(match["source"] or TEXT, {})
         layers.setdefault(int(match["layer"]), {})[match["sum"]] = value
     parsed: dict[str, dict[int, LayerStatistics]] = {}

@@ -147,9 +147,9 @@ def read_origin(model: Checkpoint, original: Checkpoint) -> dict[str, Any] | Non
     whether it was trained after the cut ("recovered"), and its "shape"; None for a model that was
     not cut.
 
-    A digest of `original` in the form of an earlier version is replaced by today's, and so is that
-    of the model for which the plan was made, if `original` is its quantised release. If the plan
-    cannot be read, the source is None and there are no methods.
+    The digest of the model for which the plan was made is replaced by that of `original`, if that
+    is its quantised release. If the plan cannot be read, the source is None and there are no
+    methods.
     """
     if not (model.path / PLAN_FILE).is_file():
         return None

@@ -9,7 +9,7 @@ import textwrap
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from traceback import format_exception
+from traceback import format_exception, format_exception_only
 from typing import Annotated
 
 import typer
@@ -111,8 +111,8 @@ def _error_sentence(error: Exception) -> str:
     if _settings.log:
         _append_to_log("".join(format_exception(error)))
         where = f"{_settings.log} shows where"
-    first_line = str(error).partition("\n")[0][:300]
-    return f"unexpected {type(error).__name__}: {first_line}; {where}, please report it"
+    first_line = format_exception_only(error)[0].partition("\n")[0][:300]
+    return f"unexpected {first_line}; {where}, please report it"
 
 
 def print_error(text: str) -> None:

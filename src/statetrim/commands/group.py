@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from itertools import pairwise
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ..request import refuse_replaced_options
 from .index import COMMANDS
 
 _GLOBAL_FLAGS = ("--quiet", "--traceback")
@@ -28,21 +26,7 @@ class StatetrimGroup(TyperGroup):
         self.commands: Any = _Commands()
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        words = _global_options_first(args)
-        self._refuse_replaced_flags(words)
-        return super().parse_args(ctx, words)
-
-    def _refuse_replaced_flags(self, words: list[str]) -> None:
-        """Raise StatetrimError, with the new spelling, for flags that `--to` replaced."""
-        command = next((self.commands[word] for word in words if word in self.commands), None)
-        values = {}
-        for word, next_word in pairwise([*words, ""]):
-            flag, equals, value = word.partition("=")
-            if flag.startswith("--"):
-                values[flag.removeprefix("--").replace("-", "_")] = value if equals else next_word
-        if command is not None:
-            valid_names = [str(parameter.name) for parameter in command.params]
-            refuse_replaced_options(values, valid_names, typed=True)
+        return super().parse_args(ctx, _global_options_first(args))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List each command with its full help sentence, wrapped instead of shortened."""

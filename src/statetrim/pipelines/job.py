@@ -79,16 +79,10 @@ class Job:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What identifies this job, for a JSON file: equal jobs have equal records.
-
-        Options of later versions are left out at their defaults. Raises StatetrimError for a model
-        that cannot be pruned.
-        """
+        """What identifies this job, for a JSON file: equal jobs have equal records. Raises
+        StatetrimError for a model that cannot be pruned."""
         options = self.options
         left_out = {*PLACEMENT_OPTIONS, "to", "for_"}
-        for name in ("recall", "dtype", "state_dtype", "by_layer"):
-            if not getattr(options, name):
-                left_out.add(name)
         values = as_record(options) | {
             "tokens": parse_token_count(options.tokens),
             "recover": parse_token_count(options.recover),
@@ -262,9 +256,9 @@ def recipe_record(model: Checkpoint, options: TrimOptions) -> dict[str, Any]:
 
 
 def file_stamps(text: Path) -> list[int]:
-    """Size and modification time (ns) of each file of a text or directory, in one list. Empty for a
-    dataset on the hub."""
-    files = sorted(text.iterdir()) if text.is_dir() else [text] if text.is_file() else []
+    """Size and modification time (ns) of a text, or of every file below a directory, in one list.
+    Empty for a dataset on the hub."""
+    files = sorted(text.rglob("*")) if text.is_dir() else [text] if text.is_file() else []
     stamps = []
     for file in files:
         status = file.stat()

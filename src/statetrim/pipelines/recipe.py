@@ -13,7 +13,6 @@ import yaml
 from ..errors import StatetrimError, check_option_names
 from ..maths.formatting import shorten
 from ..option_types import check_type
-from ..request import REPLACED_OPTIONS, new_spelling
 from ..storage.json_file import read_json
 from ..storage.output import ARTIFACTS, MAX_RECORD_BYTES
 from .options import TrimOptions
@@ -32,7 +31,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
     as written. Raises StatetrimError for a file that is not a recipe, unknown names, values of the
     wrong type, and Python files as methods.
     """
-    entries = _with_new_spelling(_parse_yaml(path))
+    entries = _parse_yaml(path)
     check_option_names("a recipe", map(str, entries), KEYS)
     recipe = {}
     for name, value in entries.items():
@@ -68,19 +67,9 @@ def recipe_of_result(result: str | Path) -> dict[str, Any]:
     record = read_json(path, MAX_RECORD_BYTES)
     stored = record.get("recipe")
     if not isinstance(stored, dict) or "model" not in record:
-        raise StatetrimError(f"{result} was made before results kept their recipe")
-    stored = _with_new_spelling(stored)
+        raise StatetrimError(f"{result} holds no recipe")
     options = {name: stored.get("for_" if name == "for" else name) for name in OPTIONS}
     return {"model": record["model"], **options}
-
-
-def _with_new_spelling(entries: Mapping[Any, Any]) -> dict[Any, Any]:
-    """The entries, with `to` for options of earlier versions; unchanged if they have both."""
-    spelling = new_spelling(entries)
-    if spelling is not None and "to" in entries:
-        return dict(entries)
-    others = {name: value for name, value in entries.items() if name not in REPLACED_OPTIONS}
-    return others if spelling is None else {"to": spelling, **others}
 
 
 def recipe_text(recipe: Mapping[str, Any], name: str) -> str:

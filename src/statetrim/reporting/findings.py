@@ -25,7 +25,6 @@ from ..storage.json_file import read_json
 from ..storage.output import ARTIFACTS
 from ..storage.quantized.siblings import is_sibling
 
-SWEEP_FILE = "sweep.json"
 CARRIED_KINDS = ("prune", "refit", "recover", "trim", "scores", "analysis", "timings", "decision")
 """Kinds of files, next to the plan, that a cut carries; files that the user gives win."""
 PLURALS = {
@@ -194,7 +193,7 @@ def truncated_text(value: Any) -> str:
 
 
 def read_findings(artifacts: Sequence[str | Path | Checkpoint]) -> Findings:
-    """Read JSON files of statetrim, checkpoints or hub ids, and sweeps of earlier versions.
+    """Read JSON files of statetrim, checkpoints or hub ids.
 
     The records in the cut's directory are read too, where no such file was given. Raises
     StatetrimError if there are none, two of a kind (other than verifications), files of an unknown
@@ -207,9 +206,6 @@ def read_findings(artifacts: Sequence[str | Path | Checkpoint]) -> Findings:
     for artifact in artifacts:
         if isinstance(artifact, Checkpoint):
             checkpoints[artifact.path] = artifact
-        elif (Path(artifact) / SWEEP_FILE).is_file():  # an earlier version wrote it
-            _read_artifact(findings, path_inside(Path(artifact), SWEEP_FILE))
-            _list_compared_plans(findings, Path(artifact))
         elif Path(artifact).is_dir():
             checkpoints[Path(artifact)] = open_checkpoint(artifact)
         elif _is_hub_name(artifact):

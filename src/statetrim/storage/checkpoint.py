@@ -18,7 +18,7 @@ from ..maths.formatting import bytes_text, shorten
 from ..maths.table import Table, Tabular
 from ..progress import ShowProgress
 from .channel_rows import LayerRows, find_channel_rows, find_head_rows, names_by_layer
-from .digests import is_sampled_digest, model_digest, sampled_digests
+from .digests import model_digest
 from .file_names import CONFIG, INDEX, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, SINGLE_FILE
 from .hub.download import HubModel, missing_weight_files, model_name, repository_in_cache
 from .json_file import read_json
@@ -228,14 +228,8 @@ class Checkpoint(Tabular):
         return model_digest(self.config, self.shards)
 
     def has_digest(self, digest: Any) -> bool:
-        """Whether `digest`, from an artifact of this or an earlier version, is this model's."""
-        if is_sampled_digest(digest):
-            return digest in self._sampled_digests
+        """Whether `digest`, from an untrusted artifact, is this model's."""
         return bool(digest == self.digest)
-
-    @cached_property
-    def _sampled_digests(self) -> tuple[str, str]:
-        return sampled_digests(self.config, self.shards, self.channel_rows)
 
 
 def open_checkpoint(

@@ -7,7 +7,7 @@ gigabyte; digests of a large shard are cached until its size or times change.
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -18,14 +18,12 @@ from ..maths.units import MIB
 from .json_file import read_json, write_json
 from .safetensors_file import MAX_HEADER_BYTES, Shard
 
-_FULL_PREFIX = "2:"  # of digests of all bytes; sampled digests have none
 _BLOCK_BYTES = MIB
 _MIN_CACHED_BYTES = 256 * MIB  # a smaller shard is hashed as fast as a cache file is read
-_SAMPLE_BYTES = 4096
 
 
 def model_digest(config: Mapping[str, Any], shards: Sequence[Shard]) -> str:
-    """SHA-256, after "2:", of the config and each tensor's name, dtype, shape and bytes."""
+    """SHA-256 of the config and each tensor's name, dtype, shape and bytes."""
     model_hash = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         digests_by_shard = list(pool.map(_tensor_digests, shards))
@@ -36,37 +34,7 @@ def model_digest(config: Mapping[str, Any], shards: Sequence[Shard]) -> str:
             lines[tensor.name] = f"{tensor.name} {tensor.dtype} {tensor.shape} {digest}\n"
     for name in sorted(lines):
         model_hash.update(lines[name].encode())
-    return _FULL_PREFIX + model_hash.hexdigest()
-
-
-def sampled_digests(
-    config: Mapping[str, Any], shards: Sequence[Shard], pruned_names: Iterable[str]
-) -> tuple[str, str]:
-    """Digests that earlier versions stored: of the config, each tensor's header entry, and samples.
-
-    Samples are the first 4 KiB of tensors: of `pruned_names` in the first digest, of all tensors in
-    the second.
-    """
-    tensors = {tensor.name: (shard, tensor) for shard in shards for tensor in shard.tensors}
-    pruned_hash = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
-    full_hash = pruned_hash.copy()
-    samples: dict[str, bytes] = {}
-    for name in sorted(tensors):
-        shard, tensor = tensors[name]
-        description = f"{name} {tensor.dtype} {tensor.shape}\n".encode()
-        with shard.path.open("rb") as file:
-            file.seek(tensor.start)
-            samples[name] = file.read(min(_SAMPLE_BYTES, tensor.nbytes))
-        pruned_hash.update(description)
-        full_hash.update(description + samples[name])
-    for name in sorted(pruned_names):
-        pruned_hash.update(samples[name])
-    return pruned_hash.hexdigest(), full_hash.hexdigest()
-
-
-def is_sampled_digest(digest: Any) -> bool:
-    """Whether `digest` is text without the prefix "2:", so from an earlier version."""
-    return isinstance(digest, str) and not digest.startswith(_FULL_PREFIX)
+    return model_hash.hexdigest()
 
 
 def _tensor_digests(shard: Shard) -> Mapping[str, str]:
