@@ -205,6 +205,10 @@ def test_jobs_with_the_same_target_have_the_same_record(
         "benchmark": True,
         "seed": 0,
         "layerwise": None,
+        "by_layer": False,
+        "dtype": None,
+        "recall": 0.0,
+        "state_dtype": None,
         "text_stamp": [],
         "files": job.file_digests,
     }

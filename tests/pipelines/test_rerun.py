@@ -17,7 +17,7 @@ from helpers.refusal import check_refusal, run
 from statetrim.families import family_from_file
 from statetrim.pipelines import stage as stage_module
 from statetrim.pipelines.demo import story
-from statetrim.pipelines.job import Job
+from statetrim.pipelines.job import Job, file_stamps
 from statetrim.pipelines.observer import Observer
 from statetrim.pipelines.options import TrimOptions
 from statetrim.pipelines.stage import Stage
@@ -156,6 +156,15 @@ def test_another_text_runs_the_commands_of_the_demo_again(
     runs = " ".join(outputs).split("  ")
     everything = "analysis.json statistics.safetensors HALF.json HALF"
     assert " ".join(runs).split() == [*everything.split(), "HALF", *everything.split()]
+
+
+def test_an_edit_of_any_file_of_a_directory_is_noticed(tmp_path: Path) -> None:
+    nested = tmp_path / "data" / "task" / "rows.jsonl"
+    nested.parent.mkdir(parents=True)
+    nested.write_text("one")
+    before = file_stamps(tmp_path / "data")
+    nested.write_text("another")
+    assert file_stamps(tmp_path / "data") != before
 
 
 def test_a_failed_run_without_work_does_not_block_the_corrected_one(
