@@ -30,7 +30,7 @@ TOLERANCES = (0.02, 0.05, 0.1)
 def trained_states(model: st.Checkpoint, text: Path, sequences: int, lengths: list[int]) -> Tensor:
     """States [heads, values, keys], as llama.cpp has them, after each of `lengths` tokens."""
     ids = Corpus(text, model).read(tokens=sequences * lengths[-1], length=lengths[-1]).ids
-    live, cache, read, found = load_live(model), None, 0, list[Tensor]()
+    live, cache, read, stored = load_live(model), None, 0, list[Tensor]()
     with torch.inference_mode():
         for length in lengths:
             _, cache = live.forward_with_cache(ids[:, read:length], cache)
@@ -38,8 +38,8 @@ def trained_states(model: st.Checkpoint, text: Path, sequences: int, lengths: li
             for slot in slots(cache):
                 if slot.is_state:
                     states = keys_first(slot.value, model).mT
-                    found.append(states.reshape(-1, *states.shape[-2:]).clone())
-    return torch.cat(found)
+                    stored.append(states.reshape(-1, *states.shape[-2:]).clone())
+    return torch.cat(stored)
 
 
 def run(codec: Path, words: list[object], data: Tensor) -> bytes:
