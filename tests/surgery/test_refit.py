@@ -261,7 +261,8 @@ def test_an_interrupted_refit_is_not_mixed_with_another(
     statistics = st.calibrate(small, text, original=model, **SETTINGS)
 
     def die(progress: Progress) -> None:
-        raise KeyboardInterrupt
+        if progress.done > progress.total / 2:  # of three shards one is complete
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         st.refit(small, statistics, out=tmp_path / "out", progress=die)
