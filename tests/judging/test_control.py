@@ -10,7 +10,7 @@ from scipy import stats
 
 import statetrim as st
 from helpers.measured import Samples, model, random_cuts, scores
-from statetrim.judging.control import controls_of
+from statetrim.judging.control import compare_with_controls, controls_of
 from statetrim.judging.losses import look_tail, metric_loss
 from statetrim.judging.verdict import Outcome, judge_cut
 from statetrim.maths.paired import TAIL, advantage_over_spread, difference_interval
@@ -91,6 +91,16 @@ def test_a_control_of_another_shape_does_not_count() -> None:
     assert judge_cut(same).outcome is Outcome.SHIP
     verdict = judge_cut(other)
     assert verdict.outcome is Outcome.UNKNOWN and "no random cuts of its shape" in verdict.reason
+
+
+def test_a_cut_that_loses_more_than_one_of_its_random_cuts_is_not_better() -> None:
+    """By KL it may be, where random cuts happen to be alike."""
+    measured = cut_of_shape("8 heads: 0=32x64")
+    loss = metric_loss(measured, "cut", "text", "perplexity")
+    comparison = compare_with_controls(measured, loss, 3.0)
+    assert comparison is not None and comparison.is_better
+    best = (comparison.loss - 0.1, *comparison.losses[1:])
+    assert not replace(comparison, losses=best).is_better
 
 
 @pytest.mark.parametrize(
