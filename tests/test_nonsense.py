@@ -154,6 +154,12 @@ def test_a_pipe_is_no_artifact(name: str, folder: Path, monkeypatch: pytest.Monk
     check_message(PIPES[name], "pipe" if name != "evaluate" else "squad")
 
 
+def test_a_model_that_reads_no_text(folder: Path) -> None:
+    for path in (folder / "model").glob("tokenizer*"):
+        path.unlink()
+    assert_refused(command("calibrate", folder), "has no tokenizer, so it reads no text; add")
+
+
 def test_a_tokenizer_file_that_links_nowhere(folder: Path) -> None:
     """Without this file, another tokenizer might be used without notice."""
     (folder / "model" / "tokenizer_config.json").unlink()

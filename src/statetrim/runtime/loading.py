@@ -205,6 +205,11 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
     does not load, and a model that no runtime can run here."""
     from transformers import AutoTokenizer
 
+    if not any("token" in name or "vocab" in name for name in auxiliary_files(checkpoint)):
+        raise StatetrimError(
+            f"{checkpoint.path} has no tokenizer, so it reads no text; add the tokenizer's files, "
+            "or take calibrate, select and prune in Python with inputs of your own"
+        )
     runtime, _ = _choose_runtime_and_dtype(checkpoint, None, default_device())
     with hide_gpu_kernels():
         _register_model_types(checkpoint.family, runtime)
