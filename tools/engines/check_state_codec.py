@@ -1,4 +1,4 @@
-"""The C++ codec of plugins/llamacpp beside ours on states of trained models, both against float64.
+"""The C++ codec of plugins/llamacpp and ours on states of trained models, both against float64.
 
     python tools/engines/check_state_codec.py CODEC MODEL... --text wiki.test.txt -o results.jsonl
 

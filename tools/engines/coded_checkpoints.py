@@ -199,11 +199,11 @@ def time_one_branch(options: argparse.Namespace, error: float) -> dict[str, Any]
     return result | (coding(run) if error else {})
 
 
-def divergence(expected: dict[int, float], found: dict[int, float]) -> float | None:
+def divergence(expected: dict[int, float], measured: dict[int, float]) -> float | None:
     """KL in nats, None where a server reports no probabilities."""
-    if not expected or expected.keys() != found.keys():
+    if not expected or expected.keys() != measured.keys():
         return None
-    return sum(math.exp(p) * (p - found[token]) for token, p in expected.items())
+    return sum(math.exp(p) * (p - measured[token]) for token, p in expected.items())
 
 
 def compare_tokens(plain: Run, other: Run) -> dict[str, Any]:
