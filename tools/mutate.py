@@ -3,8 +3,9 @@
     python tools/mutate.py 200 7                                  200 changes of CORE files, seed 7
     python tools/mutate.py 10 7 src/statetrim/maths/paired.py     of these files
 
-The changes are made in a copy of src/. The tests of a file are those that import it, then those of
-its folder, without slow ones. Numbers in messages and in `__repr__` are left alone.
+The changes are made in a copy of src/. The tests of a file are those that import it and those of
+its folder, without slow ones; the quickest run first. Numbers in messages and in `__repr__` are
+left alone.
 """
 
 import ast
@@ -120,7 +121,7 @@ def choose_changes(count: int, seed: int, files: list[str]) -> list[tuple[str, s
 
 
 def tests_for(path: str) -> list[str]:
-    """The test files that import a file of the package, then those of its folder."""
+    """The test files that import a file of the package, and those of its folder."""
     module = path.removeprefix("src/").removesuffix(".py").replace("/", ".")
     parent, _, name = module.rpartition(".")
     imports = (f"{module} import", f"import {module}", f"from {parent} import {name}\n")
@@ -132,9 +133,10 @@ def tests_for(path: str) -> list[str]:
     return importing if folder == "tests" else list(dict.fromkeys([*importing, folder]))
 
 
-def failing_test(source_root: Path, tests: list[str]) -> str | None:
-    """The first test that fails with the package in `source_root`; None if all pass. The tests run
-    in a fork of this process, which has imported what all of them import."""
+def failing_test(source_root: Path, tests: list[str]) -> tuple[str | None, list[str]]:
+    """The first test that fails with the package in `source_root`, None if all pass; and the tests
+    that ran, the quickest first. They run in a fork of this process, which has imported what all of
+    them import."""
     with tempfile.NamedTemporaryFile() as output:
         arguments = (source_root, tests, output.name)
         process = multiprocessing.get_context("fork").Process(target=_run, args=arguments)
@@ -143,13 +145,16 @@ def failing_test(source_root: Path, tests: list[str]) -> str | None:
         if process.is_alive():
             process.kill()
             process.join()
-            return "it did not end"
-        failures = re.findall(
-            r"^(?:FAILED|ERROR) (\S+)", Path(output.name).read_text(), re.MULTILINE
-        )
+            return "it did not end", []
+        printed = Path(output.name).read_text()
+    seconds = dict[str, float]()
+    for time_text, test in re.findall(r"^([\d.]+)s (?:setup|call) +(.+)$", printed, re.MULTILINE):
+        seconds[test] = seconds.get(test, 0.0) + float(time_text)
+    quickest_first = sorted(seconds, key=lambda test: seconds[test])
     if process.exitcode == 0:
-        return None
-    return str(failures[0]) if failures else f"exit code {process.exitcode}"
+        return None, quickest_first
+    failures = re.findall(r"^(?:FAILED|ERROR) (\S+)", printed, re.MULTILINE)
+    return (failures[0] if failures else f"exit code {process.exitcode}"), quickest_first
 
 
 def _run(source_root: Path, tests: list[str], output: str) -> None:
@@ -160,23 +165,24 @@ def _run(source_root: Path, tests: list[str], output: str) -> None:
     os.chdir(ROOT)
     with Path(output).open("w") as file, redirect_stdout(file), redirect_stderr(file):
         ignored = "ignore::pytest.PytestAssertRewriteWarning"  # of plugins that are imported here
-        words = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-W", ignored]
+        words = ["-x", "-vv", "--tb=no", "--durations=0", "-p", "no:cacheprovider", "-W", ignored]
         sys.exit(pytest.main([*words, *tests]))
 
 
 def main(count: int, seed: int, files: list[str]) -> None:
-    noticed, checked = 0, set[str]()
+    noticed, tests = 0, dict[str, list[str]]()
     changes = choose_changes(count, seed, files)
     with tempfile.TemporaryDirectory() as scratch:
         source_root = Path(scratch) / "src"
         shutil.copytree(ROOT / "src", source_root)
         for path, changed, words in changes:
-            tests, copy = tests_for(path), Path(scratch) / path
-            if path not in checked and (failing := failing_test(source_root, tests)):
-                sys.exit(f"{failing} fails without a change")
-            checked.add(path)
+            if path not in tests:
+                failing, tests[path] = failing_test(source_root, tests_for(path))
+                if failing:
+                    sys.exit(f"{failing} fails without a change")
+            copy = Path(scratch) / path
             copy.write_text(changed)
-            start, failing = time.time(), failing_test(source_root, tests)
+            start, (failing, _) = time.time(), failing_test(source_root, tests[path])
             shutil.copy(ROOT / path, copy)
             noticed += failing is not None
             word = "noticed" if failing else "NOT NOTICED"

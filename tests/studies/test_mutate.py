@@ -72,8 +72,13 @@ def test_the_tests_of_a_file(tool: Any) -> None:
 def test_a_change_is_noticed_by_a_test_that_fails(tool: Any, tmp_path: Path) -> None:
     package, test = tmp_path / "src" / "counted", tmp_path / "test_count.py"
     package.mkdir(parents=True)
-    test.write_text("from counted import COUNT\n\ndef test_count():\n    assert COUNT == 3\n")
+    test.write_text(
+        "import time\nfrom counted import COUNT\n\ndef test_slow():\n    time.sleep(0.2)\n\n"
+        "def test_count():\n    assert COUNT == 3\n"
+    )
     for count, failing in ((3, None), (4, "test_count.py::test_count")):
         (package / "__init__.py").write_text(f"COUNT = {count}\n")
-        noticing = tool.failing_test(tmp_path / "src", [str(test)])
+        noticing, ran = tool.failing_test(tmp_path / "src", [str(test)])
         assert noticing is None if failing is None else noticing.endswith(failing)
+        names = [name.rpartition("::")[2] for name in ran]
+        assert names == ["test_count", "test_slow"], "the quickest first"
