@@ -98,7 +98,7 @@ def steps(root: Path, model: str, text: str, num_gpus: int) -> Iterator[tuple[st
     ]  # fmt: skip
     yield "trim", [
         "trim", model, "--to", "50%x50%", "--text", text, "--tokens", "4096", "--limit", "4",
-        "--tasks", "text,mqar", "--no-benchmark", "-o", str(root / "trimmed"),
+        "--tasks", "text,mqar", "-o", str(root / "trimmed"),
     ]  # fmt: skip
     if importlib.util.find_spec("vllm") is not None:
         yield "engine", [
@@ -153,18 +153,6 @@ def devices() -> dict[str, Any]:
             for gpu in gpus
         ],
     }
-
-
-def expected_seconds(model: str, name: str) -> float | None:
-    """Seconds that `trim --dry-run` would estimate for a calibration; None for other steps."""
-    if not name.startswith("calibrate"):
-        return None
-    from statetrim.pipelines.estimate import Machine, reading_seconds
-    from statetrim.runtime.placement import Placement
-    from statetrim.storage.checkpoint import open_checkpoint
-
-    machine = Machine.measure(Placement())
-    return reading_seconds(open_checkpoint(model), TOKENS, BATCH, LENGTH, machine)
 
 
 def child(arguments: list[str]) -> None:
@@ -280,9 +268,6 @@ def main() -> None:
     for name, arguments in steps(root, model, text, len(results["machine"]["gpus"])):
         print(f"{name} ...", end=" ", flush=True)
         result = run(arguments, root)
-        estimate = expected_seconds(model, name)
-        if estimate is not None:
-            result["expected_seconds"] = round(estimate, 2)
         results["steps"][name] = result
         results["timings"] = timings(root)
         print(result.get("error", f"{result.get('seconds')} s").splitlines()[-1][:100])

@@ -68,9 +68,7 @@ def study(options: argparse.Namespace, share: float, done: list[Row]) -> list[Ro
     """The lines of one share of the state's bytes that the results lack."""
     model = st.open(options.model)
     name = model.path.resolve().name
-    settings = st.TrimOptions(
-        text=options.text, tokens=options.tokens, control=False, benchmark=False
-    )
+    settings = st.TrimOptions(text=options.text, tokens=options.tokens, control=False)
     decided_path = options.work / f"{name}-state-{share:g}"
     deciding_seconds = trim_seconds(model, replace(settings, to=share), decided_path)
     if any(row["model"] == name and row["share"] == share for row in done):

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import statetrim as st
 from helpers import tiny
 from helpers.refusal import assert_refused, run
-from statetrim.progress.plain_console import PlainConsole
+from statetrim.commands.plain_console import PlainConsole
 from statetrim.storage.text import documents
 
 ESCAPE = "\x1b[2J\x1b]0;owned\x07"
@@ -228,11 +228,11 @@ def test_a_stage_that_took_too_much_is_left_out_on_the_rerun(
 
     monkeypatch.setattr(st.benchmark, "run", full)
     with pytest.raises(MemoryError):
-        trim()
-    small = trim(benchmark=False)
+        trim(benchmark=True)
+    small = trim()
     assert small.geometry.head_k_dim == 8
     with pytest.raises(st.StatetrimError, match="not overwritten"):
-        trim(seed=1, benchmark=False)
+        trim(seed=1)
 
 
 def test_a_terminal_obeys_nothing_that_a_name_says(checkpoint: Any, tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from statetrim.commands import app
 from statetrim.maths.units import parse_token_count
 from statetrim.option_types import alternatives
 from statetrim.options import OptionsFunction, as_record, changed_options, option_info
-from statetrim.pipelines.estimate import Machine
 from statetrim.pipelines.job import Job
 from statetrim.pipelines.options import TrimRunOptions
 
@@ -73,7 +72,7 @@ def test_an_option_that_would_be_ignored_is_refused(
 
 def test_an_estimate_is_the_dry_run(checkpoint: Any, text: Path, tmp_path: Path) -> None:
     model = checkpoint("qwen3_5_text")
-    sizes: dict[str, Any] = {"tokens": "1k", "recover": "1k", "limit": 2, "benchmark": False}
+    sizes: dict[str, Any] = {"tokens": "1k", "recover": "1k", "limit": 2}
     steps = st.estimate(model, to="6x100%", text=text, **sizes)
     words = ["trim", str(model), "--to", "6x100%", "--text", str(text), "--tokens", "1k"]
     words += [
@@ -81,7 +80,6 @@ def test_an_estimate_is_the_dry_run(checkpoint: Any, text: Path, tmp_path: Path)
         "2",
         "--recover",
         "1k",
-        "--no-benchmark",
         "--dry-run",
         "--json",
         "-o",
@@ -144,7 +142,7 @@ def test_the_command_line_fills_every_option(
     words = "--to 0.5 --for vllm --by-layer --text t --tokens 7 --method l1"
     words += " --value-method readout_l1 --refit --recall 0.3"
     words += " --recover 8 --tasks mqar,squad --data d --limit 9 --batch-size 10 --no-control"
-    words += " --no-benchmark --length 11 --seed 12 --dtype bfloat16 --state-dtype int8"
+    words += " --benchmark --length 11 --seed 12 --dtype bfloat16 --state-dtype int8"
     changed: set[str] = set()
     for more in ("--layerwise --device cpu", "--device-map auto --max-memory 0=1GiB"):
         arguments = ["trim", model, "-o", out, *words.split(), *more.split()]
@@ -202,7 +200,7 @@ def test_jobs_with_the_same_target_have_the_same_record(
         "data": None,
         "limit": 128,
         "control": True,
-        "benchmark": True,
+        "benchmark": False,
         "seed": 0,
         "layerwise": None,
         "by_layer": False,
@@ -223,33 +221,6 @@ def test_no_parameter_of_select_is_an_option_of_a_method(
     error = CliRunner().invoke(app, words).exception
     assert isinstance(error, st.StatetrimError), error
     assert f"'l1' has no option {name!r}" in str(error)
-
-
-def test_the_estimate_of_a_comparison_is_for_the_device_asked_for(
-    checkpoint: Any, text: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    placements = []
-
-    def measure(placement: Any = None) -> Machine:
-        placements.append(placement)
-        return Machine(1e9, 2**30, "cpu")
-
-    monkeypatch.setattr(Machine, "measure", measure)
-    words = ["trim", str(checkpoint("qwen3_5_text")), "--to", "6x100%,4x100%", "--text", str(text)]
-    words += [
-        "--tokens",
-        "1k",
-        "--limit",
-        "2",
-        "--device",
-        "cpu",
-        "--dry-run",
-        "-o",
-        str(tmp_path / "out"),
-    ]
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == 0, result.output
-    assert [placement.device for placement in placements] == ["cpu"]
 
 
 NEW_OPTION = """

@@ -17,7 +17,7 @@ from statetrim.serving.engines import Shape, compatibility_of_shape, serve_comma
 SETUP = ("pip install", "hf download", "cd ")  # done by the fixture
 ELSEWHERE = ("statetrim demo", "vllm serve", "curl ")  # tested by other functions
 QUICK = {
-    "trim": "--length 64 --limit 2 --no-control --no-benchmark", "evaluate": "--limit 2",
+    "trim": "--length 64 --limit 2 --no-control", "evaluate": "--limit 2",
     "benchmark": "--rounds 1", "recover": "--length 64 --batch-size 4",
 }  # fmt: skip
 
@@ -49,7 +49,7 @@ def tiny_version(command: str) -> str:
         ("tokens=32768", "tokens=1024"),
         (
             'tokens="64k", out=',
-            "tokens=1024, length=64, limit=2, control=False, benchmark=False, out=",
+            "tokens=1024, length=64, limit=2, control=False, out=",
         ),
         ("--tokens 64m", "--tokens 1k"),
     ):

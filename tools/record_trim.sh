@@ -15,7 +15,7 @@ terminal="statetrim-$$"
 trap 'tmux -L "$terminal" kill-server 2>/dev/null || true; rm -rf "$work"' EXIT
 ln -s "$model" "$work/MODEL"
 ln -s "$text" "$work/text.jsonl"
-flags="--to 100%x50% --text text.jsonl --tokens 8k --limit 2 --no-benchmark"
+flags="--to 100%x50% --text text.jsonl --tokens 8k --limit 2"
 
 screen() { tmux -L "$terminal" capture-pane -p -t pane -S - | sed 's/ *$//'; }
 

@@ -75,19 +75,18 @@ def test_a_log_gets_a_line_now_and_then(
 
     with console.show_progress("calibrating") as quick:
         quick(Progress(512, 1024, "tokens"))
-    monkeypatch.setattr(console._ProgressLines, "interval", 0.0)
+    monkeypatch.setattr(console, "_LINE_SECONDS", 0.0)
     with console.show_progress("pruning") as slow:
         written = counter(slow, 2048, "bytes")
         written(512)
         written(512)
-    with console.show_progress("evaluating") as task:
-        task(Progress(2, 2, "samples", "small: text"))
-        task(Progress(1, 1, "tasks", "small: text"))
+    with console.show_progress("recovering") as training:
+        training(Progress(2, 4, "steps", loss=float("nan")))
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
         "pruning: 512 of 2,048 bytes, 25%",
         "pruning: 1,024 of 2,048 bytes, 50%",
-        "small: text done",
+        "recovering: 2 of 4 steps, 50%, no finite loss",
     ]
 
 

@@ -11,13 +11,10 @@ import statetrim as st
 from helpers import tiny
 from helpers.refusal import run
 from statetrim.progress import OnProgress, Progress
-from statetrim.progress.bar import RunProgressSource
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns about its slow paths
 
-TRIM = (
-    "trim MODEL --to 6x100% --text TEXT --tokens 1k --limit 2 --batch-size 2 --no-benchmark -o OUT"
-)
+TRIM = "trim MODEL --to 6x100% --text TEXT --tokens 1k --limit 2 --batch-size 2 -o OUT"
 COMMANDS = {
     "calibrate": "calibrate MODEL --text TEXT --tokens 1k --length 64 --batch-size 2 -o OUT",
     "select": "select MODEL --to 6x100% --method l1 -o OUT",
@@ -59,9 +56,7 @@ def command_words(command: str, places: dict[str, str], out: Path) -> list[str]:
 
 
 @contextmanager
-def interrupting_progress(
-    label: str = "", overall: RunProgressSource | None = None
-) -> Iterator[OnProgress]:
+def interrupting_progress(label: str = "") -> Iterator[OnProgress]:
     def report(progress: Progress) -> None:
         raise KeyboardInterrupt
 

@@ -121,7 +121,7 @@ def test_it_is_calibrated_cut_checked_analysed_and_timed(run: Any, workspace: Pa
 def test_it_is_trimmed_by_one_command(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workspace)
     command = "trim strange --family strange_family.py --to 6x100% --text text.jsonl --tokens 960"
-    few = "--limit 2 --no-control --no-benchmark -o trimmed"
+    few = "--limit 2 --no-control -o trimmed"
     result = CliRunner().invoke(app, f"{command} {few}".split(), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     page = (workspace / "trimmed" / "statetrim" / "report" / "report.html").read_text()

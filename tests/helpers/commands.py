@@ -20,7 +20,7 @@ OUT = "out"
 _TEXT = ["--text", "text.jsonl"]
 _SIZES = ["--tokens", "512", "--length", "32", "--batch-size", "4"]
 _TRIMMED = [
-    *_TEXT, "--tokens", "1k", "--limit", "2", "--tasks", "mqar", "--no-control", "--no-benchmark",
+    *_TEXT, "--tokens", "1k", "--limit", "2", "--tasks", "mqar", "--no-control",
 ]  # fmt: skip
 
 COMMANDS: dict[str, list[str]] = {

@@ -122,7 +122,7 @@ def with_small_sizes(words: list[str], values: dict[tuple[str, str], str]) -> li
         else:
             words += [option, value]
     if words[0] == "trim":
-        words += [flag for flag in ("--no-benchmark", "--no-control") if flag not in words]
+        words += [] if "--no-control" in words else ["--no-control"]
         words += [] if {"--text", "--recipe"} & set(words) else ["--text", "text.jsonl"]
     return words
 

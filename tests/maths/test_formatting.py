@@ -6,7 +6,6 @@ import pytest
 
 from statetrim.maths.formatting import (
     bytes_text,
-    duration_text,
     evenly_spaced,
     percent_text,
     quantity_text,
@@ -34,11 +33,6 @@ from statetrim.maths.units import is_integer_list, is_number
 )
 def test_numbers_read_in_their_unit(shown: str, text: str) -> None:
     assert shown == text
-
-
-def test_durations_grow_from_seconds_to_hours() -> None:
-    seconds = (0.01, 89, 91, 89 * 60, 2 * 3600)
-    assert [duration_text(s) for s in seconds] == ["1 s", "89 s", "2 min", "89 min", "2.0 h"]
 
 
 def test_a_few_of_many_keep_both_ends() -> None:

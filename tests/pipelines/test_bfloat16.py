@@ -38,7 +38,7 @@ def test_the_whole_chain_runs_in_bfloat16(
     tiny.write_text(tmp_path / "text.jsonl", 2**14)
     small = st.trim(
         model, to="50%x100%", text=tmp_path / "text.jsonl", out=tmp_path / "out", tokens=1024,
-        length=64, limit=2, batch_size=2, refit=True, recover=1024, control=False, benchmark=False,
+        length=64, limit=2, batch_size=2, refit=True, recover=1024, control=False,
     )  # fmt: skip
     stored = {tensor.dtype for _, tensor in small.tensors.values()}
     assert stored == {"BF16"}

@@ -62,7 +62,7 @@ def test_it_is_calibrated_and_trimmed(name: str, text: Path, tmp_path: Path) -> 
     assert {layer.tokens for layer in statistics.layers.values()} == {1024}
     small = st.trim(
         model, out=tmp_path / "small", text=str(text), to=f"{KEEP}x100%", method="drrqr",
-        tokens=1024, limit=2, batch_size=2, benchmark=False, progress=False,
+        tokens=1024, limit=2, batch_size=2, progress=False,
     )  # fmt: skip
     assert small.geometry.head_k_dim == KEEP
     check_untouched(model, small)

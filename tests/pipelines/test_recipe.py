@@ -33,7 +33,7 @@ def test_the_recipe_of_a_result_makes_the_same_bytes_again(
     options = {"to": "6x50%", "tokens": "1k", "length": 64, "limit": 2}
     first = st.trim(
         checkpoint("qwen3_5_text"), text=text, out=tmp_path / "first", tasks=["text"],
-        control=False, benchmark=False, batch_size=2, seed=3, **options,
+        control=False, batch_size=2, seed=3, **options,
     )  # fmt: skip
     monkeypatch.chdir(tmp_path)
     code, err, printed = run(["recipe", "first"])
@@ -74,20 +74,20 @@ def test_options_given_with_a_recipe_count(checkpoint: Load, text: Path, tmp_pat
     (tmp_path / "here" / "words.jsonl").write_bytes(text.read_bytes())
     file.write_text(
         f"model: {checkpoint('qwen3_next')}\ntext: words.jsonl\noutput: small\nto: 6x100%\n"
-        "tokens: 2k\nlimit: 2\nrecall: 0\ntasks: [text]\nbenchmark: false\ndata: null\n"
+        "tokens: 2k\nlimit: 2\nrecall: 0\ntasks: [text]\nbenchmark: true\ndata: null\n"
     )
     code, err, printed = run(["trim", "--recipe", str(file), "--dry-run", "--json"])
     assert not code, err
     plan = json.loads(printed)
     assert plan["output"] == str(tmp_path / "here" / "small") and plan["head_k_dim"] == [12, 6]
     steps = {step["name"]: step["does"] for step in plan["steps"]}
-    assert steps["calibrate"] == f"2,048 tokens of {tmp_path / 'here' / 'words.jsonl'}"
-    assert steps["evaluate"].startswith("text on") and "benchmark" not in steps
+    assert steps["calibrate"] == str(tmp_path / "here" / "words.jsonl")
+    assert steps["evaluate"].startswith("text on") and "benchmark" in steps
     more = ["--to", "3x100%", "--tokens", "1k", "--text", str(text), "-o", "other"]
     code, err, printed = run(["trim", "--recipe", str(file), "--dry-run", "--json", *more])
     plan = json.loads(printed)
     assert plan["output"] == "other" and plan["head_k_dim"] == [12, 3]
-    assert plan["steps"][0]["does"] == f"1,024 tokens of {text}"
+    assert (plan["steps"][0]["does"], plan["steps"][0]["tokens"]) == (str(text), 1024)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def trimmed(tmp_path_factory: pytest.TempPathFactory, text: Path) -> tuple[Path,
     dims = {"linear_key_head_dim": BEFORE[0], "linear_value_head_dim": BEFORE[1]}
     model = tiny.build("qwen3_next", folder / "model", **dims)
     words = f"trim {model} --to 8x8,4x4 --text {text} --tokens 1024 --length 64 --limit 2"
-    words += f" --batch-size 2 --no-benchmark --no-control -o {folder / 'small'}"
+    words += f" --batch-size 2 --no-control -o {folder / 'small'}"
     code, stderr, stdout = run(words.split())
     assert code is None, stderr
     return model, folder / "small", stderr, stdout

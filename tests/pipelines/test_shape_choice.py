@@ -26,7 +26,7 @@ from statetrim.serving.engines import NEEDS_PLUGIN, Shape, compatibility_of_shap
 
 Load = Callable[[str], Path]
 OPTIONS: dict[str, Any] = {
-    "tokens": 1024, "length": 64, "limit": 2, "batch_size": 2, "benchmark": False,
+    "tokens": 1024, "length": 64, "limit": 2, "batch_size": 2,
     "control": False,
 }  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths

@@ -17,13 +17,14 @@ import statetrim as st
 from helpers import tiny
 from helpers.refusal import check_refusal, fingerprint, run
 from statetrim.pipelines.job import Job
+from statetrim.runtime.placement import Placement
 
 Load = Callable[[str], Path]
 OPTIONS: dict[str, Any] = {
-    "tokens": 1024, "length": 64, "limit": 2, "batch_size": 2, "benchmark": False,
+    "tokens": 1024, "length": 64, "limit": 2, "batch_size": 2,
 }  # fmt: skip
 QUICK = OPTIONS | {"tasks": ("text",), "control": False}
-FLAGS = ["--tokens", "1k", "--length", "64", "--limit", "2", "--batch-size", "2", "--no-benchmark"]
+FLAGS = ["--tokens", "1k", "--length", "64", "--limit", "2", "--batch-size", "2"]
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
 
 
@@ -78,8 +79,8 @@ def test_both_axes_with_recovery_timing_and_an_engine_in_mind(
     monkeypatch.setattr(st.benchmark, "run", quick)
     model, out = tmp_path / "model", tmp_path / "small"
     tiny.build("qwen3_5_text", model, linear_key_head_dim=32, linear_value_head_dim=32)
-    command = ["trim", str(model), "-o", str(out), *FLAGS[:-1], "--text", str(text)]
-    command += ["--to", "20x100%", "--for", "llamacpp", "--recover", "1k", "--json"]
+    command = ["trim", str(model), "-o", str(out), *FLAGS, "--text", str(text)]
+    command += ["--benchmark", "--to", "20x100%", "--for", "llamacpp", "--recover", "1k", "--json"]
     command += ["--recall", "0.5"]
     code, err, printed = run(command)
     assert code is None, err
@@ -205,9 +206,9 @@ def test_whether_weights_are_streamed_is_decided_once(
     checkpoint: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = Job.from_options(st.open(checkpoint("qwen3_5_text")), st.TrimOptions(to="6x100%"))
-    monkeypatch.setattr("statetrim.pipelines.estimate.free_memory", lambda placement: 0)
+    monkeypatch.setattr(Placement, "free_memory", 0)
     assert job.with_fixed_layerwise(tmp_path).options.layerwise is True
-    monkeypatch.setattr("statetrim.pipelines.estimate.free_memory", lambda placement: 2**50)
+    monkeypatch.setattr(Placement, "free_memory", 2**50)
     assert job.with_fixed_layerwise(tmp_path).options.layerwise is True
     assert job.record["layerwise"] is None
 

@@ -131,7 +131,7 @@ def test_a_fault_found_in_an_engine_is_the_answer(folder: Path) -> None:
 
 
 QUICK = {
-    "trim": ["--length", "64", "--limit", "2", "--no-control", "--no-benchmark"],
+    "trim": ["--length", "64", "--limit", "2", "--no-control"],
     "recover": ["--tokens", "1k", "--length", "64", "--batch-size", "4"],
     "evaluate": ["--limit", "2"],
     "analyze": ["--tokens", "1k", "--widths", "0.5"],

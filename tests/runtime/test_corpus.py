@@ -73,7 +73,7 @@ def test_a_run_tokenizes_each_document_once(
 ) -> None:
     small = st.trim(
         checkpoint("qwen3_5_text"), to=0.5, text=text, out=tmp_path / "small", tokens=1024,
-        limit=2, batch_size=2, recover=1024, length=64, benchmark=False, control=False,
+        limit=2, batch_size=2, recover=1024, length=64, control=False,
     )  # fmt: skip
     assert tokenized and len(tokenized) == len({*tokenized})
     assert 1024 + 1024 + 1024 in [item.source.skip for item in read_seen_texts(small)], "recovery"

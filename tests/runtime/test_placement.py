@@ -19,7 +19,6 @@ from helpers import tiny
 from helpers.pretended_cuda import pretended_cuda
 from statetrim.artifacts.scores import Scores
 from statetrim.evaluation.options import EvaluateOptions
-from statetrim.pipelines.estimate import free_memory
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
 from statetrim.runtime.placement import Placement, default_device
@@ -54,18 +53,18 @@ def test_devices_that_are_not_here_are_one_sentence(checkpoint: Load) -> None:
         with pytest.raises(st.StatetrimError, match=message):
             st.load(checkpoint("delta_net"), **options)  # type: ignore[arg-type]
         with pytest.raises(st.StatetrimError, match=message):
-            free_memory(Placement(**options))  # type: ignore[arg-type]
+            Placement(**options).free_memory  # type: ignore[arg-type]  # noqa: B018
     with pretended_cuda(2), pytest.raises(st.StatetrimError, match="this machine has 2 GPUs"):
         Placement(device="cuda:2").input_device  # noqa: B018
 
 
 def test_memory_is_that_of_the_cards_that_are_used() -> None:
     with pretended_cuda(4, free=10 * 2**30):
-        assert free_memory() == free_memory(Placement(device="cuda:3")) == 10 * 2**30
-        assert free_memory(Placement(device_map="auto")) == 4 * (9 * 2**30)
+        assert Placement().free_memory == Placement(device="cuda:3").free_memory == 10 * 2**30
+        assert Placement(device_map="auto").free_memory == 4 * (9 * 2**30)
         two = Placement(device_map="auto", max_memory="0=2GiB, 1=1.5 GiB")
-        assert two.gpu_memory == {0: 2 * 2**30, 1: 3 * 2**29} and free_memory(two) == 7 * 2**29
-        assert free_memory(Placement(device="cpu")) != 10 * 2**30
+        assert two.gpu_memory == {0: 2 * 2**30, 1: 3 * 2**29} and two.free_memory == 7 * 2**29
+        assert Placement(device="cpu").free_memory != 10 * 2**30
         served = EvaluateOptions(baseline="M", engine="vllm", device_map="auto")
         assert served.vllm_options == {"tensor_parallel_size": 4}
         engine_options = {"tensor_parallel_size": 2}

@@ -49,15 +49,12 @@ def weights(hub: LoopbackHub) -> set[str]:
 
 
 def test_a_hub_id_is_downloaded_and_opened(hub: LoopbackHub, checkpoint: Load) -> None:
-    seen: list[st.Progress] = []
-    model = open_checkpoint(REPO, progress=seen.append)
+    model = open_checkpoint(REPO)
     assert model.digest == st.open(checkpoint("delta_net")).digest
     assert weights(hub) <= hub.downloaded_files() and len(weights(hub)) > 1
     assert {"tokenizer.json", "README.md", "config.json"} <= hub.downloaded_files()
     never = {"modeling_tiny.py", "pytorch_model.bin", "consolidated.safetensors"}
     assert not {name for name in hub.downloaded_files() if name in never or "/" in name}
-    total = sum((hub.root / REPO / "main" / name).stat().st_size for name in weights(hub))
-    assert seen[-1].done == seen[-1].total >= total and seen[-1].unit == "bytes"
 
     hub.requests.clear()
     again = open_checkpoint(REPO)
@@ -69,7 +66,7 @@ def test_a_hub_id_is_trimmed(hub: LoopbackHub, tmp_path: Path) -> None:
     text = tiny.write_text(tmp_path / "text.jsonl", 2**13)
     small = st.trim(
         f"{REPO}@main", out=tmp_path / "small", text=str(text), to="6x100%", method="drrqr",
-        tokens=1024, limit=2, batch_size=2, benchmark=False, progress=False,
+        tokens=1024, limit=2, batch_size=2, progress=False,
     )  # fmt: skip
     assert small.geometry.head_k_dim == 6
     assert "someone/tiny" in (small.path / "README.md").read_text()

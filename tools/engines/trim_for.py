@@ -32,7 +32,7 @@ def trim_output(model: Path, engine: str, out: Path, text: Path, tokens: str) ->
     """Run `statetrim trim` and return what it prints."""
     printed = io.StringIO()
     command = ["trim", str(model), "--for", engine, "--text", str(text), "--tokens", tokens]
-    command += ["--limit", "4", "--no-benchmark", "--no-control", "-o", str(out)]
+    command += ["--limit", "4", "--no-control", "-o", str(out)]
     with contextlib.redirect_stdout(printed):
         app(command, standalone_mode=False)
     return printed.getvalue()

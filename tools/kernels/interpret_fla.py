@@ -212,7 +212,7 @@ class Attempt:
         words = tiny.write_text(self.folder / "words.jsonl", 2000)
         st.trim(
             self.model, to=self.shape, text=words, tokens=4 * self.tokens, length=self.tokens,
-            recall=0, tasks=["text"], limit=2, control=False, benchmark=False,
+            recall=0, tasks=["text"], limit=2, control=False,
             out=self.folder / "trimmed", progress=False,
         )  # fmt: skip
         return {}

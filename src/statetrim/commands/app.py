@@ -52,6 +52,7 @@ def _global_options(
         from . import terminal
 
         terminal.err().quiet = True
+        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read when huggingface_hub is imported
     if log:
         from . import terminal
 
@@ -73,9 +74,8 @@ _settings = _Settings()
 def main() -> None:
     """Run the command line. A user's mistake ends in one sentence and exit code 2, any other error
     in one sentence and exit code 1, Ctrl-C in exit code 130."""
-    # Silence the progress bars and messages of libraries; statetrim shows its own.
+    # Silence libraries, except the bars of downloads: a run loads many models, each with a bar.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported
     # Idle OpenMP threads sleep instead of spinning, which slows everything on a busy machine. Read
     # when torch is imported, which is later.
@@ -104,8 +104,8 @@ def _error_sentence(error: Exception) -> str:
         return f"{error.filename}: {reason}" if error.filename else reason
     if is_out_of_memory(error):
         return (
-            "memory ran out; try a smaller --batch-size, shorter sequences, or --layerwise, or "
-            "skip a step (trim --no-benchmark); the same command resumes from what is finished"
+            "memory ran out; try a smaller --batch-size, shorter sequences, or --layerwise; "
+            "the same command resumes from what is finished"
         )
     where = "the same command with --traceback shows where"
     if _settings.log:

@@ -82,7 +82,7 @@ def err() -> Console:
 
 
 def _console(**settings: Any) -> Console:
-    from ..progress.plain_console import PlainConsole  # imports rich, which --help does not need
+    from .plain_console import PlainConsole  # imports rich, which --help does not need
 
     return PlainConsole(markup=False, **settings)
 

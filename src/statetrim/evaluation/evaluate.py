@@ -19,7 +19,7 @@ from ..errors import StatetrimError
 from ..judging.verdict import REQUIRED_GROUPS, needs_samples
 from ..maths.units import parse_token_count
 from ..options import takes_options
-from ..progress import OnProgress, Progress, progress_reporter
+from ..progress import OnProgress, progress_reporter
 from ..runtime.corpus import as_corpus
 from ..runtime.distributed import DistributedContext
 from ..runtime.loading import load_tokenizer
@@ -286,7 +286,6 @@ def _score_tasks(
         own_scores[name] = runner.run(samples, rows, report)
         if ranks.rank == 0:
             finished.save(runner.name, name, rows.start, own_scores[name])
-        report(Progress(1, 1, "tasks", f"{runner.name}: {name}"))
     for rank, rank_scores in enumerate(ranks.all_gather(own_scores)):
         for name, scores in rank_scores.items():
             scores_by_task[name] = scores

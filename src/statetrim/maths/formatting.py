@@ -62,14 +62,6 @@ def choices_text(choices: Iterable[object]) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
-def duration_text(seconds: float) -> str:
-    """Seconds, minutes or hours, at least 1 s."""
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
-
-
 def evenly_spaced(items: Sequence[Item], max_items: int) -> list[Item]:
     """At most `max_items` of the items at even distances, with the first and, of two, the last."""
     if len(items) <= max_items:

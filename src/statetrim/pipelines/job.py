@@ -16,19 +16,21 @@ from ..maths.units import MIB, parse_token_count
 from ..methods import find_method
 from ..options import as_record
 from ..runtime.corpus import Corpus
+from ..runtime.placement import Placement
 from ..serving.engine_names import engine_name
+from ..serving.state_size import weight_bytes
 from ..serving.target import Target, candidate_targets, resolve_target
 from ..storage.auxiliary_files import auxiliary_files
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.json_file import read_json, write_json
 from ..storage.output import file_digest
 from ..version import __version__
-from . import estimate
 from .options import PLACEMENT_OPTIONS, TrimOptions
 
 EVAL_LENGTH = 512  # tokens per evaluated sequence
 RECOVERY_BATCH_SIZE = 16  # sequences per training step
 LAYERWISE = "layerwise.json"
+_WEIGHT_FRACTION = 0.7  # of free memory; the rest is for activations
 
 logger = logging.getLogger("statetrim")
 
@@ -223,8 +225,7 @@ class Job:
         """Whether weights are streamed from disk; by default if two models do not fit in memory."""
         if self.options.layerwise is not None:
             return self.options.layerwise
-        memory = estimate.free_memory(self.options.placement)
-        return estimate.needs_streaming(self.model, 2, memory)
+        return needs_streaming(self.model, 2, self.options.placement)
 
     @property
     def runs_benchmark(self) -> bool:
@@ -244,6 +245,11 @@ class Job:
         if layerwise:  # layers are loaded one at a time, so there is nothing to spread
             options = replace(options, device_map=None, max_memory=None)
         return replace(self, options=replace(options, layerwise=layerwise))
+
+
+def needs_streaming(model: Checkpoint, copies: int, placement: Placement) -> bool:
+    """Whether `copies` of the weights take too much of the memory where models run."""
+    return copies * weight_bytes(model) > _WEIGHT_FRACTION * placement.free_memory
 
 
 def recipe_record(model: Checkpoint, options: TrimOptions) -> dict[str, Any]:

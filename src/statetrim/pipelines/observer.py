@@ -12,7 +12,7 @@ class Observer:
     """Ignores every event; the command line has a subclass that writes to the terminal."""
 
     def on_step(self, step: str) -> None:
-        """The next stages belong to this step of the estimate."""
+        """The next stages belong to this step."""
 
     def on_start(self, stage: str) -> None:
         """A stage starts."""

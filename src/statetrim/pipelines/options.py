@@ -93,7 +93,9 @@ class TrimOptions(Devices):
     control: bool = option(
         default=True, help="Do not measure random cuts for comparison.", flags=("--no-control",)
     )
-    benchmark: bool = option(default=True, help="Skip the benchmark.", flags=("--no-benchmark",))
+    benchmark: bool = option(
+        default=False, help="Also compare speed and memory.", flags=("--benchmark",)
+    )
     layerwise: bool | None = option(
         default=None,
         help="Stream weights from disk; by default only if memory is short.",

@@ -27,7 +27,6 @@ from ..tasks.recall import associations
 from ..tasks.unit import UNITS
 from ..version import __version__
 from .by_layer import allocate_by_layer, layer_sensitivity
-from .estimate import free_memory
 from .job import Job
 from .observer import Observer
 from .stage import Stage
@@ -155,7 +154,7 @@ def _prediction(runner: StageRunner, plans: Mapping[str, Stage]) -> Stage:
             _sources(slices.choice, tokens["measure"], length, seed=2),
             batch_size=options.batch_size,
             placement=options.placement,
-            max_bytes=free_memory(options.placement) // 4,
+            max_bytes=options.placement.free_memory // 4,
             progress=progress,
         )
         prediction.save(path)

@@ -37,7 +37,7 @@ class Stage:
     options: Mapping[str, Any]
     make: Make
     inputs: "Sequence[Stage]" = ()
-    step: str = ""  # of the estimate
+    step: str = ""  # of `steps`
     title: str = ""
     bar: str = ""
 

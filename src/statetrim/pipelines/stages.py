@@ -37,8 +37,7 @@ from ..storage.output import ARTIFACTS, CARD
 from ..surgery.check import compare_cut
 from ..surgery.prune import prune
 from ..surgery.refit import refit
-from .estimate import free_memory, needs_streaming
-from .job import RECOVERY_BATCH_SIZE, Job
+from .job import RECOVERY_BATCH_SIZE, Job, needs_streaming
 from .observer import Observer
 from .stage import Make, Stage
 
@@ -60,7 +59,7 @@ class StageRunner:
     observer: Observer
     # Of a job that is one of several:
     methods: Sequence[str] | None = None  # to calibrate for; None: those of the job
-    step: str | None = None  # of the estimate, to which all stages except calibration belong
+    step: str | None = None  # of `steps`, to which all stages except calibration belong
     shape: str = ""  # added to the names of the stages
     evaluated: Corpus | None = None  # None: the job's slice for evaluation
     original: OriginalResults | None = None  # which all of them compare with
@@ -226,7 +225,7 @@ class StageRunner:
 
         def make(progress: OnProgress) -> None:
             fitting = placement
-            if placement.device_map is None and needs_streaming(model, 4, free_memory(placement)):
+            if placement.device_map is None and needs_streaming(model, 4, placement):
                 fitting = replace(placement, layerwise=True)  # both models in float32 at once
             chosen = Plan.load(plan.artifact)
             gaps = compare_cut(model, chosen, self._open(cut), placement=fitting)

@@ -85,7 +85,7 @@ class LayerwiseRecovery:
                 tokens += ids.numel()
                 loss = training.step(calls.pop(), is_recall, tokens)
                 label = f"layer {number}"
-                progress(Progress(step + 1, len(batches), "steps", label, tokens, loss))
+                progress(Progress(step + 1, len(batches), "steps", label, loss))
         training.save(self.directory / f"layer-{number}.safetensors")
 
     def _start_training(

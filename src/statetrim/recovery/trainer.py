@@ -295,8 +295,8 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kw: Any) -> None:
         if logs and "loss" in logs and state.is_world_process_zero:
-            done, steps, tokens = state.global_step, state.max_steps, self.trainer.tokens
-            self.progress(Progress(done, steps, "steps", tokens=tokens, loss=logs["loss"]))
+            done, steps = state.global_step, state.max_steps
+            self.progress(Progress(done, steps, "steps", loss=logs["loss"]))
 
 
 def list_checkpoints(directory: Path) -> list[Path]:

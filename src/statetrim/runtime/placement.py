@@ -116,6 +116,23 @@ class Devices(OneDevice):
         return _parse_max_memory(self.max_memory) or free
 
     @property
+    def free_memory(self) -> int:
+        """Bytes free where models run: on one GPU, in main memory (all of it if this is not Linux),
+        or with a device map the sum over GPUs of what weights may take."""
+        import torch
+
+        if self.device_map is not None:
+            return sum(self.gpu_memory.values())
+        if self.input_device.type == "cuda":
+            return int(torch.cuda.mem_get_info(self.input_device)[0])
+        try:
+            with open("/proc/meminfo") as file:
+                fields = dict(line.split(":", 1) for line in file)
+            return int(fields["MemAvailable"].split()[0]) * 1024
+        except (OSError, KeyError):
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+    @property
     def from_pretrained_kwargs(self) -> dict[str, Any]:
         """Arguments of `from_pretrained` that load weights directly onto their devices."""
         if self.device_map is None:

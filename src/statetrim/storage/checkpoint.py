@@ -16,7 +16,6 @@ from ..families.contract import Config, Family, geometry_of, layer_config
 from ..geometry import ChannelRows, Geometry, Role
 from ..maths.formatting import bytes_text, shorten
 from ..maths.table import Table, Tabular
-from ..progress import ShowProgress
 from .channel_rows import LayerRows, find_channel_rows, find_head_rows, names_by_layer
 from .digests import model_digest
 from .file_names import CONFIG, INDEX, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, SINGLE_FILE
@@ -237,13 +236,14 @@ def open_checkpoint(
     family: Family | None = None,
     *,
     weights: Weights = True,
-    progress: ShowProgress = True,
+    progress: bool = True,
 ) -> Checkpoint:
     """Open a checkpoint directory, a bare config.json, or a hub id (`OWNER/NAME@REVISION`).
 
     Reads and checks config and headers; raises StatetrimError. `weights` is for hub ids: files that
     the local cache lacks are downloaded, without `weights` or for models that cannot be pruned only
     the config. "headers" reads the headers of weights on the hub, which is enough for an estimate.
+    `progress` shows the bars of a download.
     """
     path = _existing_path(model)
     hub = HubModel.parse(str(model)) if path is None else None

@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
-from ...pipelines.estimate import Step
 from ...pipelines.observer import Observer
-from ...pipelines.schedule import Schedule
-from ...progress import OnProgress, Progress
-from ...progress.bar import RunProgress, time_left_text
+from ...pipelines.steps import Step
+from ...progress import OnProgress
 from ...recovery.options import Coverage
 from .. import terminal
 from ..progress import show_progress
@@ -20,22 +18,18 @@ class TerminalObserver(Observer):
     def __init__(self, steps: Sequence[Step]) -> None:
         self.started: set[str] = set()
         self.cached: set[str] = set()
-        self.schedule = Schedule(steps)
-        self.is_new_step = False
+        self.steps = [step.name for step in steps]
+        self.number = 1  # of the running step
 
     def on_step(self, step: str) -> None:
-        self.is_new_step |= self.schedule.start_step(step)
+        if step in self.steps:  # what an earlier one makes again belongs to the one that needs it
+            self.number = max(self.number, self.steps.index(step) + 1)
 
     def on_start(self, stage: str) -> None:
         self.started.add(stage)
-        left = ""
-        if self.is_new_step:
-            left = f"  ({self._step_text}, {time_left_text(self.schedule.seconds_left())})"
-        self.is_new_step = False
-        terminal.note(f"{stage} ...{left}")
+        terminal.note(f"step {self.number} of {len(self.steps)}: {stage}")
 
     def on_cached(self, stage: str) -> None:
-        self.schedule.mark_cached()
         if stage not in self.started | self.cached:
             terminal.note(f"{stage}: already done")
         self.cached.add(stage)
@@ -43,17 +37,8 @@ class TerminalObserver(Observer):
     def on_message(self, sentence: str) -> None:
         terminal.note(sentence)
 
-    @property
-    def _step_text(self) -> str:
-        return f"step {self.schedule.position + 1} of {len(self.schedule.step_names)}"
-
-    def _overall(self, progress: Progress) -> RunProgress:
-        """Progress of the whole run; the schedule records how far the running step is."""
-        left = self.schedule.seconds_left(progress.done / max(1, progress.total))
-        return RunProgress(self.schedule.fraction_done(left), self._step_text, left)
-
     def announce(self, coverage: Coverage) -> None:
         show_coverage(coverage)
 
     def progress(self, label: str) -> AbstractContextManager[OnProgress]:
-        return show_progress(label, self._overall)
+        return show_progress(label)

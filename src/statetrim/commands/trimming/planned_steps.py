@@ -1,4 +1,4 @@
-"""What a person sees before `trim` runs: estimated steps, and shapes."""
+"""What a person sees before `trim` runs: steps, and shapes."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -6,10 +6,10 @@ from dataclasses import asdict
 from ...artifacts.decision import BY_LAYER
 from ...artifacts.state_sizes import state_text
 from ...geometry import Geometry
-from ...maths.formatting import bytes_text, duration_text
-from ...pipelines.estimate import Step
+from ...maths.formatting import bytes_text
 from ...pipelines.job import Job
 from ...pipelines.shape_choice import predicts_shapes
+from ...pipelines.steps import Step
 from ...serving.capacity.cache_model import default_state_dtype
 from ...serving.capacity.compare import count_text, default_capacity, known_capacities
 from ...serving.engine_names import engine_name
@@ -60,20 +60,20 @@ def state_share(job: Job, kept: Geometry) -> dict[str, float | str | None]:
 
 
 def _show_costs(title: str, steps: Sequence[Step], *, to_stderr: bool) -> None:
-    """Print estimated time, memory and disk of each step, and in the last row of the run: the sum
-    of times and disk, the peak of memory."""
+    """Print the tokens, memory and disk of each step, and in the last row of the run: the sum of
+    tokens and disk, the peak of memory."""
 
-    def cells(seconds: float, memory: int, disk: int) -> tuple[str, ...]:
+    def cells(tokens: int, memory: int, disk: int) -> tuple[str, ...]:
         sizes = (f"~{bytes_text(nbytes)}" if nbytes else "" for nbytes in (memory, disk))
-        return f"~{duration_text(seconds)}", *sizes
+        return f"{tokens:,}" if tokens else "", *sizes
 
-    seconds, disk = sum(step.seconds for step in steps), sum(step.disk for step in steps)
+    tokens, disk = sum(step.tokens for step in steps), sum(step.disk for step in steps)
     terminal.print_table(
         title,
-        ("step", "what", "time", "memory", "disk"),
-        [(step.name, step.does, *cells(step.seconds, step.memory, step.disk)) for step in steps],
+        ("step", "what", "tokens", "memory", "disk"),
+        [(step.name, step.does, *cells(step.tokens, step.memory, step.disk)) for step in steps],
         left=(0, 1),
-        total=("all", "", *cells(seconds, max(step.memory for step in steps), disk)),
+        total=("all", "", *cells(tokens, max(step.memory for step in steps), disk)),
         to_stderr=to_stderr,
     )
 

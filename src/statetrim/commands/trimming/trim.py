@@ -11,7 +11,7 @@ from ..arguments import FamilyFile, Json, Model
 from ..command import command, command_line_fields, typed_default
 
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Show the plan and its estimated cost, and stop.")
+    bool, typer.Option("--dry-run", help="Show the steps and what they take, and stop.")
 ]
 
 
@@ -50,7 +50,6 @@ def trim(
     as_json: Json = False,
 ) -> None:
     from ...pipelines import trim as trimming
-    from ...pipelines.estimate import Machine
     from ...pipelines.job import Job
     from ...pipelines.steps import steps
     from .observer import TerminalObserver
@@ -63,7 +62,7 @@ def trim(
     is_finished = trimming.is_finished(job, options.out)
     if dry_run and opened.downloaded and Path(options.text).exists():
         trimming.check_text(job)
-    planned_steps = steps(job, Machine.measure(options.placement))
+    planned_steps = steps(job)
     if dry_run or not (as_json or is_finished):
         show_steps(job, planned_steps, str(options.out), dry_run=dry_run, as_json=as_json)
     if not dry_run:

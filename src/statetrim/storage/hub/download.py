@@ -15,7 +15,7 @@ from typing import Any
 
 from ...errors import StatetrimError
 from ...maths.formatting import bytes_text
-from ...progress import OnProgress, Progress, ShowProgress, progress_reporter
+from ...progress import is_watched
 from ..file_names import CONFIG, INDEX, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, SINGLE_FILE
 from ..json_file import read_json
 from ..safetensors_file import Shard, parse_header
@@ -70,8 +70,9 @@ class HubModel:
                 logger.info("%s; %s is taken from the local cache", error, self)
             return cached
 
-    def download(self, progress: ShowProgress = True) -> Path:
-        """The cached directory with weights, config, tokenizer and card; downloads missing files.
+    def download(self, progress: bool = True) -> Path:
+        """The cached directory with weights, config, tokenizer and card; downloads missing files,
+        with the bars of huggingface_hub unless `progress` is False.
 
         Without the hub, the cached directory if it has all weights, else StatetrimError. Raises
         NoSpace before a download that does not fit on the disk.
@@ -108,7 +109,7 @@ class HubModel:
         info = HfApi().model_info(self.repo, revision=self.revision, files_metadata=True)
         return info.sha, {file.rfilename: file.size or 0 for file in info.siblings or []}
 
-    def _download_files(self, progress: ShowProgress) -> Path:
+    def _download_files(self, progress: bool) -> Path:
         """Download the files that the cache lacks; return the directory of the snapshot."""
         from huggingface_hub import constants, snapshot_download
 
@@ -127,13 +128,12 @@ class HubModel:
             )
             amount = f"{bytes_text(nbytes)} in " if nbytes else ""  # a mirror may not report sizes
             logger.info("downloading %s: %s%d files", self, amount, len(missing))
-            with progress_reporter(progress, f"downloading {self.repo}") as report:
-                snapshot_download(
-                    self.repo,
-                    revision=self.revision,
-                    allow_patterns=names,
-                    tqdm_class=_bar_class(report, nbytes),
-                )
+            snapshot_download(
+                self.repo,
+                revision=self.revision,
+                allow_patterns=names,
+                tqdm_class=None if progress and is_watched() else _hidden_bar(),
+            )
         config = self._cached(CONFIG, commit)
         assert config is not None, "open_checkpoint downloads it first"
         return config.parent
@@ -237,20 +237,12 @@ def _read_remote_shard(repo: str, commit: str | None, directory: Path, name: str
     return Shard(directory / name, {}, parse_header(name, header, 0))
 
 
-def _bar_class(report: OnProgress, total: int) -> type:
-    """A class for the bars of huggingface_hub that draws nothing and reports the bytes."""
+def _hidden_bar() -> type:
+    """A class for the bars of huggingface_hub that draws nothing."""
     from huggingface_hub.utils.tqdm import tqdm
 
-    class Bar(tqdm):
+    class HiddenBar(tqdm):
         def __init__(self, *args: Any, **options: Any) -> None:
-            self.counts_bytes = options.get("name") == "huggingface_hub.snapshot_download"
-            self.arrived = 0
             super().__init__(*args, **options | {"disable": True})  # type: ignore[no-untyped-call]
 
-        def update(self, n: float | None = 1) -> None:
-            if self.counts_bytes:
-                with self.get_lock():  # files are downloaded in several threads
-                    self.arrived += int(n or 0)
-                    report(Progress(min(self.arrived, total), total, "bytes"))
-
-    return Bar
+    return HiddenBar
