@@ -34,8 +34,9 @@ def test_the_example_of_a_section_is_in_the_report(
     example: None, checkpoint: Any, tmp_path: Path
 ) -> None:
     model = st.open(checkpoint("qwen3_5_text"))
-    page = st.report([model.path], tmp_path / "out").with_suffix(".md").read_text()
+    cut = st.prune(model, st.select(model, "rand", to="6x100%"), tmp_path / "cut")
+    page = st.report(cut, out=tmp_path / "out").with_suffix(".md").read_text()
     section = page.partition("\n## Heads\n")[2].partition("\n## ")[0]
     rows = re.findall(r"\| (keys|values) \| (\d+) \|", section)
-    heads = model.geometry
+    heads = cut.geometry
     assert rows == [("keys", str(heads.num_k_heads)), ("values", str(heads.num_v_heads))]

@@ -32,7 +32,7 @@ def cut(tmp_path_factory: Any) -> Path:
 def document_of(cut: Path, recipe: Any = None) -> Document:
     record = {"format": "statetrim trim", "version": 1, "statetrim": "0", "recipe": recipe}
     (cut / "statetrim" / "trim.json").write_text(json.dumps(record))
-    return build_document(read_findings([cut]))
+    return build_document(read_findings(st.open(cut)))
 
 
 def first_command(document: Document) -> tuple[str, str]:

@@ -10,13 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from ..artifacts.card.markdown import one_line
+from ..artifacts.steps import TrimRecord
 from ..errors import StatetrimError
 from ..geometry import Geometry
 from ..judging.verdict import Outcome, Verdict
 from ..request import parse_request
 from ..storage.checkpoint import Checkpoint
 from .deployment import serve_commands
-from .engine_names import PLUGIN_ENGINES, command_with_comment, engine_name
+from .engine_names import PLUGIN_ENGINES, command_with_comment, engine_name, requested_engine
 from .target import Target, resolve_target
 
 MAX_STEPS = 3
@@ -43,6 +45,27 @@ class RunFacts:
     samples: int = 128  # at most, that were measured
     engine: str | None = None
     tried_by_layer: bool = False
+
+
+def steps_after_trim(verdict: Verdict, original: Checkpoint, cut: Checkpoint) -> list[NextStep]:
+    """`next_steps` with the options in the cut's untrusted record of `trim`; empty without one that
+    names a text."""
+    trim = TrimRecord.of_model(cut)
+    if trim.text is None:
+        return []
+    recipe = trim.recipe or {}
+    limit = recipe.get("limit")
+    facts = RunFacts(
+        model=one_line(str(original.path)),
+        cut=one_line(str(cut.path)),
+        text=one_line(trim.text),
+        tokens=one_line(str(recipe.get("tokens", trim.tokens))),
+        skip=trim.measured_from,
+        samples=limit if type(limit) is int else 128,
+        engine=str(recipe["for_"]) if requested_engine(trim) else None,
+        tried_by_layer=recipe.get("by_layer") is True,
+    )
+    return next_steps(verdict, original, cut, facts)
 
 
 def next_steps(

@@ -12,7 +12,7 @@ from ..findings import Findings
 
 ORDER = (
     "quality", "decision", "state", "engines", "speed", "copies", "cut", "sensitivity", "ranks",
-    "recovery", "reproduce", "lineage",
+    "recovery", "reproduce",
 )  # fmt: skip
 """Modules, in the order of the report."""
 

@@ -31,11 +31,11 @@ _CURVE_SIZES = 3  # of cuts; with fewer there is no bend to look for
 
 def blocks(findings: Findings) -> Iterator[Block]:
     """The reason, a table of all shapes, a picture per main metric, and all scores."""
-    decision = findings.decision
+    decision, original = findings.decision, findings.original
     if decision is None:
-        geometry, shapes = findings.original_geometry, "96x96,64x64,48x48"
-        if geometry is not None:
-            shapes = ",".join(map(str, common_shapes(geometry)[:_SUGGESTED_SHAPES]))
+        shapes = "96x96,64x64,48x48"
+        if original is not None:
+            shapes = ",".join(map(str, common_shapes(original.geometry)[:_SUGGESTED_SHAPES]))
         yield Missing(
             "Only one shape was measured. Several are calibrated once, and compared.",
             [trim_command(findings, shapes, "SMALLER")],
