@@ -24,7 +24,7 @@ from statetrim.artifacts.plan import PLAN_FILE
 from statetrim.reporting.charts import Point, Series, channel_map, interval_chart, line_chart
 from statetrim.reporting.figures import inline_svg, png_uri
 from statetrim.reporting.findings import read_findings
-from statetrim.reporting.markdown import render_markdown
+from statetrim.reporting.render import render_markdown
 from statetrim.reporting.report import build_document
 
 TOOLS = Path(__file__).parents[2] / "tools"

@@ -12,8 +12,8 @@ from statetrim.judging.verdict import Outcome, Verdict
 from statetrim.reporting.document import Command, Document
 from statetrim.reporting.findings import read_findings
 from statetrim.reporting.report import build_document
+from statetrim.serving.deployment import RunFacts, next_steps
 from statetrim.serving.engine_names import ENGINE_NAMES, HINTS
-from statetrim.serving.next_steps import RunFacts, next_steps
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
 

@@ -11,9 +11,9 @@ from math import prod
 
 import torch
 
+from ..artifacts.state_sizes import weight_bytes
 from ..families.contract import text_config
 from ..runtime.placement import Placement
-from ..serving.state_size import weight_bytes
 from ..storage.checkpoint import Checkpoint
 
 _DISK_BYTES_PER_SECOND = 1e9  # a common SSD; not measured

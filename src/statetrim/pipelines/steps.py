@@ -1,9 +1,9 @@
 """The steps of a run of `trim`, with an estimate of what each takes."""
 
+from ..artifacts.state_sizes import weight_bytes
 from ..evaluation.runner import MQAR_TOKENS
 from ..evaluation.samples import FIRST_LOOK
 from ..options import takes_options
-from ..serving.state_size import weight_bytes
 from ..storage.models import ModelLike, as_checkpoint
 from . import estimate as cost
 from .estimate import Machine, Step

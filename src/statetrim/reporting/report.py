@@ -9,10 +9,9 @@ from ..storage.json_file import write_text
 from ..storage.models import ModelLike, as_checkpoint
 from ..storage.output import check_absent, open_output, partial_path
 from ..version import __version__
-from . import html
 from .document import Document
 from .findings import Findings, read_findings
-from .markdown import render_markdown
+from .render import render_markdown, render_page
 from .sections import build_sections
 from .summary import build_summary, title_text
 
@@ -56,7 +55,7 @@ def report(
         if not work.done:
             try:
                 document = build_document(read_findings(cut, files, original))
-                page = html.render_page(document)
+                page = render_page(document)
             except StatetrimError:
                 raise
             except _BAD_RECORD_ERRORS as error:

@@ -5,13 +5,11 @@ from collections.abc import Iterator
 from ..artifacts.state_sizes import state_text
 from ..judging.verdict import Outcome
 from ..serving.capacity.compare import capacity_text, known_capacities
-from ..serving.deployment import ship_verdict
+from ..serving.deployment import ship_verdict, steps_after_trim
 from ..serving.engine_names import BFLOAT16_ENGINES, ENGINE_NAMES, command_below_comment
 from ..serving.engines import ServedBy
-from ..serving.next_steps import steps_after_trim
-from .commands import serving_commands
 from .document import Fact, Summary
-from .findings import Findings
+from .findings import Findings, serving_commands
 
 TONES = {
     Outcome.SHIP: "good",

@@ -5,17 +5,19 @@ from typing import Any
 
 from ...artifacts.decision import Decision, ShapeScore
 from ...artifacts.scores import Scores
-from ...artifacts.state_sizes import state_text
+from ...artifacts.state_sizes import DTYPE_BYTES, state_text
 from ...artifacts.steps import TrimRecord
 from ...maths.formatting import bytes_text
 from ...pipelines.job import Job
 from ...pipelines.stages import DECISION, RECORD
-from ...serving.capacity.cache_model import default_state_dtype
-from ...serving.capacity.compare import capacity_text, count_text, known_capacities
-from ...serving.deployment import ship_verdict
+from ...serving.capacity.compare import (
+    capacity_text,
+    count_text,
+    default_state_dtype,
+    known_capacities,
+)
+from ...serving.deployment import ship_verdict, steps_after_trim
 from ...serving.engines import ServedBy
-from ...serving.next_steps import steps_after_trim
-from ...serving.state_size import DTYPE_BYTES
 from ...storage.checkpoint import Checkpoint
 from ...storage.output import ARTIFACTS
 from ...tasks import TASKS

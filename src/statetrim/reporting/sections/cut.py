@@ -12,8 +12,6 @@ from ..charts import channel_map
 from ..document import Block, Gallery, Image, Table, Text
 from ..findings import Findings
 
-TITLE = "What was cut"
-
 MAX_LAYER_PICTURES = 64
 MAX_PICTURED_HEADS, MAX_PICTURED_CHANNELS = 64, 1024
 MAX_LISTED_HEADS = 64

@@ -6,11 +6,9 @@ from ...artifacts.verification import agreement_table
 from ...serving.deployment import engine_rows
 from ...serving.engine_names import command_below_comment
 from ...serving.engines import compatibility_of_geometry
-from ..commands import serving_commands
 from ..document import Block, Command, Table, Text
-from ..findings import Findings
+from ..findings import Findings, serving_commands
 
-TITLE = "Where it runs"
 SUPPORT_TEXT = {
     "fast": "usual kernels",
     "fallback": "serves, on a slower path",

@@ -3,11 +3,8 @@
 from collections.abc import Iterator
 
 from ...artifacts.steps import StepRecord, data_sources
-from ..commands import command_arguments, shell_quoted
 from ..document import Block, Command, Table, Text
-from ..findings import Findings, truncated_text
-
-TITLE = "How to reproduce it"
+from ..findings import Findings, command_arguments, shell_quoted, truncated_text
 
 
 def blocks(findings: Findings) -> Iterator[Block]:

@@ -2,18 +2,14 @@
 
 from collections.abc import Iterator
 
-from ...artifacts.state_sizes import state_rows
+from ...artifacts.state_sizes import StateSize, state_rows, stored_dtype, weight_bytes
 from ...geometry import KERNEL_TILE
 from ...maths.formatting import bytes_text, change_row
 from ...serving.capacity.compare import capacity_rows, known_capacities
-from ...serving.state_size import StateSize, stored_dtype, weight_bytes
 from ...storage.checkpoint import Checkpoint
 from ..charts import bar_chart
-from ..commands import missing
 from ..document import Block, Picture, Table, Text
-from ..findings import Findings
-
-TITLE = "Memory before and after"
+from ..findings import Findings, missing
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
