@@ -20,7 +20,7 @@ statetrim refit SMALL --statistics fit.safetensors -o OUT
 statetrim select Qwen/Qwen3.5-27B --to 64x64 --method rand --value-method rand -o random.json
 statetrim prune Qwen/Qwen3.5-27B random.json -o RANDOM
 torchrun --standalone --nproc-per-node 8 -m statetrim evaluate OUT RANDOM --baseline Qwen/Qwen3.5-27B --tasks text,mqar --text test.jsonl -o scores.json
-statetrim report Qwen/Qwen3.5-27B OUT scores.json -o report
+statetrim report OUT scores.json --baseline Qwen/Qwen3.5-27B -o report
 
 # Verify
 statetrim verify OUT --baseline Qwen/Qwen3.5-27B --engine vllm --engine-python vllm-env/bin/python --text test.jsonl -o verification.json

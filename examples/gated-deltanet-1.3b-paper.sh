@@ -20,7 +20,7 @@ statetrim recover SMALL --teacher m-a-p/1.3B-100B-GatedDeltaNet-pure --text text
 # Measure
 statetrim evaluate SMALL OUT CONTROL --baseline m-a-p/1.3B-100B-GatedDeltaNet-pure --tasks text,mqar --text test.jsonl -o scores.json
 statetrim analyze OUT --baseline m-a-p/1.3B-100B-GatedDeltaNet-pure --text test.jsonl -o ranks.json
-statetrim report m-a-p/1.3B-100B-GatedDeltaNet-pure OUT scores.json ranks.json -o report
+statetrim report OUT scores.json ranks.json --baseline m-a-p/1.3B-100B-GatedDeltaNet-pure -o report
 
 # Verify and use
 python -c "import sys, fla; from transformers import AutoModelForCausalLM as A; A.from_pretrained(sys.argv[1])" OUT

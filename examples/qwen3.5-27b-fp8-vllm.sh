@@ -20,7 +20,7 @@ statetrim prune Qwen/Qwen3.5-27B-FP8 plan.json -o OUT
 statetrim select Qwen/Qwen3.5-27B --to 64x64 --method rand --value-method rand -o random.json
 statetrim prune Qwen/Qwen3.5-27B-FP8 random.json -o RANDOM
 statetrim evaluate OUT RANDOM --baseline Qwen/Qwen3.5-27B-FP8 --tasks text,mqar --text test.jsonl -o scores.json
-statetrim report Qwen/Qwen3.5-27B-FP8 OUT scores.json -o report
+statetrim report OUT scores.json --baseline Qwen/Qwen3.5-27B-FP8 -o report
 
 # Verify
 statetrim verify OUT --baseline Qwen/Qwen3.5-27B-FP8 --engine vllm --engine-python vllm-env/bin/python --text test.jsonl -o verification.json

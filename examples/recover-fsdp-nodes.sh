@@ -16,7 +16,7 @@ torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-id control --r
 
 # Measure
 statetrim evaluate SMALL OUT CONTROL --baseline Qwen/Qwen3.5-27B --tasks text,mqar --text test.jsonl --device-map auto -o scores.json
-statetrim report Qwen/Qwen3.5-27B OUT scores.json -o report
+statetrim report OUT scores.json --baseline Qwen/Qwen3.5-27B -o report
 
 # Verify
 statetrim verify OUT --baseline Qwen/Qwen3.5-27B --engine vllm --engine-python vllm-env/bin/python --text test.jsonl -o verification.json

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import statetrim as st
 from statetrim.reporting import figures as figure_files
-from statetrim.reporting import rank_pictures as figures
+from statetrim.reporting import pictures as figures
 from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.loading import load
 

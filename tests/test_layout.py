@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 TOOLS = Path(__file__).parents[1] / "tools"
-LIMITS = {"folders": 16, "files": 400, "functions": 80}
+LIMITS = {"folders": 24, "files": 400, "functions": 80}
 
 
 @pytest.fixture

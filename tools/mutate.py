@@ -29,12 +29,12 @@ from changed_tests import ROOT, tests_of
 CORE = tuple(
     f"src/statetrim/{name}.py"
     for name in (
-        "artifacts/mixture", "artifacts/statistics", "calibration/sums", "geometry",
+        "artifacts/statistics", "artifacts/statistics", "calibration/sums", "geometry",
         "judging/control", "judging/gate", "judging/losses", "judging/verdict", "maths/paired",
         "option_types", "pipelines/recipe", "pipelines/shape_choice", "pipelines/stage", "request",
         "selection/allocate", "serving/capacity/arithmetic", "serving/capacity/parts",
         "serving/shapes", "snapshots/coding", "snapshots/layout", "snapshots/low_rank",
-        "snapshots/prompt", "snapshots/slots", "storage/quantized/blocks",
+        "snapshots/prompt", "snapshots/prompt", "storage/quantized/blocks",
         "storage/quantized/compare", "storage/quantized/find", "storage/quantized/read",
         "storage/quantized/rewrite", "storage/quantized/scheme", "surgery/check", "surgery/refit",
     )

@@ -102,12 +102,11 @@ def _expression(node: ast.expr, classes: set[str]) -> str:
 
 def page_models() -> dict[str, Any]:
     """Name -> its caches, as released and cut, and the bytes of a state's number by engine."""
+    from statetrim.artifacts.state_sizes import DTYPE_BYTES
     from statetrim.errors import StatetrimError
     from statetrim.families import families
     from statetrim.families.contract import resized_config
-    from statetrim.serving.capacity.cache_model import cache_model, default_state_dtype
-    from statetrim.serving.capacity.compare import ENGINES
-    from statetrim.serving.state_size import DTYPE_BYTES
+    from statetrim.serving.capacity.compare import ENGINES, cache_model, default_state_dtype
     from statetrim.storage.checkpoint import Checkpoint
 
     models = {}

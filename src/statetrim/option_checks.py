@@ -46,11 +46,6 @@ def existing_files(name: str, value: Iterable[str | Path]) -> None:
         existing_file(name, path)
 
 
-def artifact_files(name: str, value: Iterable[Path]) -> None:
-    """Artifacts; a name without .json may be a model on the hub."""
-    existing_files(name, [path for path in value if path.suffix == ".json"])
-
-
 def rules(name: str, value: Iterable[str]) -> None:
     """Rules of `evaluate --fail-if`."""
     from .tasks.rule import check_rule

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import statetrim as st
 from samples import Row, Rows, quiet
-from statetrim.reporting.rank_pictures import fullest_head
+from statetrim.reporting.pictures import fullest_head
 
 
 def to_list(values: Tensor | None, digits: int = 4) -> Any:

@@ -13,8 +13,7 @@ from torch.nn import functional
 from masking import Masked
 from sources import Source
 from statetrim import Checkpoint
-from statetrim.artifacts.mixture import mix_statistics
-from statetrim.artifacts.statistics import LayerStatistics, Statistics
+from statetrim.artifacts.statistics import LayerStatistics, Statistics, mix_statistics
 from statetrim.calibration.calibrate import _enable_projection_gradients
 from statetrim.calibration.hooks import calibration_hooks
 from statetrim.calibration.sums import Sums

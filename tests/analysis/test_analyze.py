@@ -395,12 +395,12 @@ def test_what_cannot_be_analysed_is_said_in_a_sentence(checkpoint: Any, text: Pa
 def test_pictures_are_drawn_and_not_empty(pair: Analysis, tmp_path: Path) -> None:
     from matplotlib.image import imread
 
-    from statetrim.reporting import rank_pictures
+    from statetrim.reporting import pictures
     from statetrim.reporting.figures import save_all
 
     assert pair.baseline is not None
     both = {"before": pair.baseline, "after": pair}
-    written = save_all(rank_pictures.sheets(both), tmp_path)
+    written = save_all(pictures.sheets(both), tmp_path)
     assert sorted(path.name for path in written) == sorted(
         f"{name}.{suffix}"
         for name in ("utilization", "spectra", "heat-map", "filters")
@@ -415,9 +415,9 @@ def test_pictures_are_drawn_and_not_empty(pair: Analysis, tmp_path: Path) -> Non
         else:
             assert "How to read it" in path.read_text()
     before = [path.read_bytes() for path in written]
-    assert before == [path.read_bytes() for path in save_all(rank_pictures.sheets(both), tmp_path)]
+    assert before == [path.read_bytes() for path in save_all(pictures.sheets(both), tmp_path)]
     with pytest.raises(st.StatetrimError, match="no layer 9 with a head 0"):
-        rank_pictures.spectra(both, 9, 0)
+        pictures.spectra(both, 9, 0)
 
 
 def test_the_command_writes_shows_and_draws(

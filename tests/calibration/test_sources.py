@@ -17,9 +17,8 @@ import statetrim as st
 from helpers.forker import run_as_ranks
 from helpers.refusal import run_successfully
 from helpers.sums import assert_statistics_close
-from statetrim.artifacts.mixture import mix_statistics
 from statetrim.artifacts.record import header
-from statetrim.artifacts.statistics import TEXT, Statistics
+from statetrim.artifacts.statistics import TEXT, Statistics, mix_statistics
 from statetrim.progress import Progress
 from statetrim.runtime.loading import load_tokenizer
 from statetrim.surgery.refit import fit_projection

@@ -47,7 +47,7 @@ MISTAKES = {
     "verify M --baseline B --engine mlx --engine-python P --text typo.txt -o O": "there is no file",
     "benchmark M --baseline B -o O --dtype int8": "--dtype is float32, float16 or bfloat16",
     "benchmark M --baseline B -o O --lengths 8,x": "not a number of tokens",
-    "report none.json -o O": "none.json is missing",
+    "report M none.json -o O": "none.json is missing",
     "recipe none": "is not a result of trim",
     "snapshot M --text typo.txt -o O": "there is no file typo.txt",
     "demo -o HERE": "exists already",

@@ -37,7 +37,7 @@ COMMANDS: dict[str, list[str]] = {
         "analyze", "model", *_TEXT, "--tokens", "256", "--length", "64", "--burn-in", "8",
         "-o", f"{OUT}.json",
     ],
-    "report": ["report", "model", "small", "scores.json", "-o", OUT],
+    "report": ["report", "small", "scores.json", "--baseline", "model", "-o", OUT],
     "trim": ["trim", "model", "--to", "50%x100%", *_TRIMMED, "-o", OUT],
     "comparison": ["trim", "model", "--to", "8x8,6x8", *_TRIMMED, "-o", OUT],
     "select": ["select", "model", "--method", "l1", "--to", "8x100%", "-o", OUT],
@@ -110,7 +110,7 @@ def prepare(root: Path) -> Path:
     st.evaluate(
         [small], baseline=model, tasks=["mqar"], limit=2, out=root / "scores.json", progress=False
     )
-    st.report([model, small, root / "scores.json"], root / "page")  # compiles its templates
+    st.report(small, [root / "scores.json"], out=root / "page")  # compiles its templates
     shutil.rmtree(root / "page")
     exclude_from_collection()
     return root

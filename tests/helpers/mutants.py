@@ -110,7 +110,7 @@ def targets(root: Path) -> list[tuple[Path, Mutate, list[list[str]]]]:
     out = ["-o", str(root / "out")]
     model, small = str(root / "model"), str(root / "small")
     inspected = [["inspect", model], ["select", model, "--method", "l1", "--to", "8x100%", *out]]
-    reported = [["report", model, small, *out]]
+    reported = [["report", small, "--baseline", model, *out]]
     pruned = [["prune", model, str(root / "plan.json"), *out]]
     chosen = [
         "select",
@@ -122,16 +122,16 @@ def targets(root: Path) -> list[tuple[Path, Mutate, list[list[str]]]]:
         *out,
     ]
     merged = ["merge", str(root / "one.safetensors"), str(root / "two.safetensors"), *out]
-    scored = [["report", model, small, str(root / "scores.json"), *out]]
+    scored = [["report", small, str(root / "scores.json"), *out]]
     refitted = [["refit", small, "--statistics", str(root / "pairs.safetensors"), *out]]
-    analysed = [["report", model, str(root / "analysis.json"), *out]]
+    analysed = [["report", small, str(root / "analysis.json"), *out]]
     all_targets: list[tuple[Path, Mutate, list[list[str]]]] = [
         (root / "model" / "config.json", mutate_json, inspected),
         (root / "model" / "model.safetensors.index.json", mutate_json, inspected),
         (root / "plan.json", mutate_json, pruned),
         (root / "one.safetensors", mutate_header, [chosen, merged]),
         (root / "scores.json", mutate_json, scored),
-        (root / "timings.json", mutate_json, [["report", model, str(root / "timings.json"), *out]]),
+        (root / "timings.json", mutate_json, [["report", small, str(root / "timings.json"), *out]]),
         (root / "analysis.json", mutate_json, analysed),
         (root / "analysis.safetensors", mutate_header, analysed),
         (root / "small" / "README.md", mutate_bytes, refitted),
@@ -139,7 +139,7 @@ def targets(root: Path) -> list[tuple[Path, Mutate, list[list[str]]]]:
         *_model_run_targets(root, out),
     ]  # fmt: skip
     all_targets += [
-        (root / name, mutate_json, [["report", model, str(root / name), *out]])
+        (root / name, mutate_json, [["report", small, str(root / name), *out]])
         for name in ("verification.json", "sensitivity.json", "snapshots.json")
     ]
     all_targets += [
@@ -176,7 +176,7 @@ def _quantized_targets(
     small = root / "quantized-small"
     statistics = str(root / "quantized-pairs")
     readers = [
-        ["report", str(root / "quantized"), str(small), *out],
+        ["report", str(small), "--baseline", str(root / "quantized"), *out],
         ["refit", str(small), "--statistics", statistics, *out],
     ]
     for name in ("config.json", "statetrim/prune.json", "statetrim/plan.json"):

@@ -14,7 +14,7 @@ from helpers.refusal import run
 from statetrim.families.contract import resized_config
 from statetrim.maths.formatting import bytes_text
 from statetrim.serving.capacity.arithmetic import Settings, vllm
-from statetrim.serving.capacity.cache_model import cache_model
+from statetrim.serving.capacity.compare import cache_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
 BEFORE, AFTER = (16, 16), (8, 8)

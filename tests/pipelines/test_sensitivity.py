@@ -61,7 +61,9 @@ def test_the_command_writes_prints_draws_and_is_reported(
     assert {path.name for path in figures.iterdir()} == {"sensitivity.png", "sensitivity.svg"}
     again = CliRunner().invoke(app, command)
     assert "not overwritten" in str(again.exception)
-    page = st.report([out], tmp_path / "page").read_text()
+    model = st.open(checkpoint("delta_net"))
+    cut = st.prune(model, st.select(model, "l1", "6x100%"), tmp_path / "cut")
+    page = st.report(cut, [out], out=tmp_path / "page").read_text()
     assert sensitivity.sentence in page and "increase of NLL when one layer is cut" in page
     command[command.index(str(out))] = str(tmp_path / "other.json")
     for unused in (["--baseline", str(checkpoint("delta_net"))], ["--every", "token"]):

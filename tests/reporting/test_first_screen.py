@@ -3,7 +3,6 @@
 import re
 import shlex
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import statetrim as st
 from helpers import tiny
 from helpers.measured import agreements, point
 from helpers.refusal import run
-from statetrim.reporting.document import Document, Text
+from statetrim.reporting.document import Document, Table, Text
 from statetrim.reporting.findings import read_findings
 from statetrim.reporting.report import build_document
 
@@ -37,7 +36,9 @@ def folder(checkpoint: Callable[[str], Path], tmp_path_factory: Any) -> Path:
 
 
 def document_of(folder: Path, *names: str) -> Document:
-    return build_document(read_findings([folder / name for name in names]))
+    """The report of OUT, with the files of these names."""
+    original, cut = st.open(folder / "my model"), st.open(folder / "OUT")
+    return build_document(read_findings(cut, [folder / name for name in names], original))
 
 
 def test_the_answer_is_the_rule_s_and_stands_first(folder: Path) -> None:
@@ -64,14 +65,14 @@ def test_memory_is_compared_with_what_is_free(folder: Path) -> None:
     before, after = st.open(folder / "my model").geometry, st.open(folder / "OUT").geometry
     sizes = [f"{numel * width / 1024:,.1f} KiB"
              for numel in (before.state_numel, after.state_numel) for width in (4, 2)]  # fmt: skip
-    document = document_of(folder, "my model", "OUT")
+    document = document_of(folder)
     (memory,) = (fact for fact in document.summary.facts if fact.name == "Memory")
     *_, states = memory.lines
     float32, bfloat16 = f"{sizes[0]} → {sizes[2]}", f"{sizes[1]} → {sizes[3]}"
     assert states.startswith(f"state per sequence: {float32} in float32, {bfloat16} in bfloat16")
     card = (folder / "OUT" / "README.md").read_text()
     assert all(size in card for size in sizes)
-    findings = read_findings([folder / "my model", folder / "OUT"])
+    findings = read_findings(st.open(folder / "OUT"), original=st.open(folder / "my model"))
     assert findings.trim and findings.trim.recipe
     findings.trim.recipe["for_"] = "mlx"
     (memory,) = (f for f in build_document(findings).summary.facts if f.name == "Memory")
@@ -79,7 +80,7 @@ def test_memory_is_compared_with_what_is_free(folder: Path) -> None:
 
 
 def test_sections_without_an_artifact_are_one_line(folder: Path) -> None:
-    document = document_of(folder, "my model", "OUT")
+    document = document_of(folder)
     absent = [section.title for section in document.absent]
     assert absent == ["Why this shape", "Speed", "Stored copies", "Which layer carries what",
                       "Effective rank of the state", "Recovery"]  # fmt: skip
@@ -109,7 +110,7 @@ def test_a_fault_found_in_an_engine_is_the_answer(folder: Path) -> None:
     refused = save_verification(folder, "vllm", refusals=refusal, faults={"OUT": [refusal["OUT"]]})
 
     def answer(*files: Path) -> tuple[str, str]:
-        summary = document_of(folder, "my model", "OUT", *(file.name for file in files)).summary
+        summary = document_of(folder, *(file.name for file in files)).summary
         return summary.answer, summary.reason
 
     assert answer(passing)[0] == "Not enough evidence"
@@ -124,7 +125,7 @@ def test_a_fault_found_in_an_engine_is_the_answer(folder: Path) -> None:
         folder, "vllm", refusals=both, faults={"OUT": [refusal["OUT"]]}
     )
     assert answer(both_refused)[0] == "Not enough evidence"
-    st.report([folder / "my model", folder / "OUT", passing, faulty], out=folder / "verified")
+    st.report(folder / "OUT", [passing, faulty], out=folder / "verified")
     page = (folder / "verified" / "report.html").read_text()
     assert "98 of 100" in page and "+2.00 (+2.00 to +2.00)" in page
     assert "llama.cpp answers &lt;nonsense&gt;" in page
@@ -147,12 +148,14 @@ def test_commands_work_as_printed(folder: Path, monkeypatch: pytest.MonkeyPatch)
     text = (folder / "OUT" / "statetrim" / "report" / "report.md").read_text()
     commands = re.findall(r"^ +(statetrim .*)$", text, re.M)
     names = {shlex.split(command)[1] for command in commands}
-    assert names >= {"trim", "calibrate", "select", "prune", "analyze", "benchmark", "recover"}
+    assert names >= {"trim", "recipe", "evaluate", "analyze", "benchmark", "recover"}
     assert not re.search(r"MODEL|TEXT|(?<!-o )SMALL", "\n".join(commands)), commands
     for command in commands:
-        name, *arguments = shlex.split(command)[1:]
-        code, err, _ = run([name, *arguments, *QUICK.get(name, [])])
+        name, *arguments = shlex.split(command.removesuffix(" > recipe.yaml"))[1:]
+        code, err, printed = run([name, *arguments, *QUICK.get(name, [])])
         assert code is None, f"{command}\n{err}"
+        if name == "recipe":
+            Path("recipe.yaml").write_text(printed)
     check_same_weights(folder / "OUT", folder / "SMALL")
 
 
@@ -164,22 +167,17 @@ def check_same_weights(first: Path, second: Path) -> None:
         assert (first / name).read_bytes() == (second / name).read_bytes()
 
 
-def test_a_refitted_cut_is_reproduced_bit_for_bit(
+def test_a_cut_by_hand_is_reproduced_by_its_plan(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """BEST was calibrated for several shapes, cut, calibrated again and refitted."""
-    page = (folder / "BEST" / "statetrim" / "report" / "report.md").read_text()
-    section = page.partition("## How to reproduce it")[2].partition("\n## ")[0]
-    commands = re.findall(r"^ +(statetrim .*)$", section, re.M)
-    names = [shlex.split(command)[1] for command in commands]
-    assert names == ["calibrate", "select", "prune", "calibrate", "refit"]
-    (tmp_path / "my model").symlink_to(folder / "my model")
-    (tmp_path / "text.jsonl").symlink_to(folder / "text.jsonl")
     monkeypatch.chdir(tmp_path)
-    for command in commands:
-        code, err, _ = run(shlex.split(command)[1:])
-        assert code is None, f"{command}\n{err}"
-    check_same_weights(folder / "BEST", tmp_path / "SMALL")
+    model = st.open(folder / "my model")
+    cut = st.prune(model, st.select(model, "rand", to="6x100%"), "my cut")
+    page = st.report(cut, out="page", baseline=model).with_suffix(".md").read_text()
+    section = page.partition("## How to reproduce it")[2].partition("\n## ")[0]
+    (command,) = re.findall(r"^ +(statetrim .*)$", section, re.M)
+    assert run(shlex.split(command)[1:])[0] is None
+    check_same_weights(cut.path, tmp_path / "SMALL")
 
 
 def test_a_comparison_shows_plans_and_frontier(folder: Path) -> None:
@@ -191,60 +189,24 @@ def test_a_comparison_shows_plans_and_frontier(folder: Path) -> None:
     assert ".partial" not in text
 
 
-def compared(folder: Path, *figures: tuple[str, float, float]) -> Document:
-    """The report on a comparison: shape, recall lost in points, perplexity gained in percent."""
-    points = [point("64x64", 0, 0), *(point(*figure) for figure in figures)]
-    lineage = {"text": "my text.jsonl", "tokens": 4096}
-    st.Decision("tiny", points, lineage=lineage).save(folder / "decision.json")
-    return document_of(folder, "decision.json")
-
-
-def test_advice_on_a_curve_needs_a_curve(tmp_path: Path) -> None:
-    sizes = [("48x64", 0.2, 0.3), ("64x48", 2.0, 2.0), ("32x64", 1.5, 1.0), ("32x32", 9.0, 1.0)]
-    for number, has_curve in ((1, False), (2, False), (3, False), (4, True)):
-        (tmp_path / str(number)).mkdir()
-        document = compared(tmp_path / str(number), *sizes[:number])
-        texts = [b.text for s in document.sections for b in s.blocks if isinstance(b, Text)]
+def test_the_shapes_of_a_decision_are_judged(folder: Path) -> None:
+    """Shape, recall lost in points, perplexity gained in percent; advice on a curve needs one."""
+    figures = [("48x64", 0.2, 0.3), ("64x48", 2.0, 2.0), ("64x32", 1.5, 1.0), ("32x64", 12.0, 2.0),
+               ("32x32", 20.0, 5.0)]  # fmt: skip
+    for count, has_curve in ((1, False), (3, False), (5, True)):
+        points = [point("64x64", 0, 0), *(point(*figure) for figure in figures[:count])]
+        st.Decision("tiny", points).save(folder / "decision.json")
+        sections = document_of(folder, "decision.json").sections
+        (section,) = (x for x in sections if x.title == "Why this shape")
+        texts = [block.text for block in section.blocks if isinstance(block, Text)]
         assert any("Cut until the curve bends" in text for text in texts) == has_curve
-
-
-def test_the_smallest_shape_within_the_limits_is_recommended(tmp_path: Path) -> None:
-    document = compared(
-        tmp_path, ("48x64", 0.2, 0.3), ("64x48", 2.0, 2.0), ("64x32", 1.5, 1.0),
-        ("32x64", 12.0, 2.0), ("32x32", 20.0, 5.0),
-    )  # fmt: skip
-    summary = document.summary
-    assert (summary.answer, summary.tone) == ("Take 64x32", "good")
-    assert "50% of the state" in summary.reason
-    (step,) = (fact for fact in summary.facts if fact.name == "Next")
-    (command,) = step.commands
-    assert "--to 64x32 --text 'my text.jsonl' --tokens 4096" in command
-    table = next(b for s in document.sections for b in s.blocks if b.kind == "table")
-    rows = {row[0]: (row[3], row[5]) for row in table.rows}  # type: ignore[union-attr]
+    table = next(block for block in section.blocks if isinstance(block, Table))
+    rows = {row[0]: (row[3], row[5]) for row in table.rows}
     assert rows["64x32"] == ("yes", "within the limit")
     assert rows["48x64"] == ("yes", "within the limit")
     assert rows["64x48"] == ("", "too wide to tell")  # larger than 64x32, and loses more
     assert rows["32x64"] == ("", "beyond the limit")  # as large as 64x32, and loses more
     assert rows["32x32"] == ("yes", "beyond the limit")
-
-
-def test_widths_by_layer_are_recommended_as_trim_takes_them(
-    checkpoint: Callable[[str], Path], tmp_path: Path
-) -> None:
-    model, to = st.open(checkpoint("qwen3_5_text")), "0=12x8,2=6x4"
-    cut = replace(point("12x8", 0.2, 0.3), widths=to)
-    st.Decision(model.name, [point("64x64", 0, 0), cut]).save(tmp_path / "decision.json")
-    summary = build_document(read_findings([tmp_path / "decision.json", model.path])).summary
-    assert summary.answer == "Take by-layer" and f"--to {to}" in summary.facts[-1].commands[0]
-    (memory,) = (fact for fact in summary.facts if fact.name == "Memory")
-    assert "-37" in memory.lines[0]
-
-
-def test_no_shape_is_recommended_where_all_lose(tmp_path: Path) -> None:
-    summary = compared(tmp_path, ("32x64", 12.0, 2.0), ("32x32", 20.0, 5.0)).summary
-    assert (summary.answer, summary.tone) == ("No shape recommended", "bad")
-    assert summary.reason.startswith("32x64 (50% of the state): no shape is within the limits")
-    assert "recall falls by 12.0 points on mqar" in summary.reason
 
 
 WARNING = """<p class="note">Warning: recall falls by 31.0 points on mqar (95%: 26.2 to 35.8); keep

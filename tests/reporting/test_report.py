@@ -20,10 +20,11 @@ from matplotlib.image import imread
 
 import statetrim as st
 from helpers import tiny
+from statetrim.artifacts.plan import PLAN_FILE
 from statetrim.reporting.charts import Point, Series, channel_map, interval_chart, line_chart
 from statetrim.reporting.figures import inline_svg, png_uri
 from statetrim.reporting.findings import read_findings
-from statetrim.reporting.markdown import render_markdown
+from statetrim.reporting.render import render_markdown
 from statetrim.reporting.report import build_document
 
 TOOLS = Path(__file__).parents[2] / "tools"
@@ -31,8 +32,8 @@ HOSTILE_TEXT = (
     "</style><script>alert(1)</script><img src=http://x.test/a.png onerror=alert(1)>|`$x`\n# a"
 )
 VOID = {"meta", "img"}
-ALL = ("MODEL", "SMALL", "plan.json", "analysis.json", "scores.json", "sweep.json",
-       "timings.json", "recover.json", "refit.json", "trim.json")  # fmt: skip
+FILES = ("analysis.json", "scores.json", "decision.json", "timings.json", "recover.json",
+         "refit.json", "trim.json")  # fmt: skip
 
 
 class Page(HTMLParser):
@@ -67,9 +68,7 @@ def artifacts(checkpoint: Callable[[str], Path], tmp_path_factory: Any) -> Path:
     shutil.copytree(checkpoint("qwen3_5_text"), folder / "MODEL")
     tiny.write_text(folder / "text.jsonl", 2**12)
     model = st.open(folder / "MODEL")
-    plan = st.select(model, "rand", to="6x100%")
-    plan.save(folder / "plan.json")
-    small = st.prune(model, plan, folder / "SMALL")
+    small = st.prune(model, st.select(model, "rand", to="6x100%"), folder / "SMALL")
     analysis = st.analyze(
         small, folder / "text.jsonl", tokens=256, length=128, burn_in=64, baseline=model
     )
@@ -82,9 +81,8 @@ def artifacts(checkpoint: Callable[[str], Path], tmp_path_factory: Any) -> Path:
         for keep in (4, 6, 8)
         for method in ("rand", "drrqr")
     ]  # fmt: skip
-    sweep = {"format": "statetrim sweep", "version": 1, "model": "MODEL", "lineage": {}}
-    sweep["points"] = points
-    (folder / "sweep.json").write_text(json.dumps(sweep))
+    decision = {"format": "statetrim decision", "version": 1, "model": "MODEL", "points": points}
+    (folder / "decision.json").write_text(json.dumps(decision))
     write_records(folder, "MODEL")
     return folder
 
@@ -125,7 +123,12 @@ def write_scores(path: Path, name: str = "SMALL", task: str = "mqar") -> None:
 
 @pytest.fixture(scope="module")
 def full(artifacts: Path, tmp_path_factory: Any) -> Path:
-    return st.report([artifacts / n for n in ALL], tmp_path_factory.mktemp("out") / "report")
+    return report_all(artifacts, tmp_path_factory.mktemp("out") / "report")
+
+
+def report_all(artifacts: Path, out: Path) -> Path:
+    files = [artifacts / name for name in FILES]
+    return st.report(artifacts / "SMALL", files, out=out, baseline=artifacts / "MODEL")
 
 
 def check_page(html: str) -> Page:
@@ -160,7 +163,7 @@ def test_the_page_needs_nothing_else(full: Path) -> None:
     assert headings == [
         "answer", "quality", "why-this-shape", "memory-before-and-after",
         "where-it-runs", "speed", "what-was-cut", "effective-rank-of-the-state", "recovery",
-        "how-to-reproduce-it", "lineage",
+        "how-to-reproduce-it",
     ]  # fmt: skip
 
 
@@ -174,8 +177,8 @@ def test_figures_are_those_of_the_artifacts(full: Path, artifacts: Path) -> None
     assert "loss of 50.00" in text
     assert "2.5 (0.50x)" in text
     assert "Warning: MODEL." in text and "1.0e-07" in text
-    assert "0.1667 to" not in text and "0.15 to 0.1833" in text  # an interval of the sweep
-    kept = st.Plan.load(artifacts / "plan.json").kept[0][0].tolist()
+    assert "0.1667 to" not in text and "0.15 to 0.1833" in text  # an interval of the decision
+    kept = st.Plan.load(artifacts / "SMALL" / PLAN_FILE).kept[0][0].tolist()
     shown = re.search(r"\| 0 \| 0 \| ([-0-9, ]+) \|", full.with_suffix(".md").read_text())
     assert shown
     ends = [run.split("-") for run in shown[1].split(", ")]
@@ -183,10 +186,18 @@ def test_figures_are_those_of_the_artifacts(full: Path, artifacts: Path) -> None
 
 
 def test_what_is_missing_names_the_command(artifacts: Path, tmp_path: Path) -> None:
-    page = st.report([artifacts / "plan.json"], tmp_path / "out")
+    page = st.report(artifacts / "SMALL", out=tmp_path / "out")
     check_page(page.read_text())
     text = page.with_suffix(".md").read_text()
-    for command in ("evaluate", "analyze", "benchmark", "recover", "trim MODEL --to", "report"):
+    for command in (
+        "evaluate",
+        "analyze",
+        "benchmark",
+        "recover",
+        "trim MODEL --to",
+        "report",
+        "prune",
+    ):
         assert f"statetrim {command}" in text, command
 
 
@@ -234,30 +245,31 @@ def test_without_matplotlib_the_tables_stand_alone(
     artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    page = st.report([artifacts / n for n in ALL], tmp_path / "report").read_text()
+    page = report_all(artifacts, tmp_path / "report").read_text()
     assert "<svg" not in page and "<img" not in page and page.count("<table>") > 8
 
 
-def write_hostile_artifacts(artifacts: Path, folder: Path) -> list[Path]:
-    """Write artifacts with markup and scripts in every text field."""
-    plan = json.loads((artifacts / "plan.json").read_text())
+def hostile_report(artifacts: Path, folder: Path) -> Path:
+    """The report of artifacts with markup and scripts in every text field."""
+    shutil.copytree(artifacts / "SMALL", folder / "SMALL")
+    plan = json.loads((folder / "SMALL" / PLAN_FILE).read_text())
     plan |= {"method": HOSTILE_TEXT, "requested": HOSTILE_TEXT, "options": {HOSTILE_TEXT: "x"}}
     data = {"text": HOSTILE_TEXT, "count": 1, "length": 2, "skip": 0}
     plan["lineage"] |= {"statetrim": HOSTILE_TEXT, "source": HOSTILE_TEXT}
     plan["lineage"] |= {"statistics": {"data": [data]}}
-    (folder / "plan.json").write_text(json.dumps(plan))
+    (folder / "SMALL" / PLAN_FILE).write_text(json.dumps(plan))
     write_scores(folder / "scores.json", name=HOSTILE_TEXT, task=HOSTILE_TEXT)
     point = {"keep": 1, "keep_values": 1, "method": HOSTILE_TEXT, "state_bytes": 10}
     scores = {HOSTILE_TEXT: measured(1.0, 0.5, 2.0, HOSTILE_TEXT), "x": measured(1.0, 0, 1, "")}
     points = [point | {"scores": scores}, point | {"state_bytes": 5, "scores": {}}]
-    sweep = {"format": "statetrim sweep", "version": 1, "model": HOSTILE_TEXT, "points": points}
-    (folder / "sweep.json").write_text(json.dumps(sweep | {"lineage": {}}))
+    decision = {"format": "statetrim decision", "version": 1, "model": HOSTILE_TEXT}
+    (folder / "decision.json").write_text(json.dumps(decision | {"points": points}))
     write_records(folder, HOSTILE_TEXT)
-    return sorted(folder.glob("*.json"))
+    return st.report(folder / "SMALL", sorted(folder.glob("*.json")), out=folder / "out")
 
 
 def test_nothing_in_an_artifact_acts(artifacts: Path, tmp_path: Path) -> None:
-    page = st.report(write_hostile_artifacts(artifacts, tmp_path), tmp_path / "out")
+    page = hostile_report(artifacts, tmp_path)
     html = page.read_text()
     check_page(html)
     assert "alert(1)" in html  # shown as text
@@ -281,7 +293,7 @@ def test_nothing_in_an_artifact_acts(artifacts: Path, tmp_path: Path) -> None:
     ],
 )
 def test_spoiled_artifacts_end_in_a_sentence(
-    kind: str, change: dict[str, Any], message: str, tmp_path: Path
+    kind: str, change: dict[str, Any], message: str, artifacts: Path, tmp_path: Path
 ) -> None:
     content: dict[str, Any] = {"format": f"statetrim {kind}", "version": 1}
     if kind == "scores":
@@ -289,23 +301,26 @@ def test_spoiled_artifacts_end_in_a_sentence(
         content = json.loads((tmp_path / "scores.json").read_text())
     (tmp_path / "record.json").write_text(json.dumps(content | change))
     with pytest.raises(st.StatetrimError, match=message):
-        st.report([tmp_path / "record.json"], tmp_path / "out")
+        st.report(artifacts / "SMALL", [tmp_path / "record.json"], out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
+def markdown(cut: Path, *files: Path, original: Path | None = None) -> str:
+    """The text of a report."""
+    opened = st.open(original) if original else None
+    return render_markdown(build_document(read_findings(st.open(cut), files, opened)))
+
+
 def test_what_does_not_belong_together_is_said(artifacts: Path, tmp_path: Path) -> None:
-    other = json.loads((artifacts / "plan.json").read_text())
-    kept = other["kept"]["0"][0]
-    kept[:] = sorted(set(range(12)) - set(kept))[: len(kept)]
-    (tmp_path / "plan.json").write_text(json.dumps(other))
-    with pytest.raises(st.StatetrimError, match="is not the plan that"):
-        read_findings([artifacts / "SMALL", tmp_path / "plan.json"])
-    with pytest.raises(st.StatetrimError, match="both plans"):
-        read_findings([artifacts / "plan.json", tmp_path / "plan.json"])
-    other["lineage"]["source"] = "0" * 64
-    (tmp_path / "plan.json").write_text(json.dumps(other))
-    findings = read_findings([artifacts / "MODEL", tmp_path / "plan.json"])
-    assert "do not belong together" in render_markdown(build_document(findings))
+    with pytest.raises(st.StatetrimError, match="a report is of a cut"):
+        markdown(artifacts / "MODEL")
+    with pytest.raises(st.StatetrimError, match="are both scores; give one"):
+        markdown(artifacts / "SMALL", artifacts / "scores.json", artifacts / "scores.json")
+    shutil.copytree(artifacts / "MODEL", tmp_path / "OTHER")
+    (config := tmp_path / "OTHER" / "config.json").write_text(config.read_text() + "\n")
+    for name, belongs in ((artifacts / "MODEL", True), (tmp_path / "OTHER", False)):
+        text = markdown(artifacts / "SMALL", original=name)
+        assert ("the plan was not made for OTHER" not in text) is belongs
 
 
 def test_scores_of_other_weights_are_told_apart(artifacts: Path, tmp_path: Path) -> None:
@@ -318,12 +333,10 @@ def test_scores_of_other_weights_are_told_apart(artifacts: Path, tmp_path: Path)
     inner = tmp_path / "SMALL" / "statetrim" / "scores.json"
     for scored, is_other in (([small.digest], False), (["0" * 64], True)):
         inner.write_text(json.dumps(content | {"lineage": {"models": scored}}))
-        without_file = render_markdown(build_document(read_findings([tmp_path / "SMALL"])))
+        without_file = markdown(tmp_path / "SMALL")
         assert ("Quality was not measured" in without_file) is is_other  # left out when not its own
         shutil.copy(inner, tmp_path / "scores.json")
-        with_file = render_markdown(
-            build_document(read_findings([tmp_path / "SMALL", tmp_path / "scores.json"]))
-        )
+        with_file = markdown(tmp_path / "SMALL", tmp_path / "scores.json")
         assert ("scores are of other weights" in with_file) is is_other  # shown, with a warning
 
 
@@ -335,8 +348,9 @@ def test_an_analysis_of_the_original_belongs_to_a_report_of_the_cut(
     for source, belongs in ((original.digest, True), ("0" * 64, False)):
         lineage = {**analysis.lineage, "source": source}
         replace(analysis, lineage=lineage, baseline=None).save(tmp_path / "analysis.json")
-        paths = [artifacts / "MODEL", artifacts / "SMALL", tmp_path / "analysis.json"]
-        page = render_markdown(build_document(read_findings(paths)))
+        page = markdown(
+            artifacts / "SMALL", tmp_path / "analysis.json", original=artifacts / "MODEL"
+        )
         assert ("the analysis is of other weights" not in page) is belongs
         assert ("Mean use: the original" in page) is belongs
 
@@ -344,13 +358,11 @@ def test_an_analysis_of_the_original_belongs_to_a_report_of_the_cut(
 def test_values_alone(artifacts: Path, tmp_path: Path) -> None:
     model = st.open(artifacts / "MODEL")
     plan = st.select(model, to="100%x4", value_method="rand", seed=3)
-    plan.save(tmp_path / "plan.json")
-    page = st.report([artifacts / "MODEL", tmp_path / "plan.json"], tmp_path / "out")
+    cut = st.prune(model, plan, tmp_path / "cut")
+    page = st.report(cut, out=tmp_path / "out", baseline=model)
     html = page.read_text()
     check_page(html)
     assert "kept value channels" in html and "kept key/query channels" not in html
-    text = re.sub(r"</?i>", "", html)  # options are wrapped in <i>, which prevents line breaks
-    assert "--to 100%x4 --value-method rand" in text and "--method none" not in text
 
 
 def test_a_link_out_of_the_checkpoint_is_not_read(artifacts: Path, tmp_path: Path) -> None:
@@ -359,17 +371,19 @@ def test_a_link_out_of_the_checkpoint_is_not_read(artifacts: Path, tmp_path: Pat
     record.rename(tmp_path / "elsewhere.json")
     record.symlink_to(tmp_path / "elsewhere.json")
     with pytest.raises(st.StatetrimError, match="leads out"):
-        read_findings([tmp_path / "SMALL"])
+        markdown(tmp_path / "SMALL")
 
 
-def test_a_large_plan_still_fits_in_two_megabytes(tmp_path: Path) -> None:
+def test_a_large_plan_still_fits_in_two_megabytes(artifacts: Path, tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     kept = {
         layer: torch.rand(64, 256, generator=generator).argsort(1)[:, :128].sort(1).values
         for layer in range(96)
     }
-    st.Plan(kept, "128", "rand", lineage={"source": "x"}).save(tmp_path / "plan.json")
-    page = st.report([tmp_path / "plan.json"], tmp_path / "out")
+    shutil.copytree(artifacts / "SMALL", tmp_path / "SMALL")
+    plan = st.Plan(kept, "128", "rand", lineage={"source": "x"})
+    plan.save(tmp_path / "SMALL" / PLAN_FILE)
+    page = st.report(tmp_path / "SMALL", out=tmp_path / "out")
     check_page(page.read_text())
 
 
@@ -384,7 +398,7 @@ def test_in_a_browser(
 
     if screenshots.chromium() is None:
         pytest.skip("needs chromium")
-    hostile_page = st.report(write_hostile_artifacts(artifacts, tmp_path), tmp_path / "out")
+    hostile_page = hostile_report(artifacts, tmp_path)
     with screenshots.browser() as browser:
         assert list(screenshots.faults(browser, full, None)) == []
         assert list(screenshots.faults(browser, hostile_page, None)) == []

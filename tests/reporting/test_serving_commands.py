@@ -12,8 +12,8 @@ from statetrim.judging.verdict import Outcome, Verdict
 from statetrim.reporting.document import Command, Document
 from statetrim.reporting.findings import read_findings
 from statetrim.reporting.report import build_document
+from statetrim.serving.deployment import RunFacts, next_steps
 from statetrim.serving.engine_names import ENGINE_NAMES, HINTS
-from statetrim.serving.next_steps import RunFacts, next_steps
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
 
@@ -32,7 +32,7 @@ def cut(tmp_path_factory: Any) -> Path:
 def document_of(cut: Path, recipe: Any = None) -> Document:
     record = {"format": "statetrim trim", "version": 1, "statetrim": "0", "recipe": recipe}
     (cut / "statetrim" / "trim.json").write_text(json.dumps(record))
-    return build_document(read_findings([cut]))
+    return build_document(read_findings(st.open(cut)))
 
 
 def first_command(document: Document) -> tuple[str, str]:

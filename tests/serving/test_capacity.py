@@ -15,8 +15,12 @@ from helpers import tiny
 from statetrim.families import families
 from statetrim.families.contract import KVCacheSize
 from statetrim.serving.capacity import arithmetic
-from statetrim.serving.capacity.cache_model import cache_model, default_state_dtype, state_layers
-from statetrim.serving.capacity.compare import capacity
+from statetrim.serving.capacity.compare import (
+    cache_model,
+    capacity,
+    default_state_dtype,
+    state_layers,
+)
 from statetrim.serving.options import ServingOptions
 from statetrim.snapshots.snapshot import recode
 from statetrim.storage.checkpoint import Checkpoint

@@ -10,7 +10,7 @@ import statetrim as st
 from helpers import tiny
 from helpers.refusal import run
 from statetrim.judging.verdict import Outcome, Verdict
-from statetrim.serving.next_steps import MAX_STEPS, NextStep, RunFacts, next_steps
+from statetrim.serving.deployment import MAX_STEPS, NextStep, RunFacts, next_steps
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
 QUICK = {

@@ -10,7 +10,7 @@ import pytest
 import statetrim as st
 from helpers.plugin_pages import HEADS, page_size, pages
 from statetrim.serving.capacity.arithmetic import CacheModel, Settings, layer_bytes
-from statetrim.serving.capacity.cache_model import state_layers
+from statetrim.serving.capacity.compare import state_layers
 from statetrim.serving.capacity.parts import Heads, in_parts
 
 HYBRID = {

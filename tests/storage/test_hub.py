@@ -81,7 +81,7 @@ def test_a_hub_model_is_called_by_its_id(
     assert short_names([model, local_copy]) == [REPO, "tiny"]
 
     small = st.prune(model, st.select(model, "l1", "6x100%"), tmp_path / "small")
-    page = st.report([REPO, small.path], tmp_path / "report").read_text()
+    page = st.report(small, out=tmp_path / "report", baseline=REPO).read_text()
     assert f"<h1>{REPO}: state" in page
 
 

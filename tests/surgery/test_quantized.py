@@ -202,7 +202,7 @@ def test_the_report_lists_what_was_quantised_again(original: Path, tmp_path: Pat
     """A sibling's plan is no mismatch; that of another model is."""
     model = quantize_checkpoint(original, tmp_path / "m", FORMATS["fine-grained fp8"])
     cut = st.prune(model, plan_for(original), tmp_path / "cut")
-    st.report([model, cut], tmp_path / "report")
+    st.report(cut, out=tmp_path / "report", baseline=model)
     page = (tmp_path / "report" / "report.html").read_text()
     errors = json.loads((cut.path / "statetrim" / "prune.json").read_text())["requantized"]
     assert errors and f"{len(errors)} weights were quantised again for the cut" in page
@@ -210,7 +210,7 @@ def test_the_report_lists_what_was_quantised_again(original: Path, tmp_path: Pat
     assert "FP8, a scale for 16 x 16" in page
     assert "the plan was" not in page
     other = quantize_checkpoint(changed_copy(original, tmp_path), tmp_path / "n", FORMATS["w4a16"])
-    st.report([other, cut], tmp_path / "other report")
+    st.report(cut, out=tmp_path / "other report", baseline=other)
     assert "the plan was not made for n" in (tmp_path / "other report/report.html").read_text()
 
 

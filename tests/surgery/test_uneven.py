@@ -144,6 +144,6 @@ def test_the_other_stages_take_it(checkpoint: Load, text: Path, tmp_path: Path) 
     st.benchmark(
         repaired, baseline=model, batches=[1], lengths=[8], rounds=1, out=tmp_path / "timings.json"
     )
-    names = ["analysis.json", "scores.json", "timings.json", "repaired"]
-    page = st.report([model.path, *(tmp_path / name for name in names)], tmp_path / "report")
+    files = [tmp_path / name for name in ("analysis.json", "scores.json", "timings.json")]
+    page = st.report(repaired, files, out=tmp_path / "report", baseline=model)
     assert small.geometry.shape in page.read_text()

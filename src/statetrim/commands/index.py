@@ -14,11 +14,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "steps.calibrate",
         "Run text through a model and collect the statistics that selection needs.",
     ),
-    "merge": ("steps.merge", "Add up statistics that were collected in separate runs."),
+    "merge": ("steps.calibrate", "Add up statistics that were collected in separate runs."),
     "select": ("steps.select", "Choose which channels or heads to keep, and write them to a plan."),
     "prune": ("steps.prune", "Write the smaller checkpoint that a plan describes, shard by shard."),
     "refit": (
-        "steps.refit",
+        "steps.prune",
         "Fit the output projections of a pruned checkpoint to the original's layer outputs.",
     ),
     "evaluate": (

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..artifacts.record import header
+from ..artifacts.state_sizes import weight_bytes
 from ..defaults import HEAD_METHOD
 from ..errors import StatetrimError
 from ..evaluation.samples import FIRST_LOOK
@@ -18,7 +19,6 @@ from ..options import as_record
 from ..runtime.corpus import Corpus
 from ..runtime.placement import Placement
 from ..serving.engine_names import engine_name
-from ..serving.state_size import weight_bytes
 from ..serving.target import Target, candidate_targets, resolve_target
 from ..storage.auxiliary_files import auxiliary_files
 from ..storage.checkpoint import Checkpoint, require_prunable

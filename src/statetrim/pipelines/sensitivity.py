@@ -88,7 +88,7 @@ def _figure_outputs(
     if out is None:
         raise StatetrimError("figures need a result; give out as well")
     from ..reporting.figures import SUFFIXES, save  # matplotlib may be absent
-    from ..reporting.sensitivity_pictures import sensitivity_sheet
+    from ..reporting.pictures import sensitivity_sheet
 
     names = [f"sensitivity.{suffix}" for suffix in SUFFIXES]
     figure_paths = {f"figures/{name}": Path(figures) / name for name in names}

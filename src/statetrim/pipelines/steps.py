@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from ..artifacts.state_sizes import weight_bytes
 from ..evaluation.runner import MQAR_TOKENS
 from ..evaluation.samples import FIRST_LOOK
 from ..options import takes_options
-from ..serving.state_size import weight_bytes
 from ..storage.models import ModelLike, as_checkpoint
 from .job import EVAL_LENGTH, Job
 from .options import TrimOptions

@@ -121,11 +121,7 @@ def _report(model: Checkpoint, out: Path, observer: Observer) -> None:
         return
     observer.on_step("report")
     observer.on_start("report")
-    inputs: list[str | Path | Checkpoint] = [model, open_checkpoint(out, model.family)]
-    for path in (artifacts_dir / "scores.json", artifacts_dir / "timings.json"):
-        if path.exists():
-            inputs.append(path)
-    report(inputs, artifacts_dir / "report")
+    report(open_checkpoint(out, model.family), out=artifacts_dir / "report", baseline=model)
 
 
 def _check_same_measurement(job: Job, out: Path) -> None:
@@ -160,5 +156,6 @@ def _measure_commands(job: Job, out: Path) -> list[str]:
         if value is not None:
             evaluate += [name, str(value)]
     evaluate += [] if options.control else ["--no-control"]
-    report = ["statetrim", "report", original, str(out), str(scores), "-o", str(page)]
+    report = ["statetrim", "report", str(out), str(scores), "--baseline", original]
+    report += ["-o", str(page)]
     return [shlex.join(evaluate), shlex.join(report)]

@@ -1,53 +1,53 @@
-"""The artifacts that a report is made from; untrusted, each recognised by its header."""
+"""What a report is made from: a cut with its records, its original, and files that the user names;
+all are untrusted. The shell commands of a report have paths as the user gave them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..artifacts.analysis import Analysis
+from ..artifacts.card.markdown import one_line
 from ..artifacts.decision import Decision
 from ..artifacts.plan import PLAN_FILE, Plan
 from ..artifacts.record import Artifact, kind_of
 from ..artifacts.scores import Scores
 from ..artifacts.sensitivity import Sensitivity
 from ..artifacts.snapshots import Snapshots
-from ..artifacts.steps import PruneRecord, RecoverRecord, RefitRecord, TrimRecord
+from ..artifacts.steps import PruneRecord, RecoverRecord, RefitRecord, TrimRecord, data_sources
 from ..artifacts.timings import Timings
 from ..artifacts.verification import Verification
 from ..errors import StatetrimError
-from ..geometry import Geometry
+from ..serving.deployment import serve_commands
 from ..serving.engine_names import requested_engine
 from ..serving.options import ServingOptions, default_serving
-from ..storage.checkpoint import Checkpoint, open_checkpoint, path_inside
-from ..storage.hub.download import HubModel
+from ..storage.checkpoint import Checkpoint, path_inside
 from ..storage.json_file import read_json
 from ..storage.output import ARTIFACTS
 from ..storage.quantized.siblings import is_sibling
+from .document import Missing
 
-CARRIED_KINDS = ("prune", "refit", "recover", "trim", "scores", "analysis", "timings", "decision")
-"""Kinds of files, next to the plan, that a cut carries; files that the user gives win."""
-PLURALS = {
-    "original": "checkpoints that statetrim did not cut",
-    "cut": "cut checkpoints",
-    "plan": "plans",
-    "analysis": "analyses",
-    "prune": "records of a cut",
-    "recover": "records of a recovery",
-    "refit": "records of a refit",
-    "trim": "records of a trim",
-    "sensitivity": "sensitivities",
-    "decision": "decisions",
-}
+_KINDS: dict[str, type[Artifact | Analysis]] = {
+    "analysis": Analysis,
+    **{
+        artifact.KIND: artifact
+        for artifact in (
+            PruneRecord, RefitRecord, RecoverRecord, TrimRecord, Scores, Timings, Decision,
+            Snapshots, Sensitivity, Verification,
+        )
+    },
+}  # fmt: skip
+"""Kind of a file, which is also its name below `OUT/statetrim` and its field in Findings."""
 
 
 @dataclass
 class Findings:
-    """All artifacts about one cut; what was not given is None or empty."""
+    """All artifacts about one cut; what was not measured is None or empty."""
 
+    cut: Checkpoint
+    plan: Plan
     original: Checkpoint | None = None
-    cut: Checkpoint | None = None
-    plan: Plan | None = None
     scores: Scores | None = None
     analysis: Analysis | None = None
     timings: Timings | None = None
@@ -63,54 +63,20 @@ class Findings:
     sources: dict[str, str] = field(default_factory=dict)  # field -> file it was read from
 
     @property
-    def checkpoint(self) -> Checkpoint | None:
-        """The cut, else the original."""
-        return self.cut or self.original
-
-    @property
-    def geometry(self) -> Geometry | None:
-        """The geometry of the cut, else of the original."""
-        return self.cut_geometry or self.original_geometry
-
-    @property
-    def original_geometry(self) -> Geometry | None:
-        """The original's, from its checkpoint or from the analysis of it."""
-        if self.original is not None:
-            return self.original.geometry
-        return self.analysis.baseline.geometry if self.analysis and self.analysis.baseline else None
-
-    @property
-    def cut_geometry(self) -> Geometry | None:
-        """The cut's, from its checkpoint, else from original and plan, else from the analysis,
-        whose model counts as the cut.
-
-        Raises StatetrimError if the plan does not fit the original.
-        """
-        if self.cut is not None:
-            return self.cut.geometry
-        if self.original is not None and self.plan is not None:
-            return self.plan.pruned_geometry(self.original.geometry)
-        return self.analysis.geometry if self.analysis else None
+    def engine(self) -> str | None:
+        """The engine of `trim --for`."""
+        return requested_engine(self.trim)
 
     @property
     def counted_in(self) -> ServingOptions:
         """How sequences are counted: in the engine of `trim --for`, else in vLLM."""
-        return default_serving(requested_engine(self.trim))
-
-    @property
-    def has_own_scores(self) -> bool:
-        """Whether the scores were measured on the cut's weights; True also if they do not say, or
-        without scores or a cut with weights."""
-        if self.scores is None or self.cut is None or not self.cut.shards:
-            return True
-        fingerprints = self.scores.lineage.get("models")
-        return not isinstance(fingerprints, list) or any(map(self.cut.has_digest, fingerprints))
+        return default_serving(self.engine)
 
     @property
     def scored_name(self) -> str | None:
         """The cut's name in the scores, found by the digest of its weights, or by its directory's
         name if there are no digests; None if they do not hold it."""
-        if self.scores is None or self.cut is None:
+        if self.scores is None:
             return None
         fingerprints, names = self.scores.lineage.get("models"), self.scores.models
         if isinstance(fingerprints, list) and len(fingerprints) == len(names) and self.cut.shards:
@@ -118,8 +84,7 @@ class Findings:
                 if self.cut.has_digest(fingerprint):
                     return name
             return None
-        cut_name = self.cut.name
-        return cut_name if cut_name in names[1:] else None
+        return self.cut.name if self.cut.name in names[1:] else None
 
     @property
     def chosen_by(self) -> Scores | None:
@@ -135,7 +100,7 @@ class Findings:
         An engine that refuses the cut counts only if it ran the original and no other engine ran
         the cut.
         """
-        if self.cut is None or not self.cut.shards:
+        if not self.cut.shards:
             return []
         fingerprint = self.cut.digest
         runs = [run for run in self.verifications if run.has_run(fingerprint)]
@@ -155,31 +120,26 @@ class Findings:
 
     @property
     def mismatches(self) -> Iterator[str]:
-        """A sentence for each artifact that does not belong to the others."""
-        planned = {} if self.plan is None else self.plan.lineage
+        """A sentence for each artifact that does not belong to the cut."""
+        planned, original = self.plan.lineage, self.original
         source = planned.get("source")
-        original = self.original if self.original is not None and self.original.shards else None
-        is_quantized = self.cut is not None and bool(self.cut.quantized)
-        if source and self.prune and self.prune.source != source and not is_quantized:
-            # A quantised checkpoint may be cut by the plan of its sibling, which `prune` checks.
-            yield "the plan was made for another model than the one the checkpoint was cut from"
-        if (
-            source
-            and original is not None
-            and not (original.has_digest(source) or is_sibling(original, planned))
-        ):
-            yield f"the plan was not made for {original.name}"
-        if not self.has_own_scores:
+        if source and original is not None and original.shards:
+            was_planned = original.has_digest(source) or is_sibling(original, planned)
+            if not was_planned:
+                yield f"the plan was not made for {original.name}"
+        if self.scores and self.measured_others(self.scores):
             yield "the scores are of other weights than this checkpoint's"
-        cut = self.cut
-        if cut is None or not cut.shards:
-            return
-        analyzed = self.analysis.lineage.get("source") if self.analysis else None
-        if analyzed and not cut.has_digest(analyzed) and not self.analyzes_original:
+        if self.analysis and self.measured_others(self.analysis) and not self.analyzes_original:
             yield "the analysis is of other weights than this checkpoint's"
         for run in self.verifications:
-            if cut.digest not in (run.lineage.get("models") or []):
+            if self.measured_others(run):
                 yield f"{run.version or run.engine} ran other weights than this checkpoint's"
+
+    def measured_others(self, artifact: Scores | Analysis | Verification) -> bool:
+        """Whether the artifact names the weights that it measured, and not the cut's."""
+        named = artifact.lineage.get("models") or artifact.lineage.get("source")
+        digests = named if isinstance(named, list) else [named]
+        return bool(self.cut.shards and named) and not any(map(self.cut.has_digest, digests))
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:
@@ -192,125 +152,99 @@ def truncated_text(value: Any) -> str:
     return "" if value is None else str(value)[:16]
 
 
-def read_findings(artifacts: Sequence[str | Path | Checkpoint]) -> Findings:
-    """Read JSON files of statetrim, checkpoints or hub ids.
+def read_findings(
+    cut: Checkpoint, files: Sequence[str | Path] = (), original: Checkpoint | None = None
+) -> Findings:
+    """Read the plan and the records of a cut, and `files`, which replace records of their kind.
 
-    The records in the cut's directory are read too, where no such file was given. Raises
-    StatetrimError if there are none, two of a kind (other than verifications), files of an unknown
-    kind, or a plan that is not the cut's.
+    Raises StatetrimError if `cut` has no plan, and for two files of a kind (other than
+    verifications) or of an unknown kind.
     """
-    if not artifacts:
-        raise StatetrimError("a report needs at least one artifact, such as a pruned checkpoint")
-    findings = Findings()
-    checkpoints, files = dict[Path, Checkpoint](), list[Path]()
-    for artifact in artifacts:
-        if isinstance(artifact, Checkpoint):
-            checkpoints[artifact.path] = artifact
-        elif Path(artifact).is_dir():
-            checkpoints[Path(artifact)] = open_checkpoint(artifact)
-        elif _is_hub_name(artifact):
-            checkpoint = open_checkpoint(str(artifact))
-            checkpoints[checkpoint.path] = checkpoint
-        else:
-            files.append(Path(artifact))
-    _assign_checkpoints(findings, checkpoints)
-    for path in files:
-        _read_artifact(findings, path)
-    if findings.cut is not None:
-        _read_cut_records(findings, findings.cut.path)
+    if not (cut.path / PLAN_FILE).exists():
+        raise StatetrimError(
+            f"{cut.path} holds no {PLAN_FILE}: a report is of a cut that prune or trim wrote"
+        )
+    findings = Findings(cut, Plan.load(path_inside(cut.path, PLAN_FILE)), original)
+    findings.sources["plan"] = str(cut.path / PLAN_FILE)
+    for path in map(Path, files):
+        _read_file(findings, path)
+    for path in sorted((cut.path / ARTIFACTS).glob("plan-*x*.json")):
+        findings.compared_plans[path.stem.removeprefix("plan-")] = str(path)
+    for kind in _KINDS:
+        name = f"{ARTIFACTS}/{kind}.json"
+        if kind not in findings.sources and (cut.path / name).exists():
+            _read_file(findings, path_inside(cut.path, name))
+            if kind == "scores" and findings.scores and findings.measured_others(findings.scores):
+                findings.scores = None  # measured before the weights were refitted or trained,
+                if findings.trim is not None:  # as trim's checks and warnings were
+                    findings.trim = replace(findings.trim, checks={}, warnings=())
     return findings
 
 
-def _is_hub_name(artifact: str | Path) -> bool:
-    """Whether this is OWNER/NAME and no path; a missing JSON file is not a model."""
-    path = Path(artifact)
-    return not (path.exists() or path.suffix == ".json") and bool(HubModel.parse(str(artifact)))
-
-
-def _list_compared_plans(findings: Findings, directory: Path) -> None:
-    for path in sorted(directory.glob("plan-*x*.json")):
-        findings.compared_plans[path.stem.removeprefix("plan-")] = str(path)
-
-
-def _assign_checkpoints(findings: Findings, checkpoints: Mapping[Path, Checkpoint]) -> None:
-    """Assign original and cut, which is a directory with a plan; a cut from which another was
-    pruned counts as an original."""
-    pruned_paths = [path for path in checkpoints if (path / PLAN_FILE).exists()]
-    for path, checkpoint in checkpoints.items():
-        is_source = any(other != path and _is_cut_from(other, checkpoint) for other in pruned_paths)
-        role = "cut" if path in pruned_paths and not is_source else "original"
-        _register(findings, role, checkpoint, path)
-
-
-def _is_cut_from(cut_path: Path, model: Checkpoint) -> bool:
-    """Whether the plan in `cut_path` was made for `model`; False if `model` has no weights."""
-    plan = Plan.load(path_inside(cut_path, PLAN_FILE))
-    return bool(model.shards) and model.has_digest(plan.lineage.get("source"))
-
-
-def _read_cut_records(findings: Findings, path: Path) -> None:
-    """Read the plan and the records that the cut checkpoint at `path` carries; files that the user
-    gave are kept instead, but not a plan that keeps other channels."""
-    carried_plan = Plan.load(path_inside(path, PLAN_FILE))
-    if findings.plan is None:
-        _register(findings, "plan", carried_plan, path / PLAN_FILE)
-    elif not _keep_same_channels(carried_plan, findings.plan):
-        raise StatetrimError(f"{findings.sources['plan']} is not the plan that {path} was cut by")
-    _list_compared_plans(findings, path / ARTIFACTS)
-    for kind in CARRIED_KINDS:
-        file = f"{ARTIFACTS}/{kind}.json"
-        if (path / file).exists() and kind not in findings.sources:
-            _read_artifact(findings, path_inside(path, file))
-    if findings.scores is None or findings.has_own_scores:
-        return
-    if Path(findings.sources["scores"]).parent == path / ARTIFACTS:
-        # Measured before the weights were refitted or trained, as trim's checks and warnings were.
-        findings.scores = None
-        if findings.trim is not None:
-            findings.trim = replace(findings.trim, checks={}, warnings=())
-
-
-def _read_artifact(findings: Findings, path: Path) -> None:
-    """Read a JSON file into the field of `findings` for the kind in its header; verifications are
-    collected."""
+def _read_file(findings: Findings, path: Path) -> None:
+    """Read a JSON file into the field for the kind in its header; verifications are collected."""
     kind = kind_of(read_json(path, Scores.MAX_BYTES)) or ""
-    if kind == "verification":
-        verification = Verification.load(path)
-        findings.verifications.append(verification)
-        findings.sources[f"verification in {verification.engine}"] = str(path)
-    elif kind in _LOADERS:
-        _register(findings, kind, _LOADERS[kind](path), path)
-    else:
+    if kind not in _KINDS:
         raise StatetrimError(
-            f"{path} is not an artifact that a report knows; give a checkpoint, or what "
-            f"select, evaluate, analyze, verify, benchmark, snapshot, recover or trim wrote"
+            f"{path} is not an artifact that a report knows; give what evaluate, analyze, verify, "
+            f"benchmark, snapshot or recover wrote"
         )
+    artifact = _KINDS[kind].load(path)
+    if isinstance(artifact, Verification):
+        findings.verifications.append(artifact)
+        findings.sources[f"verification in {artifact.engine}"] = str(path)
+        return
+    if kind in findings.sources:
+        raise StatetrimError(f"{path} and {findings.sources[kind]} are both {kind}; give one")
+    findings.sources[kind] = str(path)
+    setattr(findings, kind, artifact)
 
 
-_RECORDS = (PruneRecord, RefitRecord, RecoverRecord, TrimRecord)
-_KINDS: tuple[type[Artifact], ...] = (
-    Plan, Scores, Timings, Snapshots, Sensitivity, Decision, *_RECORDS
-)  # fmt: skip
-_LOADERS: dict[str, Callable[[Path], Any]] = {
-    "analysis": Analysis.load, **{artifact.KIND: artifact.load for artifact in _KINDS}
-}  # fmt: skip
-"""Kind of file, which is also the name of its field in Findings -> function that reads it."""
+@dataclass(frozen=True)
+class CommandArguments:
+    """Shell-quoted paths; MODEL or TEXT stand for what the report was not given."""
+
+    model: str
+    cut: str
+    text: str
+    tokens: int  # of calibration, generated ones included
 
 
-def _register(findings: Findings, name: str, value: object, path: Path) -> None:
-    """Set the field `name`, which was read from `path`; refuses a second of a kind."""
-    if name in findings.sources:
-        raise StatetrimError(
-            f"{path} and {findings.sources[name]} are both {PLURALS.get(name, name)}; a report is "
-            f"of one"
-        )
-    findings.sources[name] = str(path)
-    setattr(findings, name, value)
+def command_arguments(findings: Findings) -> CommandArguments:
+    """Paths of original, cut and calibration text, as trim was asked for it or the plan names it;
+    MODEL, or TEXT with 2**14 tokens, for those that are not known."""
+    text, tokens = "TEXT", 2**14
+    sources = data_sources(findings.plan.lineage.get("statistics"))
+    texts = [source.text for source in sources if source.text is not None]
+    if findings.trim is not None and findings.trim.text and findings.trim.tokens > 0:
+        text, tokens = shell_quoted(findings.trim.text), findings.trim.tokens
+    elif texts:
+        text, tokens = shell_quoted(texts[0]), sum(source.tokens for source in sources)
+    model = shell_quoted(findings.original.path) if findings.original else "MODEL"
+    return CommandArguments(model, shell_quoted(findings.cut.path), text, tokens)
 
 
-def _keep_same_channels(first: Plan, second: Plan) -> bool:
-    for name in ("kept", "kept_values", "kept_heads"):
-        old, new = getattr(first, name) or {}, getattr(second, name) or {}
-        if set(old) != set(new) or not all(old[layer].equal(new[layer]) for layer in old):
-            return False
-    return True
+def shell_quoted(value: Any) -> str:
+    """`value` on one line, quoted for a shell."""
+    return shlex.quote(one_line(str(value)))
+
+
+def missing(findings: Findings, text: str, command: str) -> Missing:
+    """What a section lacks, and the command that measures it, in which {model}, {cut}, {text} and
+    {tokens} are filled in."""
+    return Missing(text, [command.format(**asdict(command_arguments(findings)))])
+
+
+def trim_command(findings: Findings, to: str, out: str) -> str:
+    """The command that cuts the original to `to`."""
+    arguments = command_arguments(findings)
+    return (
+        f"statetrim trim {arguments.model} --to {shell_quoted(to)} --text {arguments.text} "
+        f"--tokens {arguments.tokens} -o {out}"
+    )
+
+
+def serving_commands(findings: Findings) -> dict[str, str]:
+    """Engine -> command that serves the cut; the engine of `trim --for` first."""
+    path = one_line(str(findings.cut.path))
+    return serve_commands(findings.cut, findings.cut.geometry, path, first_engine=findings.engine)

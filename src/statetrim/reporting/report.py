@@ -5,14 +5,13 @@ from pathlib import Path
 
 from ..errors import StatetrimError
 from ..maths.formatting import shorten
-from ..storage.checkpoint import Checkpoint
 from ..storage.json_file import write_text
+from ..storage.models import ModelLike, as_checkpoint
 from ..storage.output import check_absent, open_output, partial_path
 from ..version import __version__
-from . import html
 from .document import Document
 from .findings import Findings, read_findings
-from .markdown import render_markdown
+from .render import render_markdown, render_page
 from .sections import build_sections
 from .summary import build_summary, title_text
 
@@ -22,28 +21,41 @@ _BAD_RECORD_ERRORS = (TypeError, ValueError, LookupError, AttributeError, Arithm
 HTML, MARKDOWN = "report.html", "report.md"
 
 
-def report(artifacts: Sequence[str | Path | Checkpoint], out: str | Path) -> Path:
+def report(
+    cut: ModelLike,
+    files: Sequence[str | Path] = (),
+    *,
+    out: str | Path,
+    baseline: ModelLike | None = None,
+) -> Path:
     """Write `out/report.html` and `out/report.md`, and return the path of the first.
 
-    `artifacts` are the original and the cut checkpoint, and the files
-    that select, evaluate, analyze, verify, benchmark and recover wrote, in any order. For each
-    missing artifact the report gives the command that makes it. The page is one file and fetches
-    nothing. Raises StatetrimError if a report is in `out` already, for two artifacts of a kind or
-    invalid ones, and for a page above MAX_PAGE_BYTES.
+    The report is of a cut and the records in its directory `statetrim`. `files` are others that
+    evaluate, analyze, verify, benchmark, snapshot or recover wrote, and `baseline` is the original,
+    with which sizes are compared. For each missing artifact the report gives the command that makes
+    it. The page is one file and fetches nothing. Raises StatetrimError if a report is in `out`
+    already, for two files of a kind or invalid ones, and for a page above MAX_PAGE_BYTES.
     """
     out = Path(out)
-    files = {MARKDOWN: out / MARKDOWN, HTML: out / HTML}
+    pages = {MARKDOWN: out / MARKDOWN, HTML: out / HTML}
     # In a directory that exists already, lock and replace only the page itself.
     output_path = out / HTML if out.is_dir() and not partial_path(out).exists() else out
     if not out.is_dir():
         check_absent(out)
-    paths = [str(item.path if isinstance(item, Checkpoint) else item) for item in artifacts]
-    record = {"format": "statetrim report", "statetrim": __version__, "artifacts": paths}
-    with open_output(output_path, "job.json", record, files=files) as work:
+    cut = as_checkpoint(cut)
+    original = None if baseline is None else as_checkpoint(baseline)
+    record = {
+        "format": "statetrim report",
+        "statetrim": __version__,
+        "cut": str(cut.path),
+        "baseline": original and str(original.path),
+        "files": list(map(str, files)),
+    }
+    with open_output(output_path, "job.json", record, files=pages) as work:
         if not work.done:
             try:
-                document = build_document(read_findings(artifacts))
-                page = html.render_page(document)
+                document = build_document(read_findings(cut, files, original))
+                page = render_page(document)
             except StatetrimError:
                 raise
             except _BAD_RECORD_ERRORS as error:
@@ -55,7 +67,7 @@ def report(artifacts: Sequence[str | Path | Checkpoint], out: str | Path) -> Pat
             if len(page.encode()) > MAX_PAGE_BYTES:
                 raise StatetrimError(
                     f"the report would be {len(page.encode()) / 1e6:.1f} MB, more than a page "
-                    f"should be; give fewer artifacts"
+                    f"should be; give fewer files"
                 )
             write_text(work.path / MARKDOWN, render_markdown(document))
             write_text(work.path / HTML, page)

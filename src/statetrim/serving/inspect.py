@@ -4,6 +4,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..artifacts.state_sizes import DTYPE_BYTES, StateSize, stored_dtype
 from ..errors import StatetrimError
 from ..families.contract import text_config
 from ..geometry import KERNEL_TILE, Geometry
@@ -12,13 +13,11 @@ from ..request import parse_request
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, as_checkpoint
 from ..storage.quantized.find import describe_schemes, quantization_method
-from .capacity.cache_model import default_state_dtype
-from .capacity.compare import capacities, default_capacity
+from .capacity.compare import capacities, default_capacity, default_state_dtype
 from .deployment import Deployment, deployment
 from .engines import Shape, known_engines
 from .options import InspectOptions, ServingOptions
 from .shapes import Answer, answers_by_engine, common_shapes
-from .state_size import DTYPE_BYTES, StateSize, stored_dtype
 from .target import candidate_targets, resolve_target, target_for_shape
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..artifacts.state_sizes import StateSize, stored_dtype
 from ..errors import StatetrimError
 from ..families.contract import resized_config
 from ..geometry import KERNEL_TILE, Geometry, resolve_heads, resolve_width
@@ -19,7 +20,6 @@ from .shapes import (
     nearest_served_shape,
     refusing_engines,
 )
-from .state_size import StateSize, stored_dtype
 
 
 @dataclass(frozen=True)

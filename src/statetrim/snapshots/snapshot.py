@@ -26,8 +26,7 @@ from .coding import rounded
 from .layout import BFLOAT16, LOW_RANK
 from .metric import Metrics, metric_digest, state_metrics
 from .options import SnapshotOptions
-from .prompt import code_cache, keys_first, restored
-from .slots import slots
+from .prompt import code_cache, keys_first, restored, slots
 
 Code = str | float
 """The name of a plain code, or the tolerance of ours."""

@@ -10,17 +10,19 @@ Every other tensor is copied byte for byte.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from functools import partial as bind
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..artifacts.card.model_card import refitted_card
-from ..artifacts.mixture import mix_statistics
+from ..artifacts.plan import load_carried_plan
 from ..artifacts.record import header
-from ..artifacts.statistics import REFIT_SUM_NAMES, LayerStatistics, Statistics
+from ..artifacts.statistics import REFIT_SUM_NAMES, LayerStatistics, Statistics, mix_statistics
 from ..artifacts.steps import write_files_of_step
 from ..errors import StatetrimError
 from ..maths.least_squares import fit_least_squares, relative_residual
@@ -30,12 +32,11 @@ from ..storage.atomic import atomic_write
 from ..storage.channel_rows import names_by_layer
 from ..storage.checkpoint import Checkpoint, open_checkpoint, require_prunable
 from ..storage.models import ModelLike, as_checkpoint, load_if_path
-from ..storage.output import open_output
+from ..storage.output import ARTIFACTS, open_output
 from ..storage.quantized.rewrite import quantize_like
 from ..storage.safetensors_file import patch_shard
 from ..storage.space import check_space
 from ..version import __version__
-from .head_statistics import restrict_to_kept_heads
 from .options import RefitOptions
 
 RECORD = "refit.json"
@@ -188,3 +189,53 @@ def _check_statistics(small: Checkpoint, statistics: Statistics) -> None:
                 f"{sums.tokens} tokens do not determine the {columns} columns of a layer's output "
                 f"projection; calibrate with several times as many"
             )
+
+
+def restrict_to_kept_heads(small: Checkpoint, statistics: Statistics) -> Statistics:
+    """The sums that a refit of `small` needs, taken from `statistics` of its original if `small`
+    only lost heads: kept heads have the same read-out, so these are rows and columns of the
+    original's sums. All other sums are dropped.
+
+    Otherwise `statistics` are returned unchanged, such as those of `small` itself. Raises
+    StatetrimError if recovery has trained `small`, or if these sums are missing.
+    """
+    plan = load_carried_plan(small)
+    if plan is None or plan.kept_heads is None:
+        return statistics
+    if plan.lineage.get("source") != statistics.lineage.get("source"):
+        return statistics
+    if (small.path / ARTIFACTS / "recover.json").exists():
+        raise StatetrimError(
+            f"{small.path} was trained after its heads went, so the original's statistics say "
+            f"nothing of it; calibrate it with --original"
+        )
+    channels = torch.arange(small.geometry.head_v_dim)
+    layers: dict[int, LayerStatistics] = {}
+    for layer, sums in statistics.layers.items():
+        if layer in plan.kept_heads:
+            columns = (plan.kept_heads[layer].view(-1, 1) * len(channels) + channels).flatten()
+            layers[layer] = _select_columns(sums, columns, layer)
+    lineage = {**statistics.lineage, "source": small.digest}
+    return replace(statistics, layers=layers, lineage=lineage)
+
+
+def _select_columns(sums: LayerStatistics, columns: Tensor, layer: int) -> LayerStatistics:
+    """Only the sums that a refit needs, restricted to `columns` of the read-out."""
+    moment, target = sums.readout_moment, sums.target_moment
+    if (
+        moment is None
+        or target is None
+        or moment.dim() != 2
+        or target.dim() != 2
+        or len(moment) != moment.shape[1]
+        or int(columns.max()) >= min(len(moment), target.shape[1])
+    ):
+        raise StatetrimError(
+            f"the statistics of layer {layer} have no usable 'readout_moment'; calibrate again"
+        )
+    return LayerStatistics(
+        sums.tokens,
+        readout_moment=moment[columns][:, columns],
+        target_moment=target[:, columns],
+        target_square=sums.target_square,
+    )

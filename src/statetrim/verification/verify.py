@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..artifacts.state_sizes import SAFETENSORS_DTYPES
 from ..artifacts.verification import MAX_MARGIN, Verification
 from ..maths.units import parse_token_count
 from ..options import as_record, takes_options
@@ -21,7 +22,6 @@ from ..progress import OnProgress, Progress, progress_reporter
 from ..runtime.corpus import Corpus
 from ..runtime.loading import load_tokenizer
 from ..serving.engine_names import ENGINE_NAMES
-from ..serving.state_size import SAFETENSORS_DTYPES
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.models import ModelLike, as_checkpoint, as_checkpoints, short_names
 from ..storage.output import run_and_save

@@ -83,7 +83,7 @@ def _run_utilization(
     if figures:
         # Imported before the work starts: matplotlib may be missing.
         from ...reporting.figures import SUFFIXES, save_all
-        from ...reporting.rank_pictures import SHEET_NAMES, sheets
+        from ...reporting.pictures import SHEET_NAMES, sheets
 
         names = [f"{sheet}.{suffix}" for sheet in SHEET_NAMES for suffix in SUFFIXES]
         figure_paths = {f"figures/{name}": figures / name for name in names}

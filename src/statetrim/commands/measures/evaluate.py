@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ...artifacts.scores import Scores
     from ...judging.verdict import Verdict
     from ...maths.table import Table
-    from ...serving.next_steps import NextStep
+    from ...serving.deployment import NextStep
 
 DEFAULT_TOKENS = "256k"  # of calibration, where the cut does not say
 
@@ -61,7 +61,7 @@ def _next_steps(verdict: Verdict, model: str, options: EvaluateOptions) -> list[
     """What to do next; none without a text, which the commands need."""
     from ...evaluation.samples import DEFAULT_SAMPLES
     from ...maths.units import parse_token_count
-    from ...serving.next_steps import RunFacts, next_steps
+    from ...serving.deployment import RunFacts, next_steps
     from ...storage.models import as_checkpoint
 
     if options.text is None:

@@ -7,25 +7,29 @@ import typer
 
 from ... import option_checks as checks
 from .. import arguments, terminal
-from ..arguments import Json
+from ..arguments import Json, Model
 
 
 def report(
-    artifacts: Annotated[
-        list[Path],
-        typer.Argument(
-            help="The original and the cut checkpoint, and JSON files that statetrim wrote.",
-            callback=arguments.checked(checks.artifact_files),
-        ),
-    ],
+    model: Model,
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Output directory for report.html and report.md.")
     ],
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="JSON files that statetrim wrote, besides those in the cut's directory.",
+            callback=arguments.checked(checks.existing_files),
+        ),
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="The original; sizes are compared with it.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     from ...reporting.report import report as run
 
-    page = run(artifacts, output)
+    page = run(model, files or (), out=output, baseline=baseline)
     markdown = page.with_suffix(".md")
     if as_json:
         terminal.print_json({"html": str(page), "markdown": str(markdown)})

@@ -1,11 +1,11 @@
-"""statetrim prune"""
+"""statetrim prune, statetrim refit"""
 
 from typing import Annotated
 
 import typer
 
-from ...maths.formatting import change_row
-from ...surgery.options import PruneOptions
+from ...maths.formatting import change_row, relative_change_text
+from ...surgery.options import PruneOptions, RefitOptions
 from .. import arguments, terminal
 from ..arguments import FamilyFile, Json, Model
 from ..command import command
@@ -21,11 +21,10 @@ def prune(
     family: FamilyFile = None,
     as_json: Json = False,
 ) -> None:
-    from ...artifacts.state_sizes import state_rows
+    from ...artifacts.state_sizes import state_json, state_rows
     from ...surgery.prune import prepare
     from ...surgery.prune import prune as run
     from ..progress import run_with_progress
-    from ..state import state_json
 
     opened = arguments.open_model(model, family)
     surgery = prepare(opened, options.plan, uneven=options.uneven)
@@ -56,3 +55,31 @@ def prune(
     files = f"{shards} weight file{'s' * (shards != 1)}, {len(surgery.auxiliary_files)} other files"
     verb = "would go to" if dry_run else "written to"
     terminal.print_text(f"{len(surgery.edits)} tensors cut; {files} {verb} {options.out}")
+
+
+PrunedModel = Annotated[str, typer.Argument(help="A pruned checkpoint.")]
+
+
+@command(RefitOptions)
+def refit(
+    model: PrunedModel, options: RefitOptions, family: FamilyFile = None, as_json: Json = False
+) -> None:
+    from ...artifacts.steps import RefitRecord
+    from ...storage.output import ARTIFACTS
+    from ...surgery.refit import refit as run
+    from ..progress import run_with_progress
+
+    opened = arguments.open_model(model, family)
+    fitted = run_with_progress(run, opened, options, "refitting")
+    layers = RefitRecord.load(fitted.path / ARTIFACTS / "refit.json").layers
+    if as_json:
+        terminal.print_json({"output": str(options.out), "layers": layers})
+        return
+    rows = []
+    for layer, error in layers.items():
+        before, after = error["before"], error["after"]
+        change = relative_change_text(before, after)
+        rows.append((layer, f"{before:.2%}", f"{after:.2%}", change))
+    title = "Refitted: relative error of each layer's output"
+    terminal.print_table(title, ("layer", "before", "after", "change"), rows, left=())
+    terminal.print_text(f"sums of squares, on the text of the fit; written to {options.out}")

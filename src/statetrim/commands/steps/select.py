@@ -25,11 +25,11 @@ def select(
 ) -> None:
     arguments.check_output_free(output)
     from ...artifacts.plan import Plan
+    from ...artifacts.state_sizes import tensor_parallel_text
     from ...selection.select import select as run
     from ...storage.checkpoint import require_prunable
     from ...storage.output import run_and_save
     from ..progress import run_with_progress
-    from ..state import tensor_parallel_text
 
     opened = require_prunable(arguments.open_model(model, family))
     record = {

@@ -4,19 +4,27 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from ...artifacts.decision import BY_LAYER
-from ...artifacts.state_sizes import state_text
+from ...artifacts.state_sizes import (
+    DTYPE_BYTES,
+    state_json,
+    state_text,
+    tensor_parallel_text,
+    weight_bytes,
+)
 from ...geometry import Geometry
 from ...maths.formatting import bytes_text
 from ...pipelines.job import Job
 from ...pipelines.shape_choice import predicts_shapes
 from ...pipelines.steps import Step
-from ...serving.capacity.cache_model import default_state_dtype
-from ...serving.capacity.compare import count_text, default_capacity, known_capacities
+from ...serving.capacity.compare import (
+    count_text,
+    default_capacity,
+    default_state_dtype,
+    known_capacities,
+)
 from ...serving.engine_names import engine_name
 from ...serving.engines import ServedBy, Shape
-from ...serving.state_size import DTYPE_BYTES, weight_bytes
 from .. import terminal
-from ..state import state_json, tensor_parallel_text
 
 
 def show_steps(

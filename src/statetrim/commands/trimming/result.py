@@ -5,17 +5,19 @@ from typing import Any
 
 from ...artifacts.decision import Decision, ShapeScore
 from ...artifacts.scores import Scores
-from ...artifacts.state_sizes import state_text
+from ...artifacts.state_sizes import DTYPE_BYTES, state_text
 from ...artifacts.steps import TrimRecord
 from ...maths.formatting import bytes_text
 from ...pipelines.job import Job
 from ...pipelines.stages import DECISION, RECORD
-from ...serving.capacity.cache_model import default_state_dtype
-from ...serving.capacity.compare import capacity_text, count_text, known_capacities
-from ...serving.deployment import ship_verdict
+from ...serving.capacity.compare import (
+    capacity_text,
+    count_text,
+    default_state_dtype,
+    known_capacities,
+)
+from ...serving.deployment import ship_verdict, steps_after_trim
 from ...serving.engines import ServedBy
-from ...serving.next_steps import RunFacts, next_steps
-from ...serving.state_size import DTYPE_BYTES
 from ...storage.checkpoint import Checkpoint
 from ...storage.output import ARTIFACTS
 from ...tasks import TASKS
@@ -67,20 +69,7 @@ def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_js
     terminal.print_command(_load_line(cut, checks["runtime"]))
     for line in _engine_lines(cut):
         terminal.print_text(line)
-    show_verdict(verdict, str(cut.path), next_steps(verdict, job.model, cut, _facts(job, cut)))
-
-
-def _facts(job: Job, cut: Checkpoint) -> RunFacts:
-    return RunFacts(
-        model=str(job.model.path),
-        cut=str(cut.path),
-        text=str(job.options.text),
-        tokens=str(job.options.tokens),
-        skip=job.slices.evaluation.start,
-        samples=job.options.limit,
-        engine=job.options.for_,
-        tried_by_layer=job.options.by_layer,
-    )
+    show_verdict(verdict, str(cut.path), steps_after_trim(verdict, job.model, cut))
 
 
 def _show_decision(decision: Decision, job: Job) -> None:

@@ -94,7 +94,7 @@ def steps(seed: int = 0) -> Iterator[Step]:
         [
             f"evaluate {' '.join(CUTS)} --baseline {ORIGINAL} --tasks text,mqar --text text.jsonl "
             f"--skip {MEASURED_FROM} --limit {SAMPLES} -o scores.json",
-            f"report {ORIGINAL} {HALF} scores.json analysis.json -o report",
+            f"report {HALF} scores.json analysis.json --baseline {ORIGINAL} -o report",
         ],
     )
 

@@ -1,33 +1,41 @@
 """Findings -> the sections of a report.
 
-A section is a module here with a TITLE and a function `blocks`, whose name is in ORDER. If its
-artifact was not given, `blocks` yields `Missing`, and the section is listed at the end.
+A section is a function that yields blocks, listed in SECTIONS with its heading. If its artifact was
+not given, it yields `Missing`, and the section is listed at the end.
 """
 
-from importlib import import_module
 from importlib.util import find_spec
 
 from ..document import Gallery, Picture, Section
 from ..findings import Findings
+from . import cut, decision, engines, measured, quality, recovery, reproduce, state
 
-ORDER = (
-    "quality", "decision", "state", "engines", "speed", "copies", "cut", "sensitivity", "ranks",
-    "recovery", "reproduce", "lineage",
-)  # fmt: skip
-"""Modules, in the order of the report."""
+SECTIONS = {
+    "Quality": quality.blocks,
+    "Why this shape": decision.blocks,
+    "Memory before and after": state.blocks,
+    "Where it runs": engines.blocks,
+    "Speed": measured.speed,
+    "Stored copies": measured.copies,
+    "What was cut": cut.blocks,
+    "Which layer carries what": measured.layers,
+    "Effective rank of the state": measured.ranks,
+    "Recovery": recovery.blocks,
+    "How to reproduce it": reproduce.blocks,
+}
+"""Heading -> its function, in the order of the report."""
 
 
 def build_sections(findings: Findings) -> list[Section]:
-    """All sections in ORDER, without those that yield no block; without matplotlib, the tables
-    stand alone."""
+    """All sections, without those that yield no block; without matplotlib, the tables stand
+    alone."""
     built, draws = [], find_spec("matplotlib") is not None
-    for name in ORDER:
-        module = import_module(f".{name}", __package__)
+    for title, blocks_of in SECTIONS.items():
         blocks = []
-        for block in module.blocks(findings):
+        for block in blocks_of(findings):
             is_empty = isinstance(block, Picture) and block.chart is None
             if not is_empty and (draws or not isinstance(block, Picture | Gallery)):
                 blocks.append(block)
         if blocks:
-            built.append(Section(module.TITLE, blocks))
+            built.append(Section(title, blocks))
     return built

@@ -9,11 +9,8 @@ from ...geometry import Axis
 from ...maths.formatting import evenly_spaced
 from ...storage.quantized.find import describe_schemes
 from ..charts import channel_map
-from ..commands import missing
 from ..document import Block, Gallery, Image, Table, Text
 from ..findings import Findings
-
-TITLE = "What was cut"
 
 MAX_LAYER_PICTURES = 64
 MAX_PICTURED_HEADS, MAX_PICTURED_CHANNELS = 64, 1024
@@ -24,13 +21,6 @@ MAX_LISTED_WEIGHTS = 64
 def blocks(findings: Findings) -> Iterator[Block]:
     """The plan's settings, then pictures and lists of what it keeps."""
     plan = findings.plan
-    if plan is None:
-        yield missing(
-            findings,
-            "No plan was given, so this report cannot show which channels were removed.",
-            "statetrim select {model} --method l1 --to 50%x100% -o plan.json",
-        )
-        return
     yield from _quantized_blocks(findings)
     yield Table(("", "the plan"), plan.table().rows)
     if plan.kept_heads is not None:
@@ -40,7 +30,7 @@ def blocks(findings: Findings) -> Iterator[Block]:
         caption = "Kept value heads in numbers; each keeps all its channels"
         yield Table(("layer", "kept value heads"), rows, caption, folded=True)
         return
-    original = findings.original_geometry
+    original = findings.original and findings.original.geometry
     kept_by_axis: list[tuple[Axis, Mapping[int, Tensor]]] = []
     if plan.method != "none":  # otherwise only values were pruned
         kept_by_axis.append(("key", plan.kept))
@@ -54,7 +44,7 @@ def blocks(findings: Findings) -> Iterator[Block]:
 def _quantized_blocks(findings: Findings) -> Iterator[Block]:
     """How the cut's weights are stored, and what was quantised again; nothing if none is."""
     cut = findings.cut
-    if cut is None or not cut.quantized:
+    if not cut.quantized:
         return
     yield Text(
         f"Quantised weights of the cut: {describe_schemes(cut.quantized)}. Those that it did not "

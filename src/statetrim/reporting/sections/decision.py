@@ -3,23 +3,25 @@
 from collections.abc import Iterator, Sequence
 
 from ...artifacts.decision import Decision, MeasuredShape, ShapeScore
+from ...artifacts.state_sizes import DTYPE_BYTES
 from ...judging.recommendation import JudgedCut, recommend
 from ...judging.verdict import metric_label
 from ...maths.formatting import bytes_text, percent_text
 from ...maths.units import MIB
-from ...serving.capacity.cache_model import default_state_dtype
-from ...serving.capacity.compare import capacity_text, count_text, known_capacities
+from ...serving.capacity.compare import (
+    capacity_text,
+    count_text,
+    default_state_dtype,
+    known_capacities,
+)
 from ...serving.engine_names import BFLOAT16_ENGINES
 from ...serving.engines import Shape, compatibility_of_shape
 from ...serving.shapes import common_shapes
-from ...serving.state_size import DTYPE_BYTES
 from ...tasks import TASKS, setting_text
 from ..charts import ORIGINAL, Chart, Point, Series, line_chart, number_text
-from ..commands import command_arguments, shell_quoted, trim_command
 from ..document import Block, Command, Missing, Picture, Table, Text, as_sentence
-from ..findings import Findings
+from ..findings import Findings, command_arguments, shell_quoted, trim_command
 
-TITLE = "Why this shape"
 _SUGGESTED_SHAPES = 3
 CAPTION = (
     "How to read it: each point is a cut of the model to so much recurrent state per sequence "
@@ -31,11 +33,11 @@ _CURVE_SIZES = 3  # of cuts; with fewer there is no bend to look for
 
 def blocks(findings: Findings) -> Iterator[Block]:
     """The reason, a table of all shapes, a picture per main metric, and all scores."""
-    decision = findings.decision
+    decision, original = findings.decision, findings.original
     if decision is None:
-        geometry, shapes = findings.original_geometry, "96x96,64x64,48x48"
-        if geometry is not None:
-            shapes = ",".join(map(str, common_shapes(geometry)[:_SUGGESTED_SHAPES]))
+        shapes = "96x96,64x64,48x48"
+        if original is not None:
+            shapes = ",".join(map(str, common_shapes(original.geometry)[:_SUGGESTED_SHAPES]))
         yield Missing(
             "Only one shape was measured. Several are calibrated once, and compared.",
             [trim_command(findings, shapes, "SMALLER")],

@@ -6,11 +6,9 @@ from ...artifacts.verification import agreement_table
 from ...serving.deployment import engine_rows
 from ...serving.engine_names import command_below_comment
 from ...serving.engines import compatibility_of_geometry
-from ..commands import missing, serving_commands
 from ..document import Block, Command, Table, Text
-from ..findings import Findings
+from ..findings import Findings, serving_commands
 
-TITLE = "Where it runs"
 SUPPORT_TEXT = {
     "fast": "usual kernels",
     "fallback": "serves, on a slower path",
@@ -24,15 +22,8 @@ SUPPORT_TEXT = {
 def blocks(findings: Findings) -> Iterator[Block]:
     """Engines in which this checkpoint ran, the compatibility of its shape, and commands."""
     yield from _verification_blocks(findings)
-    model, geometry = findings.checkpoint, findings.geometry
-    if model is None or geometry is None:
-        yield missing(
-            findings,
-            "Which engines serve it depends on the model type and the shape: give the checkpoint.",
-            "statetrim inspect {cut}",
-        )
-        return
-    lines = compatibility_of_geometry(str(model.config.get("model_type")), geometry)
+    geometry = findings.cut.geometry
+    lines = compatibility_of_geometry(str(findings.cut.config.get("model_type")), geometry)
     rows = []
     for engine, hardware, verdict, *known in engine_rows(lines):
         rows.append((engine, hardware, SUPPORT_TEXT[verdict], *known))
@@ -56,9 +47,9 @@ def blocks(findings: Findings) -> Iterator[Block]:
 def _verification_blocks(findings: Findings) -> Iterator[Block]:
     """How often engines choose the same tokens as transformers, and a note per fault.
 
-    Without a verification a sentence that the cut was not run, or nothing without a cut.
+    Without a verification a sentence that the cut was not run.
     """
-    if findings.cut is not None and not findings.verifications:
+    if not findings.verifications:
         yield Text(
             "This checkpoint itself was not run in an engine (statetrim verify does that); what "
             "follows is what is known of its shape."

@@ -16,11 +16,9 @@ from ...judging.verdict import limit_status, ship_limit
 from ...maths.units import is_number
 from ...tasks.unit import UNITS
 from ..charts import interval_chart
-from ..commands import missing
 from ..document import Block, Picture, Table, Text
-from ..findings import Findings, as_mapping
+from ..findings import Findings, as_mapping, missing
 
-TITLE = "Quality"
 PRUNED_NAME = "pruned"  # trim's name for the cut before refit and recovery
 
 CHECK_TEXTS = {

@@ -5,11 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from ...artifacts.steps import RefitRecord
 from ...maths.formatting import evenly_spaced
 from ..charts import Point, Series, line_chart
-from ..commands import missing
 from ..document import Block, Picture, Table, Text
-from ..findings import Findings
+from ..findings import Findings, missing
 
-TITLE = "Recovery"
 MAX_CURVE_POINTS = 300
 
 Line = Mapping[str, float | None]

@@ -2,32 +2,29 @@
 
 from collections.abc import Iterator
 
-from ...artifacts.state_sizes import state_rows
-from ...geometry import KERNEL_TILE, Geometry
+from ...artifacts.state_sizes import StateSize, state_rows, stored_dtype, weight_bytes
+from ...geometry import KERNEL_TILE
 from ...maths.formatting import bytes_text, change_row
 from ...serving.capacity.compare import capacity_rows, known_capacities
-from ...serving.state_size import StateSize, stored_dtype, weight_bytes
+from ...storage.checkpoint import Checkpoint
 from ..charts import bar_chart
-from ..commands import missing
 from ..document import Block, Picture, Table, Text
-from ..findings import Findings
-
-TITLE = "Memory before and after"
+from ..findings import Findings, missing
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
     """Sequences that fit, bytes of state, and other sizes, before and after.
 
-    Only a `Missing` block if a geometry is not known, or both are equal.
+    Only a `Missing` block without the original.
     """
-    original, cut = findings.original_geometry, findings.cut_geometry
-    if cut is None or original is None or original == cut:
+    if findings.original is None:
         yield missing(
             findings,
-            "The sizes before and after need both checkpoints.",
-            "statetrim report {model} {cut} -o report",
+            "The sizes before and after need the original.",
+            "statetrim report {cut} --baseline {model} -o report",
         )
         return
+    original, cut = findings.original.geometry, findings.cut.geometry
     bars = []
     for dtype, nbytes in (("float32", 4), ("bfloat16", 2)):
         for name, geometry in (("original", original), ("cut", cut)):
@@ -44,7 +41,7 @@ def blocks(findings: Findings) -> Iterator[Block]:
     caption = f"Counted: {serving.counted}; gains are over the original as the engine serves it"
     yield Table(
         ("", "before", "after", "change"),
-        [*counts, *_size_rows(findings, original, cut)],
+        [*counts, *_size_rows(findings.original, findings.cut)],
         caption if counts else "",
     )
     yield Text(
@@ -59,14 +56,11 @@ def blocks(findings: Findings) -> Iterator[Block]:
         )
 
 
-def _size_rows(findings: Findings, original: Geometry, cut: Geometry) -> Iterator[tuple[str, ...]]:
-    yield from state_rows(original, cut)
-    before, after = findings.original, findings.cut
-    model = before or after
-    if model is not None:
-        dtype = stored_dtype(model)
-        old, new = (StateSize.from_geometry(x, dtype).conv_bytes for x in (original, cut))
-        yield change_row(f"convolution state per sequence, {dtype}", old, new)
-    if before is not None and after is not None and before.shards:
+def _size_rows(before: Checkpoint, after: Checkpoint) -> Iterator[tuple[str, ...]]:
+    yield from state_rows(before.geometry, after.geometry)
+    dtype = stored_dtype(before)
+    old, new = (StateSize.from_geometry(x.geometry, dtype).conv_bytes for x in (before, after))
+    yield change_row(f"convolution state per sequence, {dtype}", old, new)
+    if before.shards:
         yield change_row("parameters", before.parameters, after.parameters, "")
         yield change_row("weights on disk", weight_bytes(before), weight_bytes(after))

@@ -1,4 +1,4 @@
-"""Pictures of rank analyses, for the report and for `analyze --figures`.
+"""Pictures of rank analyses and of sensitivities, for the report and for `analyze --figures`.
 
 Of several analyses the first is the original's; a method has one colour in all pictures.
 """
@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from ..artifacts.analysis import BINS, BINS_PER_DECADE, LOWEST_DECADE, Analysis, filter_similarity
+from ..artifacts.sensitivity import LayerCut, Sensitivity, variant_text
 from ..errors import StatetrimError
 from ..maths.formatting import evenly_spaced, percent_text
-from . import charts
-from .charts import ORIGINAL, Chart, Point, Series, Sheet, sheet
+from ..maths.paired import Interval
+from ..reporting import charts
+from .charts import ORIGINAL, Chart, Point, Series, Sheet, line_chart, sheet
 from .theme import DIVERGING, LIGHT, SERIES
 
 if TYPE_CHECKING:
@@ -209,3 +211,47 @@ def _with_styles(analyses: Mapping[str, Analysis]) -> Iterator[tuple[str, Analys
             yield label, analysis, SERIES[METHODS.index(label)]
         else:
             yield label, analysis, ""
+
+
+CAPTION = (
+    "How to read it: each point is the whole model with one layer cut and all others as they were; "
+    "a line is one width of one axis of the state. Bars are 95% intervals of the difference to the "
+    "original. A layer that stands out carries the loss; layers near zero can be cut further."
+)
+PANELS = {
+    "recall": ("Recall lost when one layer is cut", "points"),
+    "nll": ("Text: increase of NLL when one layer is cut", "nats"),
+    "text error": ("Error of the cut layer's output on text", "% of its square"),
+    "recall error": ("The same on recall sequences", "% of its square"),
+}
+"""What is drawn by layer -> its title and unit."""
+
+
+def sensitivity_sheet(sensitivity: Sensitivity) -> Sheet:
+    """A chart for each of PANELS, with a line per variant; one without points is left out."""
+    points = {
+        (cut.layer, cut.axis, cut.keep): _points(sensitivity, cut) for cut in sensitivity.cuts
+    }
+    charts = []
+    for figure, (title, unit) in PANELS.items():
+        series = []
+        for variant in sensitivity.variants:
+            by_layer = [points[layer, *variant] for layer in sensitivity.layers]
+            drawn = [figures[figure] for figures in by_layer if figure in figures]
+            series.append(Series(variant_text(sensitivity, variant), drawn))
+        charts.append(line_chart(series, title, x="layer", y=unit, from_zero=True, marks=True))
+    return sheet(charts, CAPTION)
+
+
+def _points(sensitivity: Sensitivity, cut: LayerCut) -> dict[str, Point]:
+    """The points of one cut layer; without recall if the original does not recall."""
+
+    def point(x: Interval, scale: float = 1.0) -> Point:
+        return Point(cut.layer, scale * x.estimate, scale * x.low, scale * x.high)
+
+    drop = sensitivity.recall_drop(cut)
+    points = {} if drop is None else {"recall": point(drop, 100)}
+    points["nll"] = point(sensitivity.nll_increase(cut))
+    for source in ("text", "recall"):
+        points[f"{source} error"] = Point(cut.layer, 100 * cut.error[source])
+    return points

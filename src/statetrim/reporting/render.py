@@ -1,9 +1,65 @@
-"""A document -> Markdown; text of artifacts is escaped: no links, tags or table columns of it."""
+"""A document -> one self-contained HTML page, and Markdown; both escape all text."""
 
+import base64
+import hashlib
 from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from torch import Tensor
 
 from ..artifacts.card.markdown import escape, one_line
-from .document import Block, Command, Document, Gallery, Missing, Picture, Section, Text
+from .charts import Chart
+from .document import (
+    Block,
+    Command,
+    Document,
+    Gallery,
+    Missing,
+    Picture,
+    Section,
+    Text,
+    as_sentence,
+)
+from .theme import DARK, LIGHT
+
+
+def render_page(document: Document) -> str:
+    """The page: no scripts, no external links, nothing to fetch."""
+    style = _render("report.css", light=LIGHT, dark=DARK)
+    style_hash = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    return _render("report.html", document=document, style=Markup(style), style_digest=style_hash)
+
+
+def _render(template: str, **values: Any) -> str:
+    return _environment().get_template(template).render(**values)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader(__package__, "page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"sentence": as_sentence, "svg": _svg, "png": _png}
+    return environment
+
+
+def _svg(chart: Chart) -> Markup:
+    from .figures import inline_svg  # a page without charts needs no matplotlib
+
+    return Markup(inline_svg(chart))
+
+
+def _png(pixels: Tensor) -> str:
+    from .figures import png_uri
+
+    return png_uri(pixels)
 
 
 def render_markdown(document: Document) -> str:

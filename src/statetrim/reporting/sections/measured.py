@@ -1,0 +1,132 @@
+"""What was measured of a model: speed, stored copies, layers cut one by one, and rank."""
+
+from collections.abc import Iterator
+
+from ...artifacts.sensitivity import variant_text
+from .. import pictures
+from ..document import Block, Picture, Table, Text
+from ..findings import Findings, command_arguments, missing
+
+
+def speed(findings: Findings) -> Iterator[Block]:
+    """A table of medians by metric and model, with the ratio to the original."""
+    timings = findings.timings
+    if timings is None:
+        yield missing(
+            findings,
+            "Speed was not measured. Smaller heads save memory traffic; whether they save time "
+            "depends on the kernels, so measure where you serve.",
+            "statetrim benchmark {cut} --baseline {model} -o timings.json",
+        )
+        return
+    device, clock = timings.lineage.get("device"), timings.lineage.get("clock")
+    yield Text(
+        f"Measured on {device or 'a machine the timings do not name'}"
+        f"{f', {clock}' if clock else ''}; other machines and kernels differ."
+    )
+    table = timings.table()
+    yield Table(
+        ("figure", *table.header[1:]),
+        table.rows,
+        caption=f"Medians; in brackets the ratio to that of {timings.baseline}. Within noise: the "
+        f"rounds do not agree on which model is faster",
+    )
+
+
+def copies(findings: Findings) -> Iterator[Block]:
+    """A row per code; without a measurement, a `Missing` with the command for it."""
+    snapshots = findings.snapshots
+    if snapshots is None:
+        yield missing(
+            findings,
+            "Stored copies of states (prefix caches, saved prompts) were not measured.",
+            "statetrim snapshot {model} --text {text} -o snapshots.json",
+        )
+        return
+    lengths = [f"{100 * share:.1f} % after {n} tokens" for n, share in snapshots.lengths.items()]
+    yield Text(
+        f"Codes named “within” bound the relative error of every head. "
+        f"Within {snapshots.tolerance:g}: {', '.join(lengths)}."
+    )
+    table = snapshots.table()
+    yield Table(table.header, table.rows, caption="A copy of one sequence's states, in KiB")
+
+
+def layers(findings: Findings) -> Iterator[Block]:
+    """Pictures by layer, and a table of every layer and width."""
+    sensitivity = findings.sensitivity
+    if sensitivity is None:
+        yield missing(
+            findings,
+            "Layers were not cut one by one, so it is not known which one carries recall.",
+            "statetrim analyze {model} --sensitivity --text {text} -o sensitivity.json",
+        )
+        return
+    yield Text(sensitivity.sentence)
+    sheet = pictures.sensitivity_sheet(sensitivity)
+    for panel in sheet.panels:
+        yield Picture(panel, f"{panel.title}.")
+    yield Text(sheet.caption)
+    rows = []
+    for variant in sensitivity.variants:
+        for layer in sensitivity.layers:
+            layer_cut = sensitivity.find(layer, *variant)
+            nll, drop = sensitivity.nll_increase(layer_cut), sensitivity.recall_drop(layer_cut)
+            nll_text, drop_text = f"{nll.estimate:+.4f} ± {nll.margin:.4f}", ""
+            if drop is not None:
+                drop_text = f"{100 * drop.estimate:.1f} ± {100 * drop.margin:.1f}"
+            errors = [f"{100 * error:.1f}%" for _, error in sorted(layer_cut.error.items())]
+            kept = variant_text(sensitivity, variant)
+            rows.append((str(layer), kept, nll_text, drop_text, *errors))
+    yield Table(
+        ("layer", "kept", "NLL", "recall lost", "error, random", "error, recall", "error, text"),
+        rows,
+        caption="Every layer and width in numbers; recall in points, NLL in nats",
+        folded=True,
+    )
+
+
+def ranks(findings: Findings) -> Iterator[Block]:
+    """Mean rank in use, its pictures, and a table by layer.
+
+    Spectra are of the head with the highest rank; an analysis without that head has none.
+    """
+    analysis = findings.analysis
+    if analysis is None:
+        tokens = min(command_arguments(findings).tokens, 2**14)
+        yield missing(
+            findings,
+            "The rank of the state was not measured.",
+            f"statetrim analyze {{cut}} --baseline {{model}} --text {{text}} --tokens {tokens} "
+            "--length 512 -o analysis.json",
+        )
+        return
+    analyses = {"the original" if findings.analyzes_original else "this model": analysis}
+    if analysis.baseline:
+        analyses = {"before": analysis.baseline, "after": analysis}
+    layer, head = pictures.fullest_head(analysis)
+    shares, comparable = [], {}
+    for name, shown in analyses.items():
+        mean = float(shown.mean_utilization.nanmean())
+        shares.append(f"{name} {100 * mean:.1f}% of {shown.max_rank}")
+        if layer in shown.layers and head < shown.geometry.num_v_heads:
+            comparable[name] = shown
+    yield Text(
+        f"A state of d keys could have rank d; its effective rank says how many directions it "
+        f"really uses. Mean use: {', '.join(shares)}. A narrower state reaches a higher share with "
+        f"less in it."
+    )
+    for sheet in (
+        pictures.utilization_curves(analyses),
+        pictures.spectra(comparable, layer, head),
+        pictures.heat_map(analyses),
+    ):
+        for panel in sheet.panels:
+            yield Picture(panel, f"{panel.title}.")
+        yield Text(sheet.caption)
+    table = analysis.table()
+    caption = (
+        "Rank in use by layer, with a bar per head; κ is the condition number, median head; "
+        "filters: mean |cosine|, of queries, of keys"
+    )
+    yield Table(table.header, table.rows, caption, folded=True)
