@@ -155,9 +155,11 @@ def test_the_map_names_every_module() -> None:
     )
 
 
-def test_each_command_is_one_file_of_its_name() -> None:
+def test_each_command_is_where_the_index_says() -> None:
+    """A file of its name, or of the command that it belongs to (refit: prune, merge: calibrate)."""
     from statetrim.commands.index import COMMANDS
 
-    files = [path.stem for path in (SOURCE / "commands").rglob("*.py")]
-    assert {name: files.count(name) for name in COMMANDS} == dict.fromkeys(COMMANDS, 1)
-    assert len(COMMANDS) >= 13
+    for name, (module, _) in COMMANDS.items():
+        file = SOURCE / "commands" / f"{module.replace('.', '/')}.py"
+        assert f"\ndef {name}(" in file.read_text(), name
+    assert len({module for module, _ in COMMANDS.values()}) >= len(COMMANDS) - 2
