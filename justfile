@@ -247,10 +247,6 @@ coded-checkpoints ENGINES MODELS TEXT WORK:
 bench-snapshots:
     OMP_NUM_THREADS=1 python benchmarks/bench_snapshots.py
 
-# `trim` in a real terminal of 80 and 120 columns, interrupted and run again, and in a pipe; needs tmux.
-record-trim MODEL TEXT OUT:
-    tools/record_trim.sh {{MODEL}} {{TEXT}} {{OUT}}
-
 # One width for all layers, or width where the memory lives: measure MODEL, then results/uneven.md.
 compare-uneven MODEL TEXT TEST WORK *OPTIONS:
     python studies/compare_uneven.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}

@@ -1,9 +1,12 @@
 """A bar fits on its line at any width, shows numbers only, and is gone when the run ends."""
 
-import io
+import os
+import pty
 import re
 import sys
+import termios
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -14,23 +17,24 @@ STEP = Progress(1, 10, "steps", "recovering", loss=float("nan"))
 NAMED = Progress(0, 0, "samples", "\x1b[2Jmodel\n<b>: text")
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def shown(monkeypatch: pytest.MonkeyPatch, width: int, *reports: Progress | float) -> list[str]:
-    """What is drawn, one after the other, for reports, and for seconds between them."""
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setenv("LINES", "24")
-    with progress_reporter(True, "calibrating") as show:
-        for report in reports:
-            if isinstance(report, Progress):
-                show(report)
-            else:
-                time.sleep(report)
-    return sys.stderr.getvalue().split("\r")  # type: ignore[attr-defined, no-any-return]
+    """What a terminal gets, one after the other, for reports, and for seconds between them."""
+    reader, writer = pty.openpty()
+    termios.tcsetwinsize(writer, (24, width))
+    with os.fdopen(writer, "w") as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", terminal)
+        with progress_reporter(True, "calibrating") as show:
+            for report in reports:
+                if isinstance(report, Progress):
+                    show(report)
+                else:
+                    time.sleep(report)
+    received = b""
+    with suppress(OSError):  # raised at the end, because the terminal is closed
+        while more := os.read(reader, 2**12):
+            received += more
+    os.close(reader)
+    return received.decode().split("\r")
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])

@@ -102,6 +102,7 @@ def _new_bar(label: str, progress: Progress) -> Any:
         initial=progress.done,  # so that a run that resumes extrapolates from what it does itself
         unit="B" if progress.unit == "bytes" else f" {progress.unit}",
         unit_scale=progress.unit in ("bytes", "tokens"),
+        postfix=progress.loss_text,
         disable=False,  # also if TQDM_DISABLE silences libraries
         leave=False,
         dynamic_ncols=True,

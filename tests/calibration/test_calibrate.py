@@ -1,10 +1,8 @@
 """Sums compared with a plain recomputation from captured activations and autograd."""
 
 import inspect
-import os
-import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +13,11 @@ import torch
 from torch import Tensor
 
 import statetrim as st
-from helpers.forker import run_in_child
 from helpers.masking import kernel_names, output_projection
 from helpers.sums import assert_statistics_close
 from statetrim.artifacts.statistics import REFIT_SUM_NAMES, SUM_NAMES, Statistics
-from statetrim.calibration.saved_sums import SavedSums
 from statetrim.methods import method_names
+from statetrim.progress import Progress
 from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.live import find_mixers
 from statetrim.runtime.loading import load
@@ -171,35 +168,24 @@ def test_two_halves_add_up_to_the_whole(checkpoint: Any, text: Path, tmp_path: P
         st.merge([parts[0], other])
 
 
-def killed_after(batches: int, work: Callable[[], object]) -> int:
-    """Exit code of a process that is killed when the sums of `batches` batches are saved."""
-    real_save = SavedSums.save
-
-    def save(self: SavedSums, sums: Any, done: int) -> None:
-        real_save(self, sums, done)
-        if done == batches:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def killed() -> None:
-        SavedSums.save = save  # type: ignore[method-assign]
-        work()
-
-    return run_in_child(killed)
-
-
 def test_an_interrupted_run_is_neither_mixed_nor_overwritten(
     checkpoint: Any, text: Path, tmp_path: Path
 ) -> None:
     model = st.open(checkpoint("qwen3_5_text"))
     out = tmp_path / "s.safetensors"
-    arguments: Any = {"methods": ALL, **SETTINGS, "out": out, "save_seconds": 0}
-    assert killed_after(2, lambda: st.calibrate(model, text, **arguments)) == -9
+    arguments: Any = {"methods": ["drrqr"], **SETTINGS, "out": out, "layerwise": True}
+
+    def stop(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        st.calibrate(model, text, **arguments, progress=stop)
     with pytest.raises(st.StatetrimError, match=r"another job .its 'data' differs"):
-        st.calibrate(model, text, methods=ALL, **SETTINGS, skip=20, out=out)
-    finished = st.calibrate(model, text, methods=ALL, **SETTINGS, out=out)
+        st.calibrate(model, text, skip=20, **arguments)
+    finished = st.calibrate(model, text, **arguments)
     assert_statistics_close(finished, Statistics.load(out), 0.0)
     with pytest.raises(st.StatetrimError, match="not overwritten"):
-        st.calibrate(model, text, methods=ALL, **SETTINGS, out=out)
+        st.calibrate(model, text, **arguments)
 
 
 def test_statistics_of_another_model_or_method_are_refused(checkpoint: Any, text: Path) -> None:

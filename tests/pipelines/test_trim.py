@@ -1,8 +1,6 @@
 """`trim`: on every family, after kills, its refusals and warnings."""
 
 import json
-import re
-import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -211,27 +209,3 @@ def test_whether_weights_are_streamed_is_decided_once(
     monkeypatch.setattr(Placement, "free_memory", 2**50)
     assert job.with_fixed_layerwise(tmp_path).options.layerwise is True
     assert job.record["layerwise"] is None
-
-
-def test_a_finished_run_says_how_to_measure_it_with_more_samples(
-    checkpoint: Load, text: Path, tmp_path: Path
-) -> None:
-    quick = ["trim", str(checkpoint("delta_net")), "-o", str(tmp_path / "out"), *FLAGS]
-    quick += ["--text", str(text), "--to", "8x8", "--tasks", "text", "--no-control"]
-    code, err, out = run(quick)
-    assert code is None, err
-    before = fingerprint(tmp_path)
-    code, err, out = run([*quick, "--limit", "4"])
-    check_refusal(code, err, out, "is complete, and was measured with another limit; to")
-    assert fingerprint(tmp_path) == before
-    for command in re.findall(r"statetrim ((?:evaluate|report) .*?)(?: and then:|$)", err, re.M):
-        assert run(shlex.split(command))[0] is None, command
-    scores = st.Scores.load(tmp_path / "out-scores.json")
-    assert {len(score.samples) for score in scores.scores} == {4}
-    first = st.Scores.load(tmp_path / "out" / "statetrim" / "scores.json")
-    for new in scores.scores:
-        name = first.models[scores.models.index(new.model)]
-        assert first.find(name, new.task, new.metric).samples == pytest.approx(new.samples[:2])
-    assert (tmp_path / "out-report" / "report.html").exists()
-    code, err, out = run([*quick, "--to", "4x4"])
-    check_refusal(code, err, out, "exists already")

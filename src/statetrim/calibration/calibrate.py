@@ -1,7 +1,7 @@
 """Checkpoint + text -> Statistics: a forward pass that keeps sums, never activations.
 
-The unit of work is a batch, whose rows do not depend on the number of processes or on a resume:
-the same numbers are added in every case.
+The unit of work is a batch, whose rows do not depend on the number of processes: the same
+numbers are added in every case.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,11 +50,11 @@ def calibrate(model: ModelLike, options: CalibrateOptions) -> Statistics:
     also go through this model's layer, and the sums are those that `refit` needs: 8 bytes x n (n +
     hidden size) per layer, n = value heads x value channels of the cut model.
 
-    With `out` the result is written there, and every `save_seconds` to `OUT.partial`, from which
-    the same call resumes. Under torchrun each process takes its share of the batches, and all
-    return the complete sums; `progress` counts this process's tokens.
+    With `out` the result is written there. Under torchrun each process takes its share of the
+    batches, and all return the complete sums; `progress` counts this process's tokens.
     `layerwise` is for models larger than memory: each decoder layer is read from disk once, and all
-    batches pass through it. `dtype`, `device`, ... are those of `load`."""
+    batches pass through it. With `out` the same call resumes after the last layer.
+    `dtype`, `device`, ... are those of `load`."""
     model = as_checkpoint(model)
     if options.out is not None:
         check_writable(options.out)
@@ -79,7 +79,7 @@ def calibrate(model: ModelLike, options: CalibrateOptions) -> Statistics:
     sums = {name: Sums(model, sum_names) for name in sources}
     batches = _batches_of_rank(sources, options.batch_size, ranks)
     with (
-        open_saved_sums(options.out, ranks, lineage, options.save_seconds) as saved,
+        open_saved_sums(options.out, ranks, lineage) as saved,
         progress_reporter(options.progress, "calibrating") as report,
     ):
         if saved and saved.is_finished:
@@ -133,17 +133,12 @@ def _run_models(
     saved: SavedSums | None,
     report: OnProgress,
 ) -> None:
-    """Load `models`, run all batches and add to `sums`, except what an earlier run has added."""
-    done = 0
-    if saved and not placement.layerwise:
-        done = saved.restore(sums)
-        if done >= sum(map(len, batches_by_source.values())):
-            return
+    """Load `models`, run all batches and add to `sums`."""
     live_models = [load_live(checkpoint, placement) for checkpoint in models]
     if placement.layerwise:
         calibrate_layerwise(live_models, sums, batches_by_source, saved, report)
     else:
-        _run_batches(live_models, sums, batches_by_source, sources, saved, report, done)
+        _run_batches(live_models, sums, batches_by_source, sources, report)
 
 
 def _run_batches(
@@ -151,26 +146,18 @@ def _run_batches(
     sums: Mapping[str, Sums],
     batches_by_source: Mapping[str, list[Tensor]],
     sources: Mapping[str, Sequences],
-    saved: SavedSums | None,
     report: OnProgress,
-    done: int = 0,
 ) -> None:
-    """Run all batches but the first `done`, for sums of gradients also backward; after each save
-    the sums if it is time."""
-    live, passed = live_models[0], 0
+    """Run all batches, for sums of gradients also backward."""
+    live = live_models[0]
     total_tokens = sum(batch.numel() for batches in batches_by_source.values() for batch in batches)
     for source, batches in batches_by_source.items():
-        remaining = batches[max(0, done - passed) :]
-        passed += len(batches) - len(remaining)
-        if not remaining:
-            continue
         source_sums, reader = sums[source], None
         if GRADIENT_SUMS & set(source_sums.sum_names):
             _enable_projection_gradients(live)
             reader = LogitReader(live)  # outside the hooks: its probe must not be counted
         with calibration_hooks(live_models, source_sums):
-            for batch in remaining:
-                passed += 1
+            for batch in batches:
                 if reader is not None:
                     _backward_loss(reader, batch, sources[source].answer_positions)
                     source_sums.on_gradients(live.mixers)
@@ -178,8 +165,6 @@ def _run_batches(
                     with torch.inference_mode():
                         live.hidden_states(batch)  # no method needs logits
                 source_sums.tokens += batch.numel()
-                if saved:
-                    saved.save(sums, passed)
                 tokens_read = sum(each.tokens for each in sums.values())
                 report(Progress(tokens_read, total_tokens, "tokens"))
 

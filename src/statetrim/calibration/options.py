@@ -53,9 +53,6 @@ class CalibrateOptions(Placement, ProgressOptions):
         check=checks.fraction,
     )
     seed: int = option(default=0, help="Random seed of the generated sequences.", check=checks.seed)
-    save_seconds: float = option(
-        default=60.0, help="Seconds between saved states of the run.", flags=()
-    )
 
     def check(self) -> None:
         super().check()

@@ -1,6 +1,5 @@
-"""Sums that are saved while calibration runs, one file per process, so that it can resume."""
+"""Where a calibration writes its result, and the finished layers of a layerwise one, to resume."""
 
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -9,8 +8,7 @@ from typing import Any
 from ..artifacts.statistics import TEXT, Statistics
 from ..runtime.distributed import DistributedContext
 from ..storage.output import Output, open_output, partial_path
-from ..storage.space import check_space
-from .sums import Sums, to_statistics
+from .sums import Sums
 
 
 class SavedSums:
@@ -22,13 +20,9 @@ class SavedSums:
         partial_output: Output | None,
         ranks: DistributedContext,
         lineage: Mapping[str, Any],
-        save_seconds: float,
     ) -> None:
         self.out, self.partial_output = out, partial_output
         self.ranks, self.lineage = ranks, lineage
-        self.path = partial_path(out) / f"sums-{ranks.rank}-of-{ranks.world_size}.safetensors"
-        self.save_seconds, self.saved_at = save_seconds, time.monotonic()
-        self.space_checked = False
 
     @property
     def layerwise_directory(self) -> Path:
@@ -39,27 +33,6 @@ class SavedSums:
     def is_finished(self) -> bool:
         """Whether an earlier run published `out` and was killed before it could clean up."""
         return self.out.exists()
-
-    def restore(self, sums: Mapping[str, Sums]) -> int:
-        """Load the saved sums into `sums`; returns how many batches of this process they hold."""
-        if not self.path.exists():
-            return 0
-        saved = Statistics.load(self.path)
-        for source, layers in saved.sources.items():
-            if source in sums:
-                sums[source].restore(layers)
-        return int(saved.lineage["batches"])
-
-    def save(self, sums: Mapping[str, Sums], batches: int) -> None:
-        """Save the sums, which include `batches` batches, if `save_seconds` have passed since the
-        last time. The first call raises OSError if the disk lacks space for them."""
-        if not self.space_checked:
-            largest = max(source_sums.nbytes for source_sums in sums.values())
-            check_space(self.path.parent, 2 * len(sums) * largest)
-            self.space_checked = True
-        if time.monotonic() - self.saved_at >= self.save_seconds:
-            to_statistics(sums, {**self.lineage, "batches": batches}).save(self.path)
-            self.saved_at = time.monotonic()
 
     def save_layer(self, sums: Mapping[str, Sums], layer: int) -> None:
         """Save the sums of a layer that all batches have passed as `layer-LAYER.safetensors`."""
@@ -87,7 +60,6 @@ def open_saved_sums(
     out: str | Path | None,
     ranks: DistributedContext,
     lineage: Mapping[str, Any],
-    save_seconds: float,
 ) -> Iterator[SavedSums | None]:
     """Open `OUT.partial`, locked by rank 0, for the sums of this calibration; None without `out`.
 
@@ -102,9 +74,8 @@ def open_saved_sums(
         if ranks.rank == 0:
             record = {"format": "statetrim calibrate", **lineage, "processes": ranks.world_size}
             files = {"statistics.safetensors": out}
-            patterns = ["sums-*.safetensors", "walk-*"]
             partial_output = stack.enter_context(
-                open_output(out, "job.json", record, files=files, temporary_patterns=patterns)
+                open_output(out, "job.json", record, files=files, temporary_patterns=["walk-*"])
             )
         ranks.barrier()  # until rank 0 has checked and locked the directory
-        yield SavedSums(out, partial_output, ranks, lineage, save_seconds)
+        yield SavedSums(out, partial_output, ranks, lineage)

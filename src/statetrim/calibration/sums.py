@@ -109,10 +109,8 @@ class Sums:
         total = self._sums[layer].get(name)
         if total is None:
             self._sums[layer][name] = value
-        elif total.device == value.device:
+        else:
             total += value
-        else:  # restored from an earlier run, so on the CPU
-            self._sums[layer][name] = total.to(value.device).add_(value)
 
     def to_cpu(self, layer: int) -> None:
         """Move a layer's sums to the CPU."""
@@ -126,10 +124,6 @@ class Sums:
             for name in sorted(self._sums[layer]):
                 tensors.append(self._sums[layer][name])
         return tensors
-
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for sums in self._sums.values() for tensor in sums.values())
 
     @property
     def layer_statistics(self) -> dict[int, LayerStatistics]:

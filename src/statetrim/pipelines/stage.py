@@ -19,7 +19,7 @@ from ..runtime.corpus import Corpus
 from ..storage.atomic import remove
 from ..storage.checkpoint import Checkpoint
 from ..storage.json_file import read_json, write_json
-from ..storage.output import MAX_RECORD_BYTES, is_complete, partial_path, remove_empty_partial
+from ..storage.output import MAX_RECORD_BYTES, finished, partial_path
 from .observer import Observer
 from .options import PLACEMENT_OPTIONS
 
@@ -50,7 +50,7 @@ class Stage:
     @property
     def is_current(self) -> bool:
         """Whether the artifact is complete and was made from the same."""
-        return is_complete(self.artifact) and self._recorded == self.lineage
+        return finished(self.artifact) and self._recorded == self.lineage
 
     def start(self) -> None:
         """Write down what the artifact is made from, before it is made. One that was made from
@@ -77,7 +77,6 @@ class Stage:
 
     def ensure(self, observer: Observer) -> Path:
         """Make the artifact, and first its inputs, unless it is current; returns its path."""
-        remove_empty_partial(self.artifact)
         is_current = self.is_current
         if not is_current:
             for stage in self.inputs:

@@ -5,25 +5,19 @@ if it was made from the same (`stage.py`); another job's directory is refused. A
 is renamed to `OUT`, with the artifacts in `OUT/statetrim`.
 """
 
-import shlex
 from pathlib import Path
-from typing import Any
 
-from ..artifacts.steps import read_seen_texts
 from ..errors import StatetrimError
 from ..options import takes_options
 from ..reporting.report import report
 from ..storage.checkpoint import Checkpoint, open_checkpoint
-from ..storage.json_file import read_json
 from ..storage.models import ModelLike, as_checkpoint
 from ..storage.output import (
     ARTIFACTS,
-    MAX_RECORD_BYTES,
     already_done,
     check_absent,
-    is_complete,
+    finished,
     open_output,
-    remove_empty_partial,
 )
 from ..storage.space import check_writable
 from .job import EVAL_LENGTH, LAYERWISE, Job, recipe_record
@@ -42,8 +36,6 @@ STAGE_FILES = (
 CHANGEABLE_OPTIONS = ("batch_size", "benchmark", "layerwise", "recover", "files")
 """Fields of the record that a rerun may change, after a stage ran out of memory or time, or to mend
 a method; what depends on them is made again."""
-MEASUREMENT_OPTIONS = ("tasks", "data", "limit")
-"""Options that change only what is measured."""
 _MAX_COUNTED_TOKENS = 2**23  # counting more takes too long for a check
 
 
@@ -66,7 +58,6 @@ def is_finished(job: Job, out: str | Path) -> bool:
     if not job.model.downloaded or not out.exists():
         check_absent(out)
         return False
-    _check_same_measurement(job, out)
     return already_done(out, RECORD, job.record)
 
 
@@ -116,46 +107,8 @@ def _report(model: Checkpoint, out: Path, observer: Observer) -> None:
     """Write the report, which contains final paths, after `out` is published, unless it is
     complete. If a run is killed before that, the rerun writes it."""
     artifacts_dir = out / ARTIFACTS
-    remove_empty_partial(artifacts_dir / "report")
-    if is_complete(artifacts_dir / "report"):
+    if finished(artifacts_dir / "report"):
         return
     observer.on_step("report")
     observer.on_start("report")
     report(open_checkpoint(out, model.family), out=artifacts_dir / "report", baseline=model)
-
-
-def _check_same_measurement(job: Job, out: Path) -> None:
-    """Raise StatetrimError if `out` differs from this job's result only in `MEASUREMENT_OPTIONS`. A
-    rerun of `trim` would not give the same cut, because `limit` moves the text that recovery and
-    the choice of a shape read."""
-    path = out / ARTIFACTS / RECORD
-    if not path.is_file():
-        return
-    stored = read_json(path, MAX_RECORD_BYTES)
-    differing = [name for name, value in job.record.items() if stored.get(name) != value]
-    if differing and {*differing} <= {*MEASUREMENT_OPTIONS}:
-        raise StatetrimError(
-            f"{out} is complete, and was measured with another {' and '.join(differing)}; to "
-            f"measure it again, run: {' and then: '.join(_measure_commands(job, out))}"
-        )
-
-
-def _measure_commands(job: Job, out: Path) -> list[str]:
-    """The commands that evaluate the result again with the job's measurement options, and write a
-    report; the scores and the page are written next to `out`."""
-    options, original = job.options, str(job.model.path)
-    scores, page = (out.with_name(out.name + suffix) for suffix in ("-scores.json", "-report"))
-    arguments: dict[str, Any] = {"--baseline": original, "--tasks": ",".join(options.tasks)}
-    if "text" in options.tasks:
-        ends = [text.end for text in read_seen_texts(open_checkpoint(out, job.model.family))]
-        arguments |= {"--text": options.text, "--skip": max(ends, default=0)}
-    arguments |= {"--data": options.data, "--state-dtype": options.state_dtype}
-    arguments |= {"--limit": options.limit, "-o": scores}
-    evaluate = ["statetrim", "evaluate", str(out)]
-    for name, value in arguments.items():
-        if value is not None:
-            evaluate += [name, str(value)]
-    evaluate += [] if options.control else ["--no-control"]
-    report = ["statetrim", "report", str(out), str(scores), "--baseline", original]
-    report += ["-o", str(page)]
-    return [shlex.join(evaluate), shlex.join(report)]

@@ -1,17 +1,11 @@
-"""Let one process at a time write to a directory; an error names the process that does."""
+"""Let one process at a time write to a directory."""
 
 import os
-import socket
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from ..errors import StatetrimError
-from ..maths.units import MIB
-from .json_file import read_json, write_json
-
-OWNER_FILE = ".at-work.json"  # who holds the lock
 
 
 @contextmanager
@@ -41,8 +35,8 @@ def locked(partial: Path) -> Iterator[None]:
                 raise FileNotFoundError  # the other process has just finished
         except (BlockingIOError, FileNotFoundError):
             raise StatetrimError(
-                f"another process is writing {partial.with_suffix('')}{_owner_text(partial)}; "
-                f"wait for it or choose another output"
+                f"another process is writing {partial.with_suffix('')}; wait for it or choose "
+                f"another output"
             ) from None
         try:
             yield
@@ -51,17 +45,6 @@ def locked(partial: Path) -> Iterator[None]:
             for parent in new_parents:
                 with suppress(OSError):
                     parent.rmdir()
-
-
-def write_owner(partial: Path, job: str) -> None:
-    """Write `OWNER_FILE`: this process, for the error of another one that wants the lock too."""
-    owner = {
-        "job": job,
-        "process": os.getpid(),
-        "host": socket.gethostname(),
-        "since": time.strftime("%Y-%m-%d %H:%M:%S"),
-    }
-    write_json(partial / OWNER_FILE, owner)
 
 
 def remove_empty(directory: Path) -> None:
@@ -74,15 +57,3 @@ def remove_empty(directory: Path) -> None:
             path.rmdir()
         except OSError:
             return
-
-
-def _owner_text(partial: Path) -> str:
-    """Text that names the process which holds the lock; empty if its file cannot be read."""
-    try:
-        owner = read_json(partial / OWNER_FILE, MIB)
-    except StatetrimError:  # the process has just started or just ended
-        return ""
-    job, process, host, since = (
-        str(owner.get(name))[:80] for name in ("job", "process", "host", "since")
-    )
-    return f" ({job}, process {process} on {host}, since {since})"

@@ -19,7 +19,7 @@ from ..errors import StatetrimError
 from ..maths.units import MIB
 from .atomic import atomic_write, is_scratch, remove, sync
 from .json_file import read_json, write_json
-from .lock import OWNER_FILE, locked, remove_empty, write_owner
+from .lock import locked, remove_empty
 from .space import check_writable, explain_disk_errors
 
 ARTIFACTS = "statetrim"
@@ -70,7 +70,6 @@ class Output:
             self._move_files(digests)
             self._remove_partial()
             return
-        (self.path / OWNER_FILE).unlink(missing_ok=True)
         try:
             (result or self.path).rename(self.out)
         except OSError as error:
@@ -124,7 +123,6 @@ class Output:
         if stored is None or changed:
             self._record_path.parent.mkdir(exist_ok=True)
             write_json(self._record_path, self._record)
-        write_owner(self.path, str(self._record.get("format")))
 
     def _files_to_publish(self, stored: Mapping[str, Any]) -> dict[str, str] | None:
         """Name -> digest of the files that a killed process was publishing; None if it was not, or
@@ -164,7 +162,7 @@ class Output:
 
         The record goes last: while it is there, a rerun knows whose directory it is.
         """
-        paths = [self.path / name for name in (OWNER_FILE, *(self._files or ()))] + self._notes
+        paths = [self.path / name for name in self._files or ()] + self._notes
         for pattern in self._temporary_patterns:
             paths += self.path.glob(pattern)
         for path in paths:
@@ -175,10 +173,9 @@ class Output:
             logger.warning("%s holds files that statetrim did not write, so it stays", self.path)
 
     def _clean_up(self) -> None:
-        """At the end of a run, remove the file that names the lock's owner, and, for file results
-        and jobs with notes, `OUT.partial` if nothing but the record and notes is left in it."""
+        """At the end of a run, for file results and jobs with notes, remove `OUT.partial` if
+        nothing but the record and notes is left in it."""
         if self._belongs_to_job and self.path.exists():
-            (self.path / OWNER_FILE).unlink(missing_ok=True)
             holds_no_work = _scratch_and_files(self.path)[1] <= {self._record_path, *self._notes}
             if holds_no_work and (self._files is not None or self._notes):
                 self._remove_partial()
@@ -272,17 +269,10 @@ def partial_path(out: Path) -> Path:
     return named.with_name(named.name + ".partial")
 
 
-def is_complete(out: Path) -> bool:
-    """Whether `out` exists, and `OUT.partial` holds no file."""
+def finished(out: Path) -> bool:
+    """Whether `out` exists, and `OUT.partial` holds no file; empty directories, which a killed
+    process may have left there, do not count."""
     return out.exists() and not any(names for _, _, names in os.walk(partial_path(out)))
-
-
-def remove_empty_partial(out: Path) -> None:
-    """Remove an `OUT.partial` of empty directories, which a killed process may have left.
-
-    Only for the process that holds the lock of the surrounding directory.
-    """
-    remove_empty(partial_path(out))
 
 
 def check_absent(*targets: Path) -> None:
@@ -307,7 +297,7 @@ def already_done(out: Path, name: str, record: Mapping[str, Any]) -> bool:
 
 
 def _scratch_and_files(partial: Path) -> tuple[list[Path], set[Path]]:
-    """Scratch directories of a killed process, and all other files but the lock owner's."""
+    """Scratch directories of a killed process, and all other files."""
     scratch: list[Path] = []
     files: set[Path] = set()
     for parent, directories, names in os.walk(partial):
@@ -318,7 +308,7 @@ def _scratch_and_files(partial: Path) -> tuple[list[Path], set[Path]]:
             if is_scratch(path):
                 scratch.append(path)
                 directories.remove(name)  # os.walk does not enter it
-        files.update(Path(parent, name) for name in names if name != OWNER_FILE)
+        files.update(Path(parent, name) for name in names)
     return scratch, files
 
 
