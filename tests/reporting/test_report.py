@@ -117,7 +117,8 @@ def write_scores(path: Path, name: str = "SMALL", task: str = "mqar") -> None:
         {"model": model, **fields, "samples": samples, "weights": None}
         for model, samples in (("MODEL", [1.0] * 8), (name, [1.0, 0.0] * 4))
     ]
-    content = {"format": 1, "models": ["MODEL", name], "scores": records, "lineage": {}}
+    content = {"format": "statetrim scores", "version": 1, "models": ["MODEL", name]}
+    content |= {"scores": records}
     path.write_text(json.dumps(content))
 
 
