@@ -327,7 +327,8 @@ def test_what_does_not_belong_together_is_said(artifacts: Path, tmp_path: Path) 
     with pytest.raises(st.StatetrimError, match="are both scores; give one"):
         markdown(artifacts / "SMALL", artifacts / "scores.json", artifacts / "scores.json")
     shutil.copytree(artifacts / "MODEL", tmp_path / "OTHER")
-    (config := tmp_path / "OTHER" / "config.json").write_text(config.read_text() + "\n")
+    config = tmp_path / "OTHER" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"rope_theta": 1.0}))
     for name, belongs in ((artifacts / "MODEL", True), (tmp_path / "OTHER", False)):
         text = markdown(artifacts / "SMALL", original=name)
         assert ("the plan was not made for OTHER" not in text) is belongs
