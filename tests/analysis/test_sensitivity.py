@@ -203,25 +203,10 @@ def test_the_sentence_names_the_layers_that_carry_the_loss() -> None:
         assert words in make_sensitivity(dict(enumerate(drops)), original).sentence
 
 
-def test_saved_and_loaded_and_refused(tmp_path: Path) -> None:
+def test_saved_and_loaded(tmp_path: Path) -> None:
     path, result = tmp_path / "found.json", make_sensitivity({0: 0.5, 1: 0.02, 2: 0.0})
     result.save(path)
     assert Sensitivity.load(path) == result
     stored = json.loads(path.read_text())
     assert stored["finding"] == result.sentence
-
-    first = stored["cuts"][0]
-    for changed in (
-        {"format": "statetrim scores"},
-        {"cuts": []},
-        {"cuts": [*stored["cuts"], first]},
-        {"cuts": [*stored["cuts"][:2], first | {"layer": 2, "axis": "head"}]},
-        {"cuts": [first | {"error": {"text": 0.1}}]},
-        {"cuts": [first | {"samples": first["samples"] | {"nll": [5.0]}}]},
-        {"cuts": [first | {"samples": first["samples"] | {"recall": {"16": [0.1] * 8}}}]},
-        {"widths": {"value": 64}},
-    ):
-        path.write_text(json.dumps(stored | changed))
-        with pytest.raises(st.StatetrimError, match=str(path)):
-            Sensitivity.load(path)
     assert replace(result, lineage={"a": 1}) != result

@@ -104,8 +104,8 @@ def test_commands_take_them(tmp_path: Path) -> None:
     assert fitted.geometry == st.open(artifacts / "small").geometry
     assert recipe_of_result(artifacts / "small")["to"] == "0.5"
     names = ("scores.json", "timings.json", "verification.json", "sensitivity.json")
-    arguments = [str(artifacts / name) for name in ("model", "small", *names)]
-    code, err, _ = run(["report", *arguments, "-o", str(tmp_path / "report")])
+    cut, model, *files = (str(artifacts / name) for name in ("small", "model", *names))
+    code, err, _ = run(["report", cut, *files, "--baseline", model, "-o", str(tmp_path / "report")])
     assert code is None, err
     page = (tmp_path / "report" / "report.md").read_text()
     for heading in ("State", "Quality", "Speed", "Recovery", "Reproduce"):

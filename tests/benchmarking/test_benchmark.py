@@ -122,12 +122,6 @@ def test_settings_out_of_bounds_are_refused(
         st.benchmark([pair[1]], baseline=pair[0], **change)
 
 
-def test_timings_of_no_model_are_refused(tmp_path: Path) -> None:
-    st.Timings([], []).save(tmp_path / "timings.json")
-    with pytest.raises(st.StatetrimError, match="not valid: models is empty"):
-        st.Timings.load(tmp_path / "timings.json")
-
-
 def test_the_command_writes_and_shows(pair: tuple[Path, Path], tmp_path: Path) -> None:
     out = tmp_path / "timings.json"
     arguments = ["benchmark", pair[1], "--baseline", pair[0], "-o", out]

@@ -1,6 +1,5 @@
 """The rule that chooses a shape: a table of cases, and reading of damaged files."""
 
-import json
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -9,7 +8,6 @@ import pytest
 
 from helpers.measured import point
 from statetrim.artifacts.decision import Decision, Prediction
-from statetrim.errors import StatetrimError
 from statetrim.judging.recommendation import recommend
 
 ORIGINAL = point("64x64", 0, 0)
@@ -81,14 +79,3 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     decision = Decision("m", points, "32x64", "why", {"32x64": 0.1}, {"32x64": ["vLLM"]}, {"a": 1})
     decision.save(path)
     assert Decision.load(path) == decision
-    stored = json.loads(path.read_text())
-    for invalid in (
-        {"chosen": "1x1"},
-        {"sentence": "long " * 1000},
-        {"points": [stored["points"][0] | {"state_bytes": 0}]},
-    ):
-        path.write_text(json.dumps(stored | invalid))
-        with pytest.raises(
-            StatetrimError, match=f"decision.json is not valid: .*{next(iter(invalid))}"
-        ):
-            Decision.load(path)

@@ -32,6 +32,13 @@ HOSTILE_TEXT = (
     "</style><script>alert(1)</script><img src=http://x.test/a.png onerror=alert(1)>|`$x`\n# a"
 )
 VOID = {"meta", "img"}
+UNPAIRED: dict[str, Any] = {
+    "original": {"nll": [1.0, 2.0], "kl": [0.0, 0.0], "recall": {}},
+    "cuts": [{"layer": 0, "axis": "key", "keep": 4, "error": {"text": 0.1, "recall": 0.1},
+              "samples": {"nll": [1.0] * 3, "kl": [0.0] * 3, "recall": {}}}],
+    "widths": {"key": 8},
+}  # fmt: skip
+"""A sensitivity whose samples are not those of its original."""
 FILES = ("analysis.json", "scores.json", "decision.json", "timings.json", "recover.json",
          "refit.json", "trim.json")  # fmt: skip
 
@@ -117,7 +124,8 @@ def write_scores(path: Path, name: str = "SMALL", task: str = "mqar") -> None:
         {"model": model, **fields, "samples": samples, "weights": None}
         for model, samples in (("MODEL", [1.0] * 8), (name, [1.0, 0.0] * 4))
     ]
-    content = {"format": 1, "models": ["MODEL", name], "scores": records, "lineage": {}}
+    content = {"format": "statetrim scores", "version": 1, "models": ["MODEL", name]}
+    content |= {"scores": records}
     path.write_text(json.dumps(content))
 
 
@@ -290,6 +298,8 @@ def test_nothing_in_an_artifact_acts(artifacts: Path, tmp_path: Path) -> None:
         ("refit", {"layers": {"0": {"before": "x"}}}, "not valid: layers"),
         ("trim", {"warnings": [3]}, r"not valid: warnings\[0\]"),
         ("prune", {"source": {}}, "not valid: source"),
+        ("timings", {"models": [], "records": []}, "values that mean nothing"),
+        ("sensitivity", UNPAIRED, "values that mean nothing"),
     ],
 )
 def test_spoiled_artifacts_end_in_a_sentence(
@@ -317,7 +327,8 @@ def test_what_does_not_belong_together_is_said(artifacts: Path, tmp_path: Path) 
     with pytest.raises(st.StatetrimError, match="are both scores; give one"):
         markdown(artifacts / "SMALL", artifacts / "scores.json", artifacts / "scores.json")
     shutil.copytree(artifacts / "MODEL", tmp_path / "OTHER")
-    (config := tmp_path / "OTHER" / "config.json").write_text(config.read_text() + "\n")
+    config = tmp_path / "OTHER" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"rope_theta": 1.0}))
     for name, belongs in ((artifacts / "MODEL", True), (tmp_path / "OTHER", False)):
         text = markdown(artifacts / "SMALL", original=name)
         assert ("the plan was not made for OTHER" not in text) is belongs

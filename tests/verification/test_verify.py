@@ -265,10 +265,8 @@ def test_a_single_sequence_has_no_interval_and_few_positions_are_said() -> None:
 
 @pytest.mark.parametrize(
     "spoil",
-    [{"format": "statetrim timings"}, {"version": 2}, {"models": ["a"]}, {"faults": {"a": [3]}},
-     {"faults": ["a"]}, {"refusals": {"a": 1}}, {"agreements": [{}]}, {"agreements": "texts"},
-     {"agreements": [vars(agreement("a", [1], places=0))]}, {"lineage": []},
-     {"lineage": {"models": 3}}],
+    [{"format": "statetrim timings"}, {"version": 2}, {"faults": {"a": [3]}}, {"faults": ["a"]},
+     {"refusals": {"a": 1}}, {"agreements": [{}]}, {"agreements": "texts"}, {"lineage": []}],
 )  # fmt: skip
 def test_spoiled_verifications_are_refused(spoil: dict[str, Any], tmp_path: Path) -> None:
     verification = st.Verification("mlx", "x", "float32", ["a", "b"], [agreement("a", [1])])

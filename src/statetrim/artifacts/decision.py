@@ -12,7 +12,6 @@ from .record import Artifact
 from .scores import Scores
 
 _SMALLEST_ERROR = 1e-9
-_MAX_TEXT_LENGTH = 2000
 
 BY_LAYER = "by-layer"
 """The name of widths by layer among shapes."""
@@ -42,13 +41,6 @@ class Prediction(Artifact):
     def ranked(self) -> list[str]:
         """The shapes by their cost, lowest first."""
         return sorted(self.errors, key=self.cost)
-
-    def check(self) -> None:
-        if not self.errors:
-            raise ValueError("errors is empty")
-        for name, sources in self.errors.items():
-            if not sources or not all(sources.values()):
-                raise ValueError(f"errors of {name} are missing")
 
 
 @dataclass(frozen=True)
@@ -90,11 +82,6 @@ class MeasuredShape:
         suffix = f" in {self.state_dtype}" if self.is_rounded else ""
         return BY_LAYER if self.widths else f"{self.keep}x{self.keep_values}{suffix}"
 
-    def check(self) -> None:
-        for name in ("keep", "keep_values", "state_bytes"):
-            if not 0 < getattr(self, name) < 2**63:
-                raise ValueError(f"{name} must be positive and below 2^63")
-
 
 @dataclass(frozen=True)
 class Decision(Artifact):
@@ -120,12 +107,3 @@ class Decision(Artifact):
     def __repr__(self) -> str:
         shapes = list_text(map(str, self.points), 8)
         return f"<Decision on {shorten(self.model)}: {shorten(self.chosen)} of {shapes}>"
-
-    def check(self) -> None:
-        names = {*map(str, self.points), *self.predicted}
-        if not names:
-            raise ValueError("points is empty")
-        if self.chosen is not None and self.chosen not in names:
-            raise ValueError("chosen is none of the shapes")
-        if max(len(self.sentence), len(self.expected)) > _MAX_TEXT_LENGTH:
-            raise ValueError(f"sentence is longer than {_MAX_TEXT_LENGTH} characters")

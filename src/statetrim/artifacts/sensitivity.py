@@ -12,7 +12,6 @@ from ..maths.paired import Interval, Pairs, difference_interval
 from ..maths.units import MIB
 from .record import Artifact, as_fields, header
 
-SOURCES = ("text", "random", "recall")
 _CARRIER_SHARE = 0.8  # layers are named until they explain this share of all recall losses
 _MIN_TIMES_CHANCE = 2.0  # below this multiple of chance the original does not do the task
 
@@ -138,29 +137,6 @@ class Sensitivity(Artifact):
 
     def as_json(self) -> dict[str, Any]:
         return {**header(self.KIND), "finding": self.sentence, **as_fields(self)}
-
-    def check(self) -> None:
-        if min(self.original.recall, default=1) < 1:
-            raise ValueError("original.recall must be of positive numbers of pairs")
-        seen = set()
-        for number, cut in enumerate(self.cuts):
-            if cut.axis not in self.widths or min(cut.layer, cut.keep) < 0:
-                raise ValueError(f"cuts.{number} is of an unknown axis, layer or width")
-            if not _are_paired(self.original, cut.samples):
-                raise ValueError(f"cuts.{number}.samples are not those of the original")
-            if set(cut.error) != set(SOURCES):
-                raise ValueError(f"cuts.{number}.error must be of {', '.join(SOURCES)}")
-            seen.add((cut.layer, cut.axis, cut.keep))
-        if not seen or not len(seen) == len(self.cuts) == len(self.layers) * len(self.variants):
-            raise ValueError("cuts must hold each layer at each width once")
-
-
-def _are_paired(before: Samples, after: Samples) -> bool:
-    """Whether both have numbers for the same windows and sequences."""
-    lists = [(before.nll, after.nll), (before.kl, after.kl)]
-    for pairs, right in before.recall.items():
-        lists.append((right, after.recall.get(pairs, [])))
-    return all(a and len(a) == len(b) for a, b in lists)
 
 
 def variant_text(sensitivity: Sensitivity, variant: tuple[Axis, int]) -> str:

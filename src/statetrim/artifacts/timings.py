@@ -77,10 +77,6 @@ class Timings(Artifact, Tabular):
                 return record
         raise StatetrimError(f"the timings hold no {metric} of {model}")
 
-    def check(self) -> None:
-        if not self.models:
-            raise ValueError("models is empty")
-
 
 def _label(metric: str, unit: str) -> str:
     """A metric with its unit; sizes have theirs with each figure."""

@@ -46,14 +46,6 @@ class Agreement:
         """The share of agreed positions, float64 [sequences]."""
         return torch.tensor(self.agreed, dtype=torch.float64) / torch.tensor(self.places)
 
-    def check(self) -> None:
-        if not self.places or min(self.places) < 1:
-            raise ValueError("places must list the positions of every sequence")
-        for name in ("agreed", "agreed_float32", "own"):
-            counts: list[int] = getattr(self, name)
-            if len(counts) != len(self.places) or min(counts) < 0:
-                raise ValueError(f"{name} must list a count for every sequence")
-
 
 @dataclass(frozen=True)
 class Verification(Artifact):
@@ -125,12 +117,6 @@ class Verification(Artifact):
         """The fields, with the engine's version in place of that of the format."""
         stored = super().read_fields(path)
         return stored | {"version": stored.get("engine_version")}
-
-    def check(self) -> None:
-        if len(self.models) < 2:
-            raise ValueError("models must name the original and a cut")
-        if not isinstance(self.lineage.get("models", []), list):
-            raise ValueError("lineage.models must be a list")
 
 
 def agreement_table(verification: Verification) -> Table:

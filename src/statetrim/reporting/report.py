@@ -17,7 +17,9 @@ from .summary import build_summary, title_text
 
 MAX_PAGE_BYTES = 2_000_000
 # Errors that an untrusted record may cause: records are not validated in full.
-_BAD_RECORD_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+_BAD_RECORD_ERRORS = (
+    TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError
+)  # fmt: skip
 HTML, MARKDOWN = "report.html", "report.md"
 
 

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 
-from ..artifacts.state_sizes import state_text
 from ..judging.verdict import Outcome
-from ..serving.capacity.compare import capacity_text, known_capacities
+from ..serving.capacity.compare import memory_lines
 from ..serving.deployment import ship_verdict, steps_after_trim
-from ..serving.engine_names import BFLOAT16_ENGINES, ENGINE_NAMES, command_below_comment
+from ..serving.engine_names import ENGINE_NAMES, command_below_comment
 from ..serving.engines import ServedBy
 from .document import Fact, Summary
 from .findings import Findings, serving_commands
@@ -68,11 +67,7 @@ def _memory_fact(findings: Findings) -> Iterator[Fact]:
     without the original."""
     if findings.original is None:
         return
-    serving, cut = findings.counted_in, findings.cut.geometry
-    has_option = ENGINE_NAMES[serving.engine] in BFLOAT16_ENGINES
-    lines = [state_text(findings.original.geometry, cut, with_bfloat16=has_option)]
-    if rows := known_capacities(findings.original, cut, serving):
-        lines.insert(0, capacity_text(rows, serving))
+    lines = memory_lines(findings.original, findings.cut.geometry, findings.counted_in)
     yield Fact("Memory", lines)
 
 

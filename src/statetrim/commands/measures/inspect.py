@@ -53,10 +53,8 @@ def inspect(
     elif not report.shapes:
         for text in deployment.served_by.texts:
             terminal.print_text(text)
-        if deployment.everywhere:
-            terminal.print_text(
-                f"nearest cut that every engine serves: --to {deployment.everywhere}"
-            )
+    if not report.shapes and deployment.everywhere:
+        terminal.print_text(f"nearest cut that every engine serves: --to {deployment.everywhere}")
     if verbose:
         _show_capacity(deployment)
         _show_try_first(deployment)
@@ -158,8 +156,6 @@ def _show_engines(deployment: Deployment) -> None:
     terminal.print_table(title, header, rows, left=range(4))
     for engine, serving in deployment.commands.items():
         terminal.print_command(command_with_comment(engine, serving))
-    if deployment.everywhere:
-        terminal.print_text(f"nearest cut that every engine serves: --to {deployment.everywhere}")
 
 
 def _show_capacity(deployment: Deployment) -> None:

@@ -5,16 +5,16 @@ from typing import Any
 
 from ...artifacts.decision import Decision, ShapeScore
 from ...artifacts.scores import Scores
-from ...artifacts.state_sizes import DTYPE_BYTES, state_text
+from ...artifacts.state_sizes import DTYPE_BYTES
 from ...artifacts.steps import TrimRecord
 from ...maths.formatting import bytes_text
 from ...pipelines.job import Job
 from ...pipelines.stages import DECISION, RECORD
 from ...serving.capacity.compare import (
-    capacity_text,
     count_text,
     default_state_dtype,
     known_capacities,
+    memory_lines,
 )
 from ...serving.deployment import ship_verdict, steps_after_trim
 from ...serving.engines import ServedBy
@@ -38,16 +38,16 @@ def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_js
     chosen_by = decision.chosen_scores(artifacts) if decision else None
     verdict = ship_verdict(scores, scores.models[1], cut, earlier=chosen_by)
     serving = job.options.counted_in
-    capacity = known_capacities(job.model, cut.geometry, serving)
     if as_json:
+        capacity = known_capacities(job.model, cut.geometry, serving)
         results: dict[str, Any] = {
+            "output": str(cut.path),
             "scores": scores.as_json(samples=False),
             "ship": verdict.as_json(),
+            "state_share": state_share(job, cut.geometry),
+            "capacity": [asdict(row) for row in capacity],
         }
-        results["state_share"] = state_share(job, cut.geometry)
-        results["capacity"] = [asdict(row) for row in capacity]
-        fields = TrimRecord.read_fields(path)
-        terminal.print_json({"output": str(cut.path), **results, **fields})
+        terminal.print_json(results | TrimRecord.read_fields(path))
         return
     if decision:
         _show_decision(decision, job)
@@ -60,14 +60,13 @@ def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_js
         f"checked in {checks['runtime']}: equals the masked original within "
         f"{checks['sliced_against_masked']:.0e}, decode equals prefill within "
         f"{checks['prefill_against_decode']:.0e}",
-        state_text(job.model.geometry, cut.geometry),
-        *([capacity_text(capacity, serving)] if capacity else []),
+        *memory_lines(job.model, cut.geometry, serving),
         f"the smaller checkpoint is {cut.path}; its artifacts are in {artifacts}",
         "",
     ):
         terminal.print_text(sentence)
     terminal.print_command(_load_line(cut, checks["runtime"]))
-    for line in _engine_lines(cut):
+    for line in ServedBy.of(str(cut.config.get("model_type")), cut.geometry).texts:
         terminal.print_text(line)
     show_verdict(verdict, str(cut.path), steps_after_trim(verdict, job.model, cut))
 
@@ -114,11 +113,3 @@ def _load_line(cut: Checkpoint, runtime: str) -> str:
     is_stock = runtime == "transformers" and not cut.geometry.widths
     hint = "" if is_stock else f"   # after: import {package}"
     return f"load it:   {loader}({str(cut.path)!r}){hint}"
-
-
-def _engine_lines(cut: Checkpoint) -> list[str]:
-    """The names of the engines that serve this cut, that need a plugin, and that refuse it."""
-    answers = ServedBy.of(str(cut.config.get("model_type")), cut.geometry)
-    if not answers.is_known:
-        return [f"no server is known for this model type; statetrim inspect {cut.path} says more"]
-    return answers.texts

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...artifacts.state_sizes import DTYPE_BYTES, served_dtype
+from ...artifacts.state_sizes import DTYPE_BYTES, served_dtype, state_text
 from ...errors import StatetrimError
 from ...families.contract import int_field, text_config
 from ...families.kimi_linear import KimiLinear
@@ -183,6 +183,15 @@ def capacity_text(
         dtype = name.removeprefix("sequences, ").replace(" state (default)", ", its default")
         parts.append(f"{' → '.join(cells)} in {dtype.removesuffix(' state')}")
     return f"{serving.counted}: {'; '.join(parts) or 'not known'}"
+
+
+def memory_lines(original: Checkpoint, cut: Geometry, serving: ServingOptions) -> list[str]:
+    """What a cut saves, for people: sequences that fit, if they are known, and bytes of state, in
+    bfloat16 too if the engine has that option."""
+    rows = known_capacities(original, cut, serving)
+    has_option = ENGINE_NAMES[serving.engine] in BFLOAT16_ENGINES
+    states = state_text(original.geometry, cut, with_bfloat16=has_option)
+    return [capacity_text(rows, serving), states] if rows else [states]
 
 
 def cache_model(model: Checkpoint, geometry: Geometry) -> CacheModel:
