@@ -76,10 +76,11 @@ ALL_AXES = [
 """Each model type with all axes cut that it allows."""
 ONE_AXIS = [
     f"{model_type} {axis}"
-    for model_type in tiny.MODEL_TYPES
+    for model_type in tiny.ONE_OF_EACH_MIXER
     for axis in ("keys", "values")
     if model_type not in NO_VALUES
 ]
+"""One axis alone, of each mixer."""
 
 
 @pytest.fixture(scope="module", params=ALL_AXES + ONE_AXIS)
