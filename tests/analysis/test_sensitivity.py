@@ -201,18 +201,7 @@ def test_saved_and_loaded_and_refused(tmp_path: Path) -> None:
     assert Sensitivity.load(path) == result
     stored = json.loads(path.read_text())
     assert stored["finding"] == result.sentence
-
-    first = stored["cuts"][0]
-    for changed in (
-        {"format": "statetrim scores"},
-        {"cuts": []},
-        {"cuts": [*stored["cuts"], first]},
-        {"cuts": [*stored["cuts"][:2], first | {"layer": 2, "axis": "head"}]},
-        {"cuts": [first | {"error": {"text": 0.1}}]},
-        {"cuts": [first | {"samples": first["samples"] | {"nll": [5.0]}}]},
-        {"cuts": [first | {"samples": first["samples"] | {"recall": {"16": [0.1] * 8}}}]},
-        {"widths": {"value": 64}},
-    ):
+    for changed in ({"format": "statetrim scores"}, {"cuts": []}, {"widths": {"value": 64}}):
         path.write_text(json.dumps(stored | changed))
         with pytest.raises(st.StatetrimError, match=str(path)):
             Sensitivity.load(path)
