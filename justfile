@@ -23,7 +23,7 @@ gpu-kernels ENGINES OUT:
     mkdir -p {{OUT}}
     {{ENGINES}}/hub-kernels/bin/python tests/helpers/kernel_worker.py kernels {{OUT}}
 
-# The reference models give the losses that were stated with them; CI compares their logits.
+# The reference models give the losses and the recall that were stated with them; CI compares their logits.
 reference-losses:
     pytest -m "slow or not slow" tests/portable/test_portable.py
 
@@ -61,9 +61,13 @@ interface:
     cd tests && python -m helpers.interface command-line > data/interface/command-line.txt
     python tools/write_reference.py docs
 
+# Every redirection in a checkpoint on every model type; CI takes two types for each.
+redirections:
+    pytest -m "slow or not slow" tests/runtime/test_redirections.py
+
 # Every model type through trim, recovery, uneven cuts and pretended GPUs; CI takes a sample of them.
 model-types:
-    pytest -m "slow or not slow" tests/runtime tests/recovery tests/pipelines/test_trim.py tests/surgery/test_uneven.py
+    pytest -m "slow or not slow" tests/runtime tests/recovery tests/snapshots tests/pipelines/test_trim.py tests/surgery/test_uneven.py
 
 # The documentation site, in site/; `mkdocs serve` shows it while you write.
 docs:
@@ -185,9 +189,9 @@ compare-axes MODEL TEXT TEST *OPTIONS:
     python studies/compare_axes.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --results results/two-axes.jsonl {{OPTIONS}}
     python studies/plot_axes.py results/two-axes.jsonl results/two-axes.md
 
-# Cuts of every quantised format, group size and kept width, read by compressed-tensors.
+# Cuts of every quantised format, group size and kept width, read by compressed-tensors; and every step on every format.
 quantised-widths:
-    pytest -m slow tests/storage/test_quantized_widths.py
+    pytest -m slow tests/storage/test_quantized_widths.py tests/surgery/test_quantized.py
 
 # Every step on checkpoints of every quantised format, and the tables of results/quantised.md.
 quantised-matrix WORK:

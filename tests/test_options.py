@@ -4,10 +4,6 @@ arguments, and records store them."""
 import dataclasses
 import json
 import math
-import os
-import shutil
-import subprocess
-import sys
 from fractions import Fraction
 from pathlib import Path
 from types import NoneType
@@ -75,16 +71,7 @@ def test_an_estimate_is_the_dry_run(checkpoint: Any, text: Path, tmp_path: Path)
     sizes: dict[str, Any] = {"tokens": "1k", "recover": "1k", "limit": 2}
     steps = st.estimate(model, to="6x100%", text=text, **sizes)
     words = ["trim", str(model), "--to", "6x100%", "--text", str(text), "--tokens", "1k"]
-    words += [
-        "--limit",
-        "2",
-        "--recover",
-        "1k",
-        "--dry-run",
-        "--json",
-        "-o",
-        str(tmp_path / "o"),
-    ]
+    words += ["--limit", "2", "--recover", "1k", "--dry-run", "--json", "-o", str(tmp_path / "o")]
     plan = json.loads(CliRunner().invoke(app, words).stdout)
     assert [step.name for step in steps] == [step["name"] for step in plan["steps"]]
     assert [step.does for step in steps] == [step["does"] for step in plan["steps"]]
@@ -181,35 +168,12 @@ def test_jobs_with_the_same_target_have_the_same_record(
     model = st.open(checkpoint("qwen3_5_text"))
     common = {"text": "owner/name", "tokens": "1k", "method": "drrqr", "recall": 0.0}
     job = Job.from_options(model, st.TrimOptions(to=to, for_=for_, **common))
-    assert job.record == {
-        "format": "statetrim trim",
-        "version": 1,
-        "statetrim": st.__version__,
-        "source": model.digest,
-        "weights": model.digest,
-        **kept,
-        "text": "owner/name",
-        "tokens": 1024,
-        "length": 512,
-        "batch_size": 8,
-        "method": "drrqr",
-        "value_method": "readout_greedy",
-        "refit": None,
-        "recover": 0,
-        "tasks": ["text", "mqar"],
-        "data": None,
-        "limit": 128,
-        "control": True,
-        "benchmark": False,
-        "seed": 0,
-        "layerwise": None,
-        "by_layer": False,
-        "dtype": None,
-        "recall": 0.0,
-        "state_dtype": None,
-        "text_stamp": [],
-        "files": job.file_digests,
-    }
+    resolved = {"source": model.digest, "tokens": 1024, "value_method": "readout_greedy", **kept}
+    assert job.record.items() >= resolved.items()
+    own = {"format", "version", "statetrim", "source", "weights", "text_stamp", "files"}
+    options = {field.name for field in dataclasses.fields(st.TrimOptions)}
+    where = {"device", "device_map", "max_memory", "for_", "to"}  # or as `kept` has it
+    assert job.record.keys() == own | (options - where) | kept.keys()
 
 
 @pytest.mark.parametrize("name", ["to", "seed", "progress"])
@@ -221,48 +185,6 @@ def test_no_parameter_of_select_is_an_option_of_a_method(
     error = CliRunner().invoke(app, words).exception
     assert isinstance(error, st.StatetrimError), error
     assert f"'l1' has no option {name!r}" in str(error)
-
-
-NEW_OPTION = """
-import inspect, sys
-from typer.testing import CliRunner
-import statetrim as st
-from statetrim.commands import app
-from statetrim.options import as_record
-
-model, out = sys.argv[1:]
-assert "colour" in inspect.signature(st.trim).parameters
-result = CliRunner().invoke(app, ["trim", "--help"])
-assert "--colour" in result.stdout and "Colour of the cut." in result.stdout, result.stdout
-try:
-    st.trim(model, to="6x100%", out=out, colour="none")
-except st.StatetrimError as error:
-    assert "colour is red or blue, not 'none'" in str(error), error
-words = ["trim", model, "--to", "6x100%", "-o", out, "--colour", "none"]
-result = CliRunner().invoke(app, words)
-assert "--colour is red or blue, not 'none'" in str(result.exception), result
-assert as_record(st.trim.options_class(out=out, colour="blue"))["colour"] == "blue"
-"""
-FIELD = """    colour: str = option(
-        default="red", help="Colour of the cut.", check=checks.one_of("red", "blue")
-    )
-
-    def check(self)"""
-
-
-def test_a_new_option_is_one_field(checkpoint: Any, tmp_path: Path) -> None:
-    """In a copy of the package a field is added in one place: Python, the command line with its
-    help and check, and the record have it."""
-    package = tmp_path / "src" / "statetrim"
-    shutil.copytree(ROOT / "src" / "statetrim", package)
-    options = package / "pipelines" / "options.py"
-    options.write_text(options.read_text().replace("    def check(self)", FIELD, 1))
-    done = subprocess.run(
-        [sys.executable, "-c", NEW_OPTION, checkpoint("qwen3_5_text"), tmp_path / "out"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "src")},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
 
 
 PROBES: list[tuple[Any, set[Any]]] = [

@@ -31,11 +31,11 @@ from statetrim.runtime.states import walk_states
 
 KDA = families()["kda"]
 PORTABLE = ("delta_net", "gated_deltanet", "kda")
-GATED = ("qwen3_next", "qwen3_5_text", "olmo_hybrid")
-MAMBA = ("mamba2", "bamba", "falcon_h1", "granitemoehybrid", "nemotron_h", "zamba2")
+GATED = ("qwen3_next", "olmo_hybrid")
+MAMBA = ("mamba2", "nemotron_h", "zamba2")
 RUNNABLE = (*PORTABLE, *GATED, *MAMBA)
 LINEAR_LAYERS = {  # of the hybrids; the others are softmax attention or feed-forward
-    **dict.fromkeys((*GATED, "bamba", "granitemoehybrid"), (0, 2)),
+    **dict.fromkeys(GATED, (0, 2)),
     "nemotron_h": (0, 3),
     "zamba2": (0, 1, 2, 3),  # the second and fourth have softmax attention too
 }

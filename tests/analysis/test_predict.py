@@ -13,7 +13,7 @@ from statetrim.maths.least_squares import fit_least_squares
 from statetrim.storage.text import Sequences
 from statetrim.surgery.refit import relative_error
 
-TYPES = ["delta_net", "gated_deltanet", "qwen3_next", "qwen3_5_text", "mamba2", "falcon_h1"]
+TYPES = ["gated_deltanet", "qwen3_next", "mamba2"]
 
 
 def drawn(seed: int, rows: int = 16) -> Sequences:

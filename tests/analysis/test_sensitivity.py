@@ -23,15 +23,7 @@ from statetrim.runtime.placement import Placement
 from statetrim.tasks.recall import associations
 
 WINDOWS, ROWS = 4, 4
-TYPES = (
-    "delta_net",
-    "gated_deltanet",
-    "qwen3_next",
-    "qwen3_5_text",
-    "olmo_hybrid",
-    "mamba2",
-    "falcon_h1",
-)
+TYPES = ("gated_deltanet", "qwen3_next", "olmo_hybrid", "mamba2")
 
 
 @contextmanager

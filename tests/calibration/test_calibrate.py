@@ -25,7 +25,7 @@ from statetrim.storage.text import Sequences
 
 # Hyper-connections, MoE and vision wrappers share the mixer of the types below.
 PORTABLE = ("delta_net", "gated_deltanet", "kda")
-RUNNABLE = (*PORTABLE, "qwen3_next", "qwen3_5_text", "olmo_hybrid", "mamba2", "bamba", "nemotron_h")
+RUNNABLE = (*PORTABLE, "qwen3_next", "qwen3_5_text", "olmo_hybrid", "mamba2", "bamba")
 ALL = ("drrqr", "grad", "s_wanda", "energy", "product", "ghost", "readout_greedy")
 SETTINGS: dict[str, Any] = {"tokens": 320, "length": 20, "batch_size": 4, "recall": 0.0}
 

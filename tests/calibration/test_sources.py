@@ -248,33 +248,6 @@ def test_saved_and_loaded(whole: Statistics, tmp_path: Path) -> None:
             Statistics.load(tmp_path / "bad")
 
 
-@pytest.mark.parametrize(
-    ("metadata", "message"),
-    [
-        (lambda header: header | {"lineage": {"data": 5}}, "no valid 'lineage'"),
-        (lambda header: header | {"lineage": {"data": "abc"}}, "no valid 'lineage'"),
-        (lambda header: header | {"lineage": {"data": None}}, "no valid 'lineage'"),
-        (lambda header: header | {"lineage": {"data": [1]}}, "no valid 'lineage'"),
-        (lambda header: header | {"lineage": []}, "no valid 'lineage'"),
-        (lambda header: [header], "must hold a JSON object"),
-        (lambda header: header | {"lineage": {"mean": math.nan}}, "not valid JSON: NaN"),
-    ],
-)
-def test_a_lineage_that_cannot_be(
-    metadata: Callable[[dict[str, Any]], Any], message: str, whole: Statistics, tmp_path: Path
-) -> None:
-    whole.save(tmp_path / "good")
-    tensors = load_file(tmp_path / "good")
-    text = json.dumps(metadata(header("statistics")))
-    save_file(tensors, tmp_path / "bad", metadata={"statetrim": text})
-    with pytest.raises(st.StatetrimError, match=message):
-        Statistics.load(tmp_path / "bad")
-    repeated = json.dumps(header("statistics"))[:-1] + ', "lineage": {}, "lineage": {"data": []}}'
-    save_file(tensors, tmp_path / "bad", metadata={"statetrim": repeated})
-    with pytest.raises(st.StatetrimError, match="appears twice"):
-        Statistics.load(tmp_path / "bad")
-
-
 def test_statistics_of_no_tokens_are_refused(whole: Statistics, tmp_path: Path) -> None:
     """A source without tokens has no weight; a file without any was never filled."""
     whole.save(tmp_path / "good")

@@ -180,10 +180,8 @@ HEAD_CONFIGS: dict[str, dict[str, Any]] = {
 
 def every_type(*in_ci: str) -> pytest.MarkDecorator:
     """Parametrizes a test by `model_type`: the types `in_ci`, and the others as slow tests."""
-    types = [
-        pytest.param(name, marks=() if name in in_ci else pytest.mark.slow) for name in MODEL_TYPES
-    ]
-    return pytest.mark.parametrize("model_type", types)
+    slow = [pytest.param(name, marks=pytest.mark.slow) for name in MODEL_TYPES if name not in in_ci]
+    return pytest.mark.parametrize("model_type", [*in_ci, *slow])
 
 
 def stock_class(model_type: str) -> Any:

@@ -101,10 +101,3 @@ def test_the_matrix_and_the_page_state_what_was_recorded(record: Any) -> None:
     assert [record.with_evidence(row, differences) for row in rows] == rows
     assert sum(row["evidence"] == "interpreted" for row in rows) > 30
     assert record.PAGE.read_text().endswith(record.MARK + record.tables(rows))
-
-
-def test_a_run_that_was_repeated_is_one_row(record: Any) -> None:
-    lines = record.lines_of("interpreted.jsonl")
-    assert len({(line["steps"], line["shape"], line.get("fault")) for line in lines}) < len(lines)
-    rows = [row.split("|")[1:4] for row in record.table_of_shapes(lines).splitlines()]
-    assert len(rows) == len({tuple(row) for row in rows})

@@ -89,28 +89,6 @@ def test_same_columns_as_scipy_and_textbook_swaps(family: str) -> None:
     assert swaps >= FEWEST_SWAPS.get(family, 0), "too few swaps to test swapping"
 
 
-def test_the_families_hold_at_least_500_matrices() -> None:
-    assert sum(1 for family in FAMILIES.values() for _ in family()) >= 500
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_gu_eisenstat_bounds_on_the_result(family: str) -> None:
-    for matrix, keep, tolerance in FAMILIES[family]():
-        n = matrix.shape[1]
-        kept = select(matrix, keep, tolerance).kept.tolist()
-        a, b, c, _ = blocks(matrix, kept)
-        singular = np.linalg.svd(matrix, compute_uv=False)
-        bound = np.sqrt(1 + tolerance**2 * keep * (n - keep)) * (1 + 1e-9)
-        noise = 1e-12 * singular[0]
-        assert (np.linalg.svd(a, compute_uv=False) * bound + noise >= singular[:keep]).all()
-        if keep < n:
-            residual = np.linalg.svd(c, compute_uv=False)
-            assert (residual <= bound * singular[keep:] + noise).all()
-            coefficients = scipy.linalg.solve_triangular(a, b)
-            assert np.abs(coefficients).max() <= tolerance * (1 + 1e-6)
-            assert textbook_gains(matrix, kept).max() <= tolerance * (1 + 1e-6)
-
-
 @pytest.mark.parametrize("family", ["gaussian", "kahan", "smooth"])
 def test_reported_gains_are_those_of_the_raw_matrix(family: str) -> None:
     for matrix, keep, tolerance in FAMILIES[family]():

@@ -196,7 +196,7 @@ def test_stalled() -> None:
     assert [schedule.warm_up_steps(0.05, steps) for steps in (1, 20, 103)] == [1, 1, 6]
 
 
-@pytest.mark.parametrize("model_type", tiny.MODEL_TYPES)
+@tiny.every_type(*tiny.ONE_OF_EACH_MIXER)
 def test_whole_mixers_of_every_family_can_be_written_back(
     model_type: str, checkpoint: Callable[[str], Path]
 ) -> None:

@@ -31,7 +31,7 @@ def test_it_knows_its_checkpoint_runtime_and_device(checkpoint: Load) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
-@pytest.mark.parametrize("model_type", [*tiny.MODEL_TYPES, "minicpmv4_6", "nemotron_h_omni"])
+@tiny.every_type(*tiny.ONE_OF_EACH_MIXER, "minicpmv4_6", "nemotron_h_omni")
 @torch.no_grad()
 def test_a_step_is_the_stock_models_with_its_cache(model_type: str, checkpoint: Load) -> None:
     live, other = (load_live(checkpoint(model_type)) for _ in range(2))

@@ -40,7 +40,7 @@ def in_memory(live: LiveModel) -> set[str]:
     return {name for name, value in live.module.named_parameters() if not value.is_meta}
 
 
-@pytest.mark.parametrize("model_type", tiny.MODEL_TYPES)
+@tiny.every_type(*tiny.ONE_OF_EACH_MIXER)
 @torch.no_grad()
 def test_logits_are_those_of_the_whole_model(model_type: str, checkpoint: Load) -> None:
     """Bit for bit, with layers loaded on call and after a walk, for batches of two shapes."""
@@ -66,7 +66,7 @@ def test_logits_are_those_of_the_whole_model(model_type: str, checkpoint: Load) 
             assert torch.equal(walked.logits(ids), expected)
 
 
-@pytest.mark.parametrize("model_type", tiny.MODEL_TYPES)
+@tiny.every_type(*tiny.ONE_OF_EACH_MIXER)
 def test_sums_are_those_of_the_whole_model_and_weights_are_read_once(
     model_type: str, checkpoint: Load
 ) -> None:

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 import statetrim as st
-from statetrim.errors import StatetrimError
-from statetrim.families.contract import float_field, int_field
 
 Load = Callable[[str], Path]
 
@@ -33,11 +31,3 @@ def test_infinity_in_a_config_is_read_and_written_back(
     assert after["time_step_limit"] == [0.0, math.inf] and after["lowest"] == -math.inf
     assert math.isnan(after["none"])
     assert st.open(tmp_path / "out").geometry.head_k_dim == 6
-
-
-@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-def test_no_size_of_the_state_is_infinite(value: float) -> None:
-    with pytest.raises(StatetrimError, match="'state_size' must be a whole number"):
-        int_field({"state_size": value}, "state_size")
-    with pytest.raises(StatetrimError, match="'expand' must be a positive number"):
-        float_field({"expand": value}, "expand", 2.0)

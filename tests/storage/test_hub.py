@@ -61,17 +61,6 @@ def test_a_hub_id_is_downloaded_and_opened(hub: LoopbackHub, checkpoint: Load) -
     assert again.path == model.path and not hub.downloaded_files(), "the cache is used"
 
 
-@pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
-def test_a_hub_id_is_trimmed(hub: LoopbackHub, tmp_path: Path) -> None:
-    text = tiny.write_text(tmp_path / "text.jsonl", 2**13)
-    small = st.trim(
-        f"{REPO}@main", out=tmp_path / "small", text=str(text), to="6x100%", method="drrqr",
-        tokens=1024, limit=2, batch_size=2, progress=False,
-    )  # fmt: skip
-    assert small.geometry.head_k_dim == 6
-    assert "someone/tiny" in (small.path / "README.md").read_text()
-
-
 def test_a_hub_model_is_called_by_its_id(
     hub: LoopbackHub, checkpoint: Load, tmp_path: Path
 ) -> None:

@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from compressed_tensors.compressors import BaseCompressor
-from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from torch import Tensor
 
 import statetrim as st
-from helpers.quantized import FORMATS, Format, find, in_memory, largest_by_block, spread
+from helpers.quantized import FORMATS, Format, find, in_memory
 from statetrim.storage.quantized import blocks
 from statetrim.storage.quantized.compare import check_written
 from statetrim.storage.quantized.element import FP4, FP8
@@ -29,7 +27,6 @@ from statetrim.storage.safetensors_file import TensorEdit
 ROWS, COLUMNS = 64, 96
 KEPT_ROWS = torch.arange(ROWS) % 3 != 1
 KEPT_COLUMNS = torch.arange(COLUMNS) % 3 != 2  # 64: a multiple of every group
-LIBRARY = [name for name, form in FORMATS.items() if "config_groups" in form.config]
 
 
 Case = tuple[Format, StoredInMemory, QuantizedTensor]
@@ -61,28 +58,6 @@ def rows_of(value: Tensor) -> blocks.Rows:
 
 def as_bytes(tensor: Tensor) -> bytes:
     return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
-
-
-@pytest.mark.parametrize("name", LIBRARY)
-def test_values_are_those_of_the_library(name: str, tmp_path: Path) -> None:
-    form = FORMATS[name]
-    tensors = form.quantize(weight())
-    stored = in_memory(tensors)
-    args = QuantizationArgs(**form.config["config_groups"]["group_0"]["weights"])
-    scheme = QuantizationScheme(targets=["Linear"], weights=args)
-    compressor = BaseCompressor.get_value_from_registry(form.config["format"])
-    expected = compressor.decompress(dict(tensors), scheme)["weight"]
-    actual = dequantize(find(stored, form, tmp_path), stored)
-    rounding = 2**-8 if expected.dtype == torch.bfloat16 else 0  # of the library's NVFP4
-    torch.testing.assert_close(actual, expected.float(), rtol=rounding, atol=0)
-
-
-def test_values_of_fine_grained_fp8(tmp_path: Path) -> None:
-    form = FORMATS["fine-grained fp8"]
-    tensors = form.quantize(weight())
-    expected = tensors["weight"].float() * spread(tensors["weight_scale_inv"], 16, weight())
-    stored = in_memory(tensors)
-    assert torch.equal(dequantize(find(stored, form, tmp_path), stored), expected)
 
 
 def test_removed_rows_leave_the_others_as_they_are(case: Case) -> None:
@@ -157,15 +132,6 @@ def test_whole_groups_of_columns_are_removed_exactly(case: Case) -> None:
     assert torch.equal(values, dequantize(tensor, stored)[:, mask])
 
 
-def test_a_factor_beyond_the_range_changes_the_global_scale(case: Case) -> None:
-    _, stored, tensor = case
-    factors = torch.full((COLUMNS,), 1e3, dtype=torch.float64)
-    cut = collect_all(cut_quantized(tensor, TensorEdit({}, factors), stored), stored)
-    values = dequantize(tensor, with_changes(stored, cut))
-    wanted = dequantize(tensor, stored) * 1e3
-    assert float((values - wanted).norm() / wanted.norm()) < 0.04
-
-
 def test_a_replaced_weight_is_rounded_once(case: Case) -> None:
     _, stored, tensor = case
     value = weight().flip(0)
@@ -226,15 +192,6 @@ def test_a_block_is_no_larger_than_its_weight(tmp_path: Path) -> None:
     assert find(stored, form, tmp_path).block == (ROWS, COLUMNS)
 
 
-def test_a_width_that_does_not_fill_a_group_is_refused(tmp_path: Path) -> None:
-    form = FORMATS["w4a16"]
-    stored = in_memory(form.quantize(weight()))
-    with pytest.raises(st.StatetrimError, match="multiple of 16"):
-        cut_quantized(
-            find(stored, form, tmp_path), TensorEdit({1: torch.arange(COLUMNS) < 40}), stored
-        )
-
-
 @pytest.mark.parametrize("scale", [1e-6, 1.0])
 def test_zeros_stay_zeros(case: Case, scale: float) -> None:
     """Whole blocks, rows and weights of them; their scales stay positive and finite."""
@@ -284,19 +241,6 @@ def test_a_block_near_the_smallest_scale_is_within_what_the_format_costs(tmp_pat
         check_written(tensor, rows_of(value), written, exact=False)
 
 
-@pytest.mark.parametrize("factor", [1e3, 1e-5, 1e-6, 1e-12])
-def test_the_global_scale_follows_factors(factor: float, tmp_path: Path) -> None:
-    """The error is that without a factor, because a weight's size costs NVFP4 nothing."""
-    for name in ("nvfp4", "modelopt nvfp4"):
-        stored = in_memory(FORMATS[name].quantize(weight()))
-        tensor = find(stored, FORMATS[name], tmp_path)
-        plain, scaled = (
-            quantize_like(tensor, weight() * size, stored)[0] / size for size in (1.0, factor)
-        )
-        errors = [float((values - weight()).norm() / weight().norm()) for values in (plain, scaled)]
-        assert errors[0] < 0.1 and abs(errors[1] - errors[0]) < 1e-3
-
-
 def test_one_wrong_block_is_beyond_what_the_format_costs(case: Case) -> None:
     """A small one, which hardly changes the error of the weight."""
     _, stored, tensor = case
@@ -335,9 +279,3 @@ def test_scales_out_of_the_range_of_their_dtype_are_refused(tmp_path: Path) -> N
         else:
             with pytest.raises(st.StatetrimError, match="costs"):
                 check_written(tensor, rows_of(value), with_changes(stored, parts), exact=False)
-
-
-def test_blocks_are_those_of_the_matrix() -> None:
-    """The helper that makes the scales, on a matrix that its blocks do not fill."""
-    matrix = torch.arange(20.0).reshape(4, 5)
-    assert largest_by_block(matrix, 3).tolist() == [[12.0, 14.0], [17.0, 19.0]]

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import statetrim as st
 from statetrim.runtime.placement import Placement
-from statetrim.surgery.check import _kept_values, _relative_gap, compare_cut
+from statetrim.surgery.check import compare_cut
 
 Load = Callable[[str], Path]
 
@@ -93,27 +93,3 @@ def test_a_layer_whose_output_is_zero_is_equal(checkpoint: Load, tmp_path: Path)
                 weights[name] = torch.zeros_like(weights[name])
         save_file(weights, shard, {"format": "pt"})
     assert compare_cut(*cut(model, tmp_path / "small")).sliced_against_masked < 1e-5
-
-
-@pytest.mark.parametrize(
-    ("expected", "actual", "gap"),
-    [
-        ([0.0, 0.0], [0.0, 0.0], 0.0),
-        ([0.0, 0.0], [0.0, 1.0], math.inf),
-        ([4.0, -2.0], [4.0, -3.0], 0.25),
-        ([math.nan, 0.0], [math.nan, 0.0], math.nan),
-        ([1.0, 0.0], [math.nan, 0.0], math.nan),
-    ],
-)
-def test_a_gap_is_relative_to_the_largest_value(
-    expected: list[float], actual: list[float], gap: float
-) -> None:
-    computed = float(_relative_gap(torch.tensor(expected), torch.tensor(actual)))
-    assert computed == gap or (math.isnan(computed) and math.isnan(gap))
-
-
-def test_heads_that_share_values_keep_the_same_channels() -> None:
-    """In GLA a plan has one list of kept channels for several heads."""
-    output = torch.arange(12).view(1, 1, 4, 3)
-    kept = _kept_values(output, torch.tensor([[0, 2], [1, 2]]))
-    assert kept.tolist() == [[[[0, 2], [3, 5], [7, 8], [10, 11]]]]

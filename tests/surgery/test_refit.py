@@ -26,7 +26,7 @@ from statetrim.runtime.loading import load
 from statetrim.surgery.refit import fit_projection, layer_errors
 
 # One of each way a mixer is called, of biased output projections (bamba), and KDA, keys only.
-TYPES = ("delta_net", "gated_deltanet", "kda", "qwen3_next", "olmo_hybrid", "bamba", "nemotron_h")
+TYPES = ("gated_deltanet", "kda", "qwen3_next", "olmo_hybrid", "bamba")
 SETTINGS: dict[str, Any] = {"tokens": 640, "length": 20, "batch_size": 4, "recall": 0.0}
 
 
