@@ -170,7 +170,8 @@ def test_jobs_with_the_same_target_have_the_same_record(
     job = Job.from_options(model, st.TrimOptions(to=to, for_=for_, **common))
     resolved = {"source": model.digest, "tokens": 1024, "value_method": "readout_greedy", **kept}
     assert job.record.items() >= resolved.items()
-    own = {"format", "version", "statetrim", "source", "weights", "text_stamp", "files"}
+    own = {"format", "version", "statetrim", "source", "weights", "files"}
+    own |= {"text_stamp", "data_stamp"}
     options = {field.name for field in dataclasses.fields(st.TrimOptions)}
     where = {"device", "device_map", "max_memory", "for_", "to"}  # or as `kept` has it
     assert job.record.keys() == own | (options - where) | kept.keys()

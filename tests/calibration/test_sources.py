@@ -238,6 +238,7 @@ def test_saved_and_loaded(whole: Statistics, tmp_path: Path) -> None:
             ({"0.query_gram": tensors["0.query_gram"] * factor}, "values that are not finite")
             for factor in (math.nan, math.inf)
         ),
+        ({"0.key_gram": tensors["0.key_gram"].flatten()}, "has no usable '0.key_gram'"),
         *(
             ({"0.tokens": torch.tensor(count)}, "'0.tokens', which is not a count")
             for count in (-1, -5, 2**53 + 1, 2**62, 1 + 2j, 1.0, True, [1, 2])

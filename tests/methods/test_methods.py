@@ -1,5 +1,6 @@
 """What every method must do, and what each one computes."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -226,6 +227,9 @@ def test_rand_draws_each_channel_equally_often_and_heads_differ() -> None:
 def test_ties_go_to_the_lowest_channel() -> None:
     scores = torch.tensor([[1.0, 3.0, 3.0 + 1e-14, 3.0]], dtype=torch.float64)
     assert top(scores, 2).tolist() == [[1, 2]]
+    scores[0, 3] = math.nan
+    with pytest.raises(st.StatetrimError, match="scores that are not finite"):
+        top(scores, 2)
 
 
 def test_unknown_names_and_options_are_refused(checkpoint: Any) -> None:

@@ -3,6 +3,7 @@
 `just rerun-every-stage` compares every stage x every option.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -159,12 +160,27 @@ def test_another_text_runs_the_commands_of_the_demo_again(
 
 
 def test_an_edit_of_any_file_of_a_directory_is_noticed(tmp_path: Path) -> None:
-    nested = tmp_path / "data" / "task" / "rows.jsonl"
-    nested.parent.mkdir(parents=True)
-    nested.write_text("one")
-    before = file_stamps(tmp_path / "data")
-    nested.write_text("another")
-    assert file_stamps(tmp_path / "data") != before
+    """Below a link, and if size and time of modification stay the same; a dead link is no file."""
+    folder, rows = tmp_path / "data", tmp_path / "elsewhere" / "rows.jsonl"
+    rows.parent.mkdir()
+    folder.mkdir()
+    rows.write_text("one")
+    (folder / "task").symlink_to(rows.parent)
+    (rows.parent / "back").symlink_to(folder)
+    (folder / "gone").symlink_to(tmp_path / "nowhere")
+    before, status = file_stamps(folder), rows.stat()
+    assert before == file_stamps(folder) and before[:2] == ["task/rows.jsonl", 3]
+    rows.write_text("two")
+    os.utime(rows, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert file_stamps(folder) != before
+
+
+def test_other_data_are_not_the_finished_job(checkpoint: Load, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("one")
+    options = TrimOptions(to="6x4", text="owner/name", data=tmp_path)
+    before = Job.from_options(st.open(checkpoint("delta_net")), options).record
+    (tmp_path / "rows.jsonl").write_text("another")
+    assert Job.from_options(st.open(checkpoint("delta_net")), options).record != before
 
 
 def test_a_failed_run_without_work_does_not_block_the_corrected_one(

@@ -19,8 +19,10 @@ from statetrim.serving.capacity.compare import (
     cache_model,
     capacity,
     default_state_dtype,
+    settings_for,
     state_layers,
 )
+from statetrim.serving.capacity.parts import Paging
 from statetrim.serving.options import ServingOptions
 from statetrim.snapshots.snapshot import recode
 from statetrim.storage.checkpoint import Checkpoint
@@ -278,6 +280,24 @@ def test_settings_out_of_bounds_are_refused(options: dict[str, Any], value: str)
 def test_hostile_attention_fields_end_in_a_sentence(config: dict[str, Any]) -> None:
     with pytest.raises(st.StatetrimError, match="config field"):
         kv_cache_size({"num_hidden_layers": 4, **config}, st.Geometry((0, 1, 2), 1, 1, 1, 1))
+
+
+def test_widths_by_layer_of_one_copied_group_on_two_devices(
+    checkpoint: Callable[[str], Path],
+) -> None:
+    """vLLM copies the only group of Mamba-2 to every device."""
+    model = st.open(checkpoint("nemotron_h"))
+    one_group = replace(
+        model.geometry, num_k_heads=1, widths=tuple((8, 8) for _ in model.geometry.layers)
+    )
+    settings = replace(settings_for(model, ServingOptions(engine="vllm")), devices=2)
+    assert Paging.of(cache_model(model, one_group), one_group, settings).layout([(8, 8)])
+
+
+def test_a_list_where_numbers_of_layers_belong(checkpoint: Callable[[str], Path]) -> None:
+    model = st.open(checkpoint("qwen3_5_text"))
+    model.config["ple_layer_ids"] = [[1], {"a": 1}]
+    assert cache_model(model, model.geometry).states
 
 
 @pytest.mark.parametrize("model_type", [t for t in tiny.MODEL_TYPES if t not in tiny.VISION_TYPES])

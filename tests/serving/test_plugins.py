@@ -2,6 +2,7 @@
 out; `just check-uneven` runs the real ones, `just check-parts` vLLM's layers on any CPU."""
 
 import importlib
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,24 @@ from typing import Any
 import pytest
 
 from helpers.modules import load_module
+from statetrim.geometry import Geometry
+from statetrim.serving.engine_names import PLUGIN_TYPES, has_plugin
+from statetrim.serving.engines import compatibility_of_geometry
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 WIDTHS = {"0": [128, 128], "1": [64, 64]}
+
+
+def test_other_model_types_have_no_plugin() -> None:
+    source = (PLUGINS / "vllm" / "statetrim_vllm" / "models.py").read_text()
+    names = re.findall(r"^class (Qwen\w+?)For", source, re.MULTILINE)
+    types = {re.sub(r"(?<=[0-9])(?=[A-Z])", "_", name).lower() for name in names}
+    assert {name.removesuffix("_text") for name in PLUGIN_TYPES} == types
+    assert has_plugin("vLLM", "qwen3_5_moe") and not has_plugin("SGLang", "qwen3_5_moe")
+    uneven = Geometry((0, 1), 8, 8, 128, 128, widths=((128, 128), (64, 64)))
+    for model_type in ("mamba2", "nemotron_h", "olmo_hybrid"):
+        lines = compatibility_of_geometry(model_type, uneven)
+        assert lines and all(line.verdict == "refused" for line in lines)
 
 
 @pytest.fixture

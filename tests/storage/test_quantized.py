@@ -157,6 +157,13 @@ def test_scales_of_another_shape_are_refused(scale: Tensor, tmp_path: Path) -> N
         find(in_memory(tensors), form, tmp_path)
 
 
+def test_two_weights_of_one_name_are_refused(tmp_path: Path) -> None:
+    form = FORMATS["w4a16"]
+    tensors = form.quantize(weight()) | {"weight": weight()}
+    with pytest.raises(st.StatetrimError, match="both weight and weight_packed"):
+        find(in_memory(tensors), form, tmp_path)
+
+
 @pytest.mark.parametrize("block", [[0, 16], [16], "16x16", [16, True], [2**40, 16]])
 def test_a_block_size_that_is_none_is_refused(block: Any, tmp_path: Path) -> None:
     form = FORMATS["fine-grained fp8"]

@@ -11,7 +11,7 @@ from ..maths.paired import Pairs
 from ..maths.table import Table, Tabular
 from ..maths.units import MIB
 from ..tasks import setting_text
-from ..tasks.unit import UNITS
+from ..tasks.unit import SHARE, UNITS
 from .record import Artifact, as_fields, header
 
 
@@ -46,6 +46,8 @@ class Score:
             raise ValueError(f"unit must be one of {', '.join(UNITS)}")
         if not self.samples:
             raise ValueError("samples is empty")
+        if self.unit == SHARE.name and not all(0 <= sample <= 1 for sample in self.samples):
+            raise ValueError("samples must be shares, from 0 to 1")
         if self.weights is None:
             return
         if len(self.weights) != len(self.samples):
@@ -127,7 +129,8 @@ class Scores(Artifact, Tabular):
         for score in self.scores:
             record = {"value": score.value, "count": len(score.samples), **as_fields(score)}
             if not samples:
-                del record["samples"], record["weights"]
+                del record["samples"]
+                record.pop("weights", None)
             records.append(record)
         content = {"models": self.models, "scores": records, "lineage": self.lineage}
         return header(self.KIND) | as_fields(content)

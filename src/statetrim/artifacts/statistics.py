@@ -70,6 +70,8 @@ class LayerStatistics:
         return LayerStatistics(**sums)
 
 
+_NDIM = {"square": 1, "moment": 2, "read": 2, "ranks": 2, "gram": 3, "gradient": 4}
+"""Last word of a sum's name -> its dimensions."""
 REFIT_SUM_NAMES = ("readout_moment", "target_moment", "target_square")
 """What `refit` needs: sums over the outputs of a cut and its original on the same tokens."""
 SUM_NAMES = tuple(x.name for x in fields(LayerStatistics) if x.name != "tokens")
@@ -169,6 +171,8 @@ def _parse_sources(
                 raise StatetrimError(f"{path} holds {name!r}, which is not a count")
         elif tensor.dtype != torch.float64:
             raise StatetrimError(f"{path} holds {name!r} in {tensor.dtype}, not float64")
+        elif tensor.dim() != _NDIM[match["sum"].rpartition("_")[2]]:
+            raise StatetrimError(f"{path} has no usable {name!r}; calibrate again")
         if not tensor.isfinite().all():
             raise StatetrimError(f"{path} holds {name!r} with values that are not finite")
         layers = sources.setdefault(match["source"] or TEXT, {})
@@ -224,8 +228,6 @@ _PARTNER = {  # queries and keys are divided by the same number, which keeps the
     "query_gradient": "key_gradient",
     "key_gradient": "query_gradient",
 }
-_NDIM = {"square": 1, "moment": 2, "read": 2, "ranks": 2, "gram": 3, "gradient": 4}
-"""Last word of a sum's name -> its dimensions."""
 
 
 def mix_statistics(statistics: Statistics, shares: Mapping[str, float] | None = None) -> Statistics:
@@ -279,8 +281,6 @@ def _mix_layer(
             continue
         if len(shapes) > 1:
             raise StatetrimError(f"the sources differ in the size or presence of {sum_name!r}")
-        if values[0].dim() != _NDIM[sum_name.rpartition("_")[2]]:
-            raise StatetrimError(f"the statistics have no usable {sum_name!r}; calibrate again")
         mixed[sum_name] = 0
         for (name, sums), value in zip(sources.items(), values, strict=True):
             mixed[sum_name] = mixed[sum_name] + shares[name] * value / _scale(sums, sum_name)

@@ -129,8 +129,10 @@ def top(scores: Tensor, keep: int) -> Tensor:
     """Indices [heads, keep] of each head's largest scores [heads, channels], ascending.
 
     Scores equal to 12 digits count as ties, and a tie goes to the lowest index, so that rounding
-    in a sum cannot decide.
+    in a sum cannot decide. Raises StatetrimError for scores that are not finite.
     """
+    if not scores.isfinite().all():
+        raise StatetrimError("the method gives scores that are not finite; calibrate again")
     largest = scores.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)
     rounded = torch.round(scores / largest, decimals=12)
     order = rounded.argsort(dim=1, descending=True, stable=True)

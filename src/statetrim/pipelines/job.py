@@ -1,6 +1,7 @@
 """One run of `trim`: a model, its options, and the state that it keeps."""
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -100,6 +101,7 @@ class Job:
             **kept,
             **{name: value for name, value in values.items() if name not in left_out},
             "text_stamp": file_stamps(Path(options.text)),
+            "data_stamp": file_stamps(Path(options.data)) if options.data else [],
             "files": self.file_digests,
         }
 
@@ -118,10 +120,9 @@ class Job:
     @cached_property
     def identity(self) -> dict[str, Any]:
         """What every stage of this job depends on, besides its own options and inputs."""
-        fields = ("statetrim", "source", "text_stamp", "files")
-        data = file_stamps(Path(self.options.data)) if self.options.data else []
+        fields = ("statetrim", "source", "text_stamp", "data_stamp", "files")
         device = self.options.placement.input_device.type
-        return {"device": device, "data": data} | {name: self.record[name] for name in fields}
+        return {"device": device} | {name: self.record[name] for name in fields}
 
     @property
     def after(self) -> Geometry:
@@ -261,14 +262,25 @@ def recipe_record(model: Checkpoint, options: TrimOptions) -> dict[str, Any]:
     return {"model": str(model.path.absolute()), "recipe": stored}
 
 
-def file_stamps(text: Path) -> list[int]:
-    """Size and modification time (ns) of a text, or of every file below a directory, in one list.
-    Empty for a dataset on the hub."""
-    files = sorted(text.rglob("*")) if text.is_dir() else [text] if text.is_file() else []
-    stamps = []
-    for file in files:
+def file_stamps(text: Path) -> list[str | int]:
+    """Name, size, and times of modification and of change (ns) of a text, or of every file below a
+    directory, in one list. Empty for a dataset on the hub.
+
+    Links are followed. Programs can set a file's time of modification, but not that of change.
+    """
+    files = {text} if text.is_file() else set[Path]()
+    entered = set[Path]()
+    for parent, directories, names in os.walk(text, followlinks=True):
+        if (real := Path(parent).resolve()) in entered:
+            directories.clear()  # a link back to where we were
+            continue
+        entered.add(real)
+        files |= {path for name in names if (path := Path(parent, name)).is_file()}
+    stamps: list[str | int] = []
+    for file in sorted(files):
         status = file.stat()
-        stamps += [status.st_size, status.st_mtime_ns]
+        name = file.relative_to(text).as_posix() if file != text else ""
+        stamps += [name, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
     return stamps
 
 

@@ -16,7 +16,7 @@ from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, as_checkpoint
 from .capacity.compare import Capacity, capacities
 from .capacity.try_first import Gain, gains
-from .engine_names import PLUGIN_ENGINES, command_with_comment, engine_name, requested_engine
+from .engine_names import command_with_comment, engine_name, has_plugin, requested_engine
 from .engines import (
     Compatibility,
     ServedBy,
@@ -262,7 +262,8 @@ def _steps_to_lose_less(
         yield NextStep(reason, _evaluate(facts, recovered, facts.samples, scores))
     engine = engine_name(facts.engine or "vllm")
     is_layered = bool(after.widths) or facts.tried_by_layer or len(before.layers) < 2
-    if engine in PLUGIN_ENGINES and not has_heads and not is_layered:
+    model_type = str(original.config.get("model_type"))
+    if has_plugin(engine, model_type) and not has_heads and not is_layered:
         reason = "widths by layer, which lost least in measurements; engines need a plugin"
         yield NextStep(reason, _trim(facts, str(_share(before, after)), "by-layer", "--by-layer"))
     if before.num_v_heads > before.num_k_heads and not has_heads:

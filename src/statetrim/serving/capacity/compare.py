@@ -209,7 +209,7 @@ def cache_model(model: Checkpoint, geometry: Geometry) -> CacheModel:
     ple_layer_ids = config.get("ple_layer_ids")
     ple_layers = 0
     if isinstance(ple_layer_ids, list) and len(ple_layer_ids) <= MAX_LAYERS:
-        ple_layers = len(set(ple_layer_ids))
+        ple_layers = len({str(layer) for layer in ple_layer_ids})
     streams = int_field(config, "hc_count", default=1, maximum=1024)
     return CacheModel(
         states=state_layers(geometry),

@@ -80,7 +80,7 @@ class Paging:
 
         unit = settings.alignment * layer_token_bytes(caches, settings)
         return Paging(
-            geometry.num_k_heads // devices,
+            max(1, geometry.num_k_heads // devices),  # the only group of Mamba-2 is copied
             geometry.num_v_heads // devices,
             caches.softmax_layers,
             size,

@@ -120,6 +120,8 @@ def find_quantized_tensors(
             continue
         if any(f"{prefix}.{name}" in tensors for name in _UNSUPPORTED):
             continue
+        if leaf == "weight_packed" and f"{prefix}.weight" in tensors:
+            raise StatetrimError(f"{prefix} has both weight and weight_packed; remove one of them")
         for scale_leaf in ("weight_scale_inv", "weight_scale"):
             scales = tensors.get(f"{prefix}.{scale_leaf}")
             if scales is not None and scales.dtype in (*_SCALE_DTYPES, _FP4_SCALE_DTYPE):
