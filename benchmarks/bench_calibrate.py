@@ -97,7 +97,7 @@ def ratio(directory: Path, methods: tuple[str, ...], rounds: int) -> tuple[float
 
     def calibrating() -> None:
         text = {"text": sums}, {"text": batches}, {"text": data}
-        calibration._run_batches([live], *text, None, ignore_progress)
+        calibration._run_batches([live], *text, ignore_progress)
 
     for warm_up in (bare, calibrating):
         warm_up()
