@@ -47,9 +47,9 @@ notebook:
 quickstart:
     pytest -m "slow or not slow" tests/test_readme.py
 
-# Every command and snippet of docs/ on tiny models; CI leaves out those that torchrun starts.
+# Every command and snippet of docs/ on tiny models.
 docs-commands:
-    pytest -m "slow or not slow" tests/docs
+    pytest tests/docs
 
 # Which lines the suite runs; fails below the floor in pyproject.toml.
 coverage:
@@ -204,8 +204,8 @@ compare-shapes MODEL TEXT TEST WORK *OPTIONS:
     python studies/plot_shapes.py results/shapes.jsonl results/uneven.jsonl results/shapes.md README.md
 
 # Kill ten commands at every filesystem event they make, run each again, compare (SECURITY.md).
-kill-every-event *COMMANDS:
-    cd tests && TQDM_DISABLE=1 python -m helpers.kills {{COMMANDS}}
+kill-every-event +COMMANDS="every":
+    cd tests && TQDM_DISABLE=1 python -m helpers.adversary {{COMMANDS}}
 
 # Interrupt trim before every stage, change each option, run it again, compare with a fresh run.
 rerun-every-stage *OPTIONS:

@@ -1,7 +1,6 @@
 """Every command of a page runs on tiny models, or `NOT_RUN` lists it with the reason."""
 
 import re
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from helpers.doc_pages import PAGES, Command, commands
-from helpers.doc_world import NotReady, World, has_all_arguments, with_small_sizes
+from helpers.doc_world import NotReady, World
 from helpers.hub_layouts import CONFIGS
 
 ELSEWHERE = {
@@ -25,7 +24,7 @@ NOT_RUN = {
     "statetrim evaluate ... --engine vllm": "needs vLLM: `just evaluate-vllm`",
     "statetrim COMMAND": "stands for any command",
     "statetrim --traceback": "stands for any command",
-    "torchrun ... -m statetrim": "slow tests run it with two processes, examples/ with one",
+    "torchrun ... -m statetrim": "examples/ run it with one process, tests/runtime with two",
     "just": "takes minutes or hours: tests check that the recipe exists",
     "python studies/": "takes minutes or hours: tests check that script and arguments exist",
     "python benchmarks/": "takes minutes or hours: tests check that script and arguments exist",
@@ -102,29 +101,6 @@ def test_the_commands_of_a_page_run(page: Path, world: Callable[[Path], World]) 
             page_world.run(command.words, command.line, command.inline)
         except NotReady as error:
             raise AssertionError(f"{command}\n{error}{HELP}") from None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "line", sorted({c.words for c in shown_commands() if c.words[:8] == "torchrun"})
-)
-def test_two_processes_run_what_torchrun_starts(line: str, world: Callable[[Path], World]) -> None:
-    """Two processes on one machine, also where the page says several machines; hub models are the
-    tiny one of docs/."""
-    command = line.partition(" -m ")[2]
-    page_world = world(PAGES[0])
-    arguments, output, _ = page_world.prepare(command, 0)
-    if not has_all_arguments(arguments):
-        pytest.skip("the page names the command and leaves its arguments out")
-    start = ["torchrun", "--standalone", "--nproc-per-node", "2", "-m", "statetrim"]
-    done = subprocess.run(
-        [*start, *with_small_sizes(arguments, page_world.values)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert output and (page_world.folder / output).exists()
 
 
 @pytest.mark.parametrize(

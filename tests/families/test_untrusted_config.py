@@ -234,8 +234,6 @@ def many_softmax_layers(c: dict[str, Any]) -> None:
 HEAVY = [
     Case("config names", heavy_file("config.json", many_names(15 * MIB, '"x":0')), "model_type"),
     Case("softmax layers", edited_config(many_softmax_layers), "attn_layer_indices", "bamba"),
-    *(case for case in CASES.all if "absurd" in case.name),
-    *CASES.named("config of a tebibyte"),
 ]
 
 

@@ -1,19 +1,25 @@
-"""Kills, two processes with one output, full and read-only disks: the selection that CI runs. One
-process imports everything and forks a child for each command.
+"""Kills, two processes with one output, full and read-only disks. One process imports everything
+and forks a child for each command.
 
-    python -m helpers.adversary          prints a line of JSON per trial
+    python -m helpers.adversary                a selection, a line of JSON per trial
+    python -m helpers.adversary every          a kill at every event of every command
+    python -m helpers.adversary prune trim     a kill at every event of these commands
+
+After a kill only the files remain. So of several events with the same files before them (a sync,
+the read of a directory) only the first is tried; all are counted.
 """
 
 import json
 import os
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from helpers import faults
-from helpers.commands import COMMANDS, OUT, TIMED, clean, prepare
+from helpers.commands import COMMANDS, KILLED, OUT, TIMED, clean, prepare
 from helpers.forker import import_all
-from helpers.kills import UndisturbedRun, kill_and_rerun, run_undisturbed
 from statetrim.maths.formatting import evenly_spaced
 
 KILLS_PER_COMMAND = {
@@ -25,6 +31,63 @@ SECOND_COMMANDS = ("prune",)
 """Commands that are also started with an output that another command is writing."""
 TrialResult = tuple[str, str, str | None]
 """Kind of trial, its name, and the problem or None."""
+
+_COMMANDS: dict[str, faults.Command] = {**COMMANDS, **KILLED}
+
+
+@dataclass
+class UndisturbedRun:
+    """A run without a fault: number of events, the first event of each distinct state of the files,
+    and the files left at the end."""
+
+    events: int
+    first_events: list[int]
+    files_left: dict[str, str]
+
+
+def run_undisturbed(name: str, root: Path) -> UndisturbedRun:
+    clean(root)
+    result = faults.run(_COMMANDS[name], root, record=True)
+    assert result.code == 0, result.err
+    files_left = faults.file_hashes(root)
+    clean(root)
+    first_event_of_state = {
+        state: number for number, state in reversed([*enumerate(result.states, start=1)])
+    }
+    return UndisturbedRun(len(result.states), sorted(first_event_of_state.values()), files_left)
+
+
+def kill_and_rerun(name: str, root: Path, event: int, files_left: dict[str, str]) -> str | None:
+    """Kill the command at `event` and run it again; returns the problem, or None."""
+    clean(root)
+    killed = faults.run(_COMMANDS[name], root, fault_at=event)
+    if killed.code != -9:
+        return f"was not killed: {killed.code} {killed.err[-300:]}"
+    rerun = faults.run(_COMMANDS[name], root)
+    files = faults.file_hashes(root)
+    clean(root)
+    if name in TIMED:  # only which files there are can be compared
+        files, files_left = dict.fromkeys(files, ""), dict.fromkeys(files_left, "")
+    differing = sorted(p for p in {*files, *files_left} if files.get(p) != files_left.get(p))
+    if differing:
+        return f"differs in {differing[:5]} after {rerun.code}: {rerun.err[-300:]}"
+    # Killed after its last change, the command had finished: the result exists and is kept.
+    finished = rerun.code == 2 and "not overwritten" in rerun.err
+    return None if rerun.code == 0 or finished else f"ended with {rerun.code}: {rerun.err[-300:]}"
+
+
+def every_event(names: Sequence[str], root: Path) -> Iterator[str]:
+    for name in names:
+        run = run_undisturbed(name, root)
+        problems = {}
+        for event in run.first_events:
+            if problem := kill_and_rerun(name, root, event, run.files_left):
+                problems[event] = problem
+                print(f"  {name}, event {event}: {problem}", flush=True)
+        yield (
+            f"{name}: {run.events} events, {len(run.first_events)} states of the disk, a kill in "
+            f"each, {len(problems)} failures"
+        )
 
 
 def try_kills(undisturbed_runs: Mapping[str, UndisturbedRun], root: Path) -> Iterator[TrialResult]:
@@ -111,21 +174,24 @@ def is_one_sentence(err: str) -> bool:
     return len(messages) == 1 and lines[-1] == messages[0] and "Traceback" not in err
 
 
-def main() -> None:
+def main(names: Sequence[str]) -> Iterator[str]:
+    """Every event of the commands `names`, or without names the selection that CI runs."""
     import_all()
     faults.install()
     with tempfile.TemporaryDirectory(prefix="statetrim-adversary-") as folder:
         root = prepare(Path(folder))
         os.chmod(root, 0o755)
+        if names:
+            yield from every_event(names, root)
+            return
         undisturbed_runs = {name: run_undisturbed(name, root) for name in COMMANDS}
         for name, run in undisturbed_runs.items():
-            print(json.dumps(["events", name, f"{run.events} {len(run.first_events)}"]), flush=True)
+            yield json.dumps(["events", name, f"{run.events} {len(run.first_events)}"])
         for run_trials in (try_kills, try_pairs, try_races, try_full_disks):
-            for line in run_trials(undisturbed_runs, root):
-                print(json.dumps(line), flush=True)
-        for line in try_read_only(root):
-            print(json.dumps(line), flush=True)
+            yield from map(json.dumps, run_trials(undisturbed_runs, root))
+        yield from map(json.dumps, try_read_only(root))
 
 
 if __name__ == "__main__":
-    main()
+    for line in main(tuple(KILLED) if sys.argv[1:] == ["every"] else sys.argv[1:]):
+        print(line, flush=True)

@@ -226,11 +226,10 @@ def file_hashes(root: Path, ignored: Collection[str] = ()) -> dict[str, str]:
     """Every path below `root` with a hash of its content (or its kind), except the `ignored`
     entries of `root` and what is in them."""
     hashes = {}
-    for path in sorted(root.rglob("*")):
-        relative = path.relative_to(root)
-        name = str(relative)
-        if relative.parts[0] in ignored:
-            continue
+    # Not below the ignored entries: a run asks this before each of its events.
+    entries = [entry for entry in root.iterdir() if entry.name not in ignored]
+    for path in (path for entry in entries for path in (entry, *entry.rglob("*"))):
+        name = str(path.relative_to(root))
         if path.is_symlink():
             hashes[name] = f"link {os.readlink(path)}"
         elif path.is_file():

@@ -264,7 +264,7 @@ def on_every_type() -> Iterator[Any]:
             yield pytest.param(name, model_type, marks=marks)
 
 
-@pytest.mark.parametrize(("name", "model_type"), on_every_type())
+@pytest.mark.parametrize(("name", "model_type"), [*on_every_type()])
 def test_no_file_of_a_checkpoint_redirects(
     name: str, model_type: str, pair: Any, tmp_path: Path, kernels: list[str]
 ) -> None:

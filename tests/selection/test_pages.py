@@ -79,18 +79,6 @@ def test_ten_thousand_assignments() -> None:
         check_instance(seed)
 
 
-def test_a_third_width_does_not_exceed_the_memory() -> None:
-    """The page is the narrowest shape that is chosen, not one that was tried."""
-    squares = [(128, 128), (64, 64), (32, 32)]
-    costs = {layer: {shape: 0.0 for shape in squares} for layer in range(4)}
-    costs[0] = {(128, 128): 0.0, (64, 64): 1.0, (32, 32): 1.0}
-    costs[1] = {(128, 128): 0.0, (64, 64): 0.0, (32, 32): 1.0}
-    allocation = cheapest_in_pages(costs, 0.5, Paging(4, 4, 1, page_size(1, 0)), (128, 128))
-    assert allocation.cost == 0
-    shapes = tuple(allocation.shapes.values())
-    assert memory(shapes, (4, 4), 1, page_size(1, 0), 1) <= 0.5 * 4 * 4 * 128 * 128
-
-
 def test_many_layers_and_widths_are_allocated_in_seconds() -> None:
     sides = (128, 96, 64, 32)
     costs = random_costs(random.Random(0), 48, list(product(sides, repeat=2)))

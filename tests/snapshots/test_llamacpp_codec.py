@@ -137,21 +137,6 @@ def test_a_sequence_comes_back_in_its_layout(codec: Codec, sequence: tuple[Tenso
             position += tensor.nbytes
 
 
-def test_python_reads_the_states_of_a_sequence(
-    codec: Codec, sequence: tuple[Tensor, Tensor]
-) -> None:
-    coded = codec.run("encode-seq", 4, 32, 32, 0.05, data=sequence_bytes(*sequence))
-    assert coded is not None
-    _, prefix, layers, heads, rows, cols, _, _, convolution_bytes = struct.unpack(
-        "<8IQ", coded[:40]
-    )
-    payload = torch.frombuffer(
-        bytearray(coded[40 + prefix + convolution_bytes :]), dtype=torch.uint8
-    )
-    decoded = decode(Coded((layers * heads, rows, cols), payload))
-    assert bool((relative_errors(sequence[1].reshape(-1, 32, 32), decoded) <= 0.05).all())
-
-
 def other_layouts(plain: bytes) -> Iterator[tuple[str, bytes]]:
     yield "two cells", plain[:8] + struct.pack("<I", 2) + plain[12:]
     yield "transposed", plain[:20] + struct.pack("<I", 1) + plain[24:]

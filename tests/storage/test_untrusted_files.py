@@ -185,16 +185,12 @@ add("OUT.partial holds other files", replaced("../out.partial", own_directory), 
 test_refused = CASES.refused()
 
 
-HEAVY = [
-    Case("index names", heavy_file(raw.INDEX, many_names(23 * MIB, '"x":0')), "weight_map"),
-    *CASES.named(
-        "pytorch_model.bin only, protocol 4", "pickle named model.safetensors, protocol 4"
-    ),
-]
+HEAVY = Case("index names", heavy_file(raw.INDEX, many_names(23 * MIB, '"x":0')), "weight_map")
 
 
-test_refused_within_a_gigabyte = refused_within_a_gigabyte(HEAVY)
+test_refused_within_a_gigabyte = refused_within_a_gigabyte([HEAVY])
 
 
 def test_refused_by_the_installed_command(sound: SoundCheckpoint, scratch: Path) -> None:
-    check_refused_by_the_installed_command(HEAVY[1], sound, scratch)
+    (pickle_only,) = CASES.named("pytorch_model.bin only, protocol 4")
+    check_refused_by_the_installed_command(pickle_only, sound, scratch)
