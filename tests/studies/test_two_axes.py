@@ -1,4 +1,4 @@
-"""Shapes of equal bytes that `studies/compare_axes.py` compares."""
+"""Shapes of equal bytes that `studies/two_axes.py` compares."""
 
 import importlib
 import sys
@@ -16,9 +16,9 @@ STUDIES = Path(__file__).parents[2] / "studies"
 
 
 @pytest.fixture(scope="module")
-def compare_axes() -> Any:
+def two_axes() -> Any:
     sys.path.insert(0, str(STUDIES))
-    yield importlib.import_module("compare_axes")
+    yield importlib.import_module("two_axes")
     sys.path.remove(str(STUDIES))
 
 
@@ -28,10 +28,10 @@ def state(keys: int, values: int) -> st.Geometry:
 
 @given(keys=some.integers(8, 256), values=some.integers(8, 256), sixteenths=some.integers(2, 15))
 def test_shapes_at_equal_bytes_use_them_and_no_more(
-    compare_axes: Any, keys: int, values: int, sixteenths: int
+    two_axes: Any, keys: int, values: int, sixteenths: int
 ) -> None:
     share = Fraction(sixteenths, 16)
-    shapes = compare_axes.shapes_for_share(state(keys, values), share)
+    shapes = two_axes.shapes_for_share(state(keys, values), share)
     budget = share * keys * values
     for name, (k, v) in shapes.items():
         assert 1 <= k <= keys and 1 <= v <= values
@@ -43,7 +43,7 @@ def test_shapes_at_equal_bytes_use_them_and_no_more(
     assert shapes["square"][0] == shapes["square"][1]
 
 
-def test_a_part_that_leaves_nothing_is_refused(compare_axes: Any) -> None:
+def test_a_part_that_leaves_nothing_is_refused(two_axes: Any) -> None:
     for share in (Fraction(1, 16), Fraction(0), Fraction(1)):
         with pytest.raises(st.StatetrimError, match="leaves an axis with nothing"):
-            compare_axes.shapes_for_share(state(8, 8), share)
+            two_axes.shapes_for_share(state(8, 8), share)

@@ -1,30 +1,87 @@
-"""Tables and figure from the results of compare_shapes.py.
+"""Does `trim` choose a shape well? Compares its choice with all others of the same bytes.
 
-    python studies/plot_shapes.py results/shapes.jsonl results/uneven.jsonl results/shapes.md \
-        README.md
+    python studies/shapes.py run MODEL --text train.jsonl --test wiki.valid.raw --work FOLDER
+    python studies/shapes.py page
 
-Fills the places `<!-- agreement -->` and `<!-- lost -->` (each up to its `<!-- end -->`) of the
-Markdown files and draws `shapes.png` next to the results.
+For each share of the state's bytes, `trim --to SHARE` chooses a shape; then `trim --to SHAPE`
+prunes to every candidate with the same options. All are measured on another text and other recall
+sequences than those of the choice: NLL over windows of 256 tokens, recall by MQAR (mqar.py);
+intervals are 95 %, paired by window and by sequence. The page also fills the table of the README.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import re
+import shutil
+import time
+from dataclasses import replace
 from itertools import groupby
 from math import exp
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
+import torch
 from scipy.stats import spearmanr
 
-from arguments import path_parser
-from plot_methods import table
+import statetrim as st
+from evaluator import Evaluator
+from runner import Row, Rows, fill, read_rows, start, study_parser, table
 
-Row = dict[str, Any]
+ROWS, SEED = 64, 4321  # recall sequences for each number of pairs
 Cases = dict[tuple[str, float], list[Row]]
 COLOURS = ("#1f5fa8", "#c2571a", "#2d7d46", "#8a3f8f")
+
+
+def trim_seconds(model: st.Checkpoint, options: st.TrimOptions, out: Path) -> float:
+    """Run trim and return its CPU seconds, which other load on the machine does not change."""
+    start = time.process_time()
+    st.trim(model, **vars(options), out=out)
+    return round(time.process_time() - start, 1)
+
+
+def measure_share(options: argparse.Namespace, share: float, results: Rows) -> None:
+    """Add the lines of one share of the state's bytes, all together."""
+    model = st.open(options.model)
+    name = model.path.resolve().name
+    if results.has({"model": name, "share": share}):
+        return
+    settings = st.TrimOptions(
+        text=options.text, tokens=options.tokens, control=False, benchmark=False
+    )
+    decided_path = options.work / f"{name}-state-{share:g}"
+    deciding_seconds = trim_seconds(model, replace(settings, to=share), decided_path)
+    decision = json.loads((decided_path / "statetrim" / "decision.json").read_text())
+    evaluator = Evaluator(model, options.test, options.windows, options.pairs, ROWS, SEED)
+    original = {name: evaluator.figures(evaluator.original)[name] for name in MEASURES}
+    rows = []
+    for shape, cost in decision["predicted"].items():
+        fixed_path = options.work / f"{name}-{shape}"
+        seconds = trim_seconds(model, replace(settings, to=shape, refit=True), fixed_path)
+        figures = evaluator.figures(st.load(st.open(fixed_path)))
+        row = {"model": name, "share": share, "original": original, "shape": shape}
+        row |= {"predicted": cost, "chosen": shape == decision["chosen"]}
+        row |= {"refused": decision["refused"][shape]} | {name: figures[name] for name in MEASURES}
+        rows.append(row | {"cpu_seconds": seconds, "deciding_cpu_seconds": deciding_seconds})
+        shutil.rmtree(fixed_path)
+    for row in rows:
+        results.add(row)
+
+
+MEASURES = ("nll", "kl", "recall")
+
+
+def run() -> None:
+    parser = study_parser(
+        __doc__, "model", "text", "test", "work", results="results/shapes.jsonl",
+        shares=[0.5, 0.25], tokens="32k", windows=96, pairs=[16, 32, 63],
+    )  # fmt: skip
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    options.work.mkdir(parents=True, exist_ok=True)
+    results = Rows(options.results)
+    for share in options.shares:
+        measure_share(options, share, results)
 
 
 def best_or_within(rows: list[Row]) -> tuple[bool, bool]:
@@ -80,16 +137,6 @@ def lost(row: Row) -> list[str]:
     return [loss, f"{row['original']['recall'][0]:.2f} -> {row['recall'][0]:.2f}"]
 
 
-def fill(pages: list[Path], contents: dict[str, str]) -> None:
-    """Replace the text between `<!-- NAME -->` and `<!-- end -->` in Markdown files."""
-    for page in pages:
-        text = page.read_text()
-        for name, content in contents.items():
-            place = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
-            text = re.sub(place, rf"\g<1>{content}\n\g<2>", text, flags=re.DOTALL)
-        page.write_text(text)
-
-
 def draw(cases: Cases, path: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(10, 4.2))
     colours = dict(zip(dict.fromkeys(model for model, _ in cases), COLOURS, strict=False))
@@ -118,20 +165,14 @@ def draw(cases: Cases, path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def main() -> None:
-    parser = path_parser(__doc__, "results", "by_layer")
-    parser.add_argument("pages", type=Path, nargs="+")
-    options = parser.parse_args()
-    rows = [json.loads(line) for line in options.results.read_text().splitlines()]
+def page(results: Path) -> None:
+    rows = read_rows(results / "shapes.jsonl")
     cases = {key: list(group) for key, group in groupby(rows, lambda r: (r["model"], r["share"]))}
-    by_layer = [json.loads(line) for line in options.by_layer.read_text().splitlines()]
-    contents = {
-        "agreement": agreement_table(cases),
-        "lost": lost_table(cases, by_layer),
-    }
-    fill(options.pages, contents)
-    draw(cases, options.results.with_suffix(".png"))
+    lost = lost_table(cases, read_rows(results / "uneven.jsonl"))
+    fill(results / "shapes.md", {"agreement": agreement_table(cases)})
+    fill(results.parent / "README.md", {"lost": lost})
+    draw(cases, results / "shapes.png")
 
 
 if __name__ == "__main__":
-    main()
+    start(page, run=run)

@@ -1,16 +1,15 @@
-"""results/parts.jsonl -> the table of results/parts.md: how far served logits are from the model's.
+"""The tables of results/parts.md: how far served logits are from the model's.
 
-python studies/table_parts.py results/parts.jsonl results/parts.md
+    python studies/parts.py page
+
+`just check-parts` adds the lines of results/parts.jsonl.
 """
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from pathlib import Path
 
-from arguments import path_parser
-from plot_methods import table
-from plot_shapes import fill
+from runner import Row, fill, read_rows, start, table
 
 HOW = {
     "parts": "in parts",
@@ -21,7 +20,7 @@ HOW = {
 MANY_BLOCKS = 1000  # with fewer, requests are preempted
 
 
-def kind(row: dict[str, Any]) -> str:
+def kind(row: Row) -> str:
     if row["how"] == "parts" and not row["parts"]:
         return "no wide layer"
     extra = f", {row['ranks']} processes" if row["ranks"] > 1 else ""
@@ -29,7 +28,7 @@ def kind(row: dict[str, Any]) -> str:
     return HOW[row["how"]] + extra + small
 
 
-def differences_table(rows: list[dict[str, Any]]) -> str:
+def differences_table(rows: list[Row]) -> str:
     lines = []
     for row in rows:
         for name, request in row["requests"].items():
@@ -41,19 +40,11 @@ def differences_table(rows: list[dict[str, Any]]) -> str:
                     f"{request['largest_difference']:.3f}", f"{same} of {request['computed']}",
                 ]
             )  # fmt: skip
-    header = [
-        "model",
-        "layers",
-        "request",
-        "cached tokens",
-        "mean difference",
-        "largest",
-        "same choice",
-    ]
-    return table(header, lines)
+    header = ["model", "layers", "request", "cached tokens", "mean difference", "largest"]
+    return table([*header, "same choice"], lines)
 
 
-def startup_table(rows: list[dict[str, Any]]) -> str:
+def startup_table(rows: list[Row]) -> str:
     lines = []
     for row in rows:
         if row["how"] == "parts":
@@ -65,11 +56,11 @@ def startup_table(rows: list[dict[str, Any]]) -> str:
     return table(["model", "processes", "vLLM", "statetrim"], lines)
 
 
-def main() -> None:
-    options = path_parser(__doc__, "results", "page").parse_args()
-    rows = [json.loads(line) for line in options.results.read_text().splitlines()]
-    fill([options.page], {"differences": differences_table(rows), "startup": startup_table(rows)})
+def page(results: Path) -> None:
+    rows = read_rows(results / "parts.jsonl")
+    contents = {"differences": differences_table(rows), "startup": startup_table(rows)}
+    fill(results / "parts.md", contents)
 
 
 if __name__ == "__main__":
-    main()
+    start(page)

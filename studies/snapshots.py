@@ -1,21 +1,23 @@
 """Stored states by code: bytes against loss, over turns, by metric and by length, on one model.
 
-    python studies/compare_snapshots.py MODEL --text train.jsonl --test wiki.test.txt \\
-        --work FOLDER --results results/snapshots.jsonl --seed 0
+    python studies/snapshots.py run MODEL --text train.jsonl --test wiki.test.txt --work FOLDER
+    python studies/snapshots.py cuts MODEL --text train.jsonl --test wiki.test.txt --work FOLDER
+    python studies/snapshots.py page
 
 The metric is calibrated on `--text`. A model reads a prefix of 256 tokens of the test text, its
 states are coded and decoded, and it reads on: the change of NLL over the next 127 tokens, the KL
 divergence from the model without a copy, and the change of recall (MQAR: the pairs are the prefix,
 the questions the rest). Over turns, states are coded after every turn. Intervals are 95 %, paired
-by sequence. A seed takes other calibration text, other test text and other recall sequences. Lines
-that exist are not measured again; `--minutes` ends a run early, and the next one resumes it.
+by sequence. A seed takes other calibration text, other test text and other recall sequences.
+`--minutes` ends a run early, and the next one resumes it. `cuts` measures a cut, a code, or both:
+losses are against the original without a copy, shares are of its float32 bytes. The speech model is
+measured by speech.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import json
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -28,7 +30,8 @@ from torch import Tensor
 from torch.nn import functional
 
 import statetrim as st
-from arguments import study_parser
+from precision import SHAPES, make_cut
+from runner import Row, Rows, fill, read_rows, start, study_parser, table
 from statetrim.maths.paired import Pairs, difference_interval
 from statetrim.portable.kernels import l2_normalized
 from statetrim.runtime.corpus import Corpus
@@ -51,8 +54,11 @@ METRICS = {
 DEFAULT = "query and key"
 VALUES = f"{DEFAULT}, and values"  # also weighted by the output projection
 PAIRS, TURNS, TURN_TOKENS = 32, 32, 32
-
-Row = dict[str, Any]
+PLAIN = "float32"
+CUT_CODES: tuple[tuple[Code, str], ...] = (
+    (PLAIN, "none"), ("int8", "none"), ("int4", "none"),
+    (0.05, "none"), (0.1, "none"), (0.05, DEFAULT), (0.1, DEFAULT),
+)  # fmt: skip
 
 
 class Grams:
@@ -99,7 +105,7 @@ class Study:
 
     def __init__(self, options: Any) -> None:
         model = st.open(options.model)
-        self.live, self.results, self.seed = load_live(model), options.results, options.seed
+        self.live, self.results, self.seed = load_live(model), Rows(options.results), options.seed
         self.name, self.sequences = options.name or model.path.name, options.sequences
         self.memory: dict[str, Any] = {}
         self.weights_values = False
@@ -127,12 +133,9 @@ class Study:
     def measure(self, part: str, code: Code, metric: str, run: Callable[[], Row]) -> None:
         """Add a line, unless it exists or the time is over."""
         key = {"model": self.name, "seed": self.seed, "part": part, "code": code, "metric": metric}
-        lines = self.results.read_text().splitlines() if self.results.exists() else []
-        done = [json.loads(line) for line in lines]
-        if any(key.items() <= row.items() for row in done) or time.monotonic() > self.ends:
-            return
-        with torch.inference_mode(), self.results.open("a") as file:
-            print(json.dumps(key | run()), file=file)
+        if not self.results.has(key) and time.monotonic() < self.ends:
+            with torch.inference_mode():
+                self.results.add(key | run())
 
     def read_prefixes(self, ids: Tensor, prefix: int) -> list[tuple[Tensor, Any]]:
         """What follows the prefix of each batch, and the cache after the prefix."""
@@ -178,9 +181,9 @@ class Study:
         nll = [-x.gather(-1, words).squeeze(-1).double().mean(1) for x in (exact, read)]
         kl = functional.kl_div(read, exact, reduction="none", log_target=True).sum(-1).double()
         return {
-            "nll": change(*nll),
-            "kl": change(torch.zeros(len(kl)), kl.mean(1)),
-            "kl, first 16": change(torch.zeros(len(kl)), kl[:, :16].mean(1)),
+            "nll": change_of(*nll),
+            "kl": change_of(torch.zeros(len(kl)), kl.mean(1)),
+            "kl, first 16": change_of(torch.zeros(len(kl)), kl[:, :16].mean(1)),
         }
 
     def recall(self, code: Code | None, metrics: Metrics | None, pairs: int) -> Tensor:
@@ -229,7 +232,7 @@ class Study:
             ),
             **self.text_changes(exact, read),
             "exact recall": float(exact_recall.mean()),
-            f"recall {PAIRS}": change(exact_recall, self.recall(code, metrics, PAIRS)),
+            f"recall {PAIRS}": change_of(exact_recall, self.recall(code, metrics, PAIRS)),
         }
 
     def turns(self, code: Code, metric: str) -> Row:
@@ -239,9 +242,9 @@ class Study:
         nll = self.turn_nll(code, metrics)
         recall = self.known("turn recall", partial(self.turn_recall, None, None))
         return {
-            "first turns": change(exact[:, :8].mean(1), nll[:, :8].mean(1)),
-            "last turns": change(exact[:, -8:].mean(1), nll[:, -8:].mean(1)),
-            "recall 32": change(recall, self.turn_recall(code, metrics)),
+            "first turns": change_of(exact[:, :8].mean(1), nll[:, :8].mean(1)),
+            "last turns": change_of(exact[:, -8:].mean(1), nll[:, -8:].mean(1)),
+            "recall 32": change_of(recall, self.turn_recall(code, metrics)),
         }
 
     def turn_nll(self, code: Code | None, metrics: Metrics | None) -> Tensor:
@@ -282,7 +285,7 @@ def mean_rank(copies: list[Copies]) -> float | None:
     return float(torch.stack(ranks).mean()) if ranks else None
 
 
-def change(before: Tensor, after: Tensor) -> list[float]:
+def change_of(before: Tensor, after: Tensor) -> list[float]:
     """The mean change, and both ends of its interval."""
     interval = difference_interval([Pairs(before, after)])
     return [float(f"{x:.4g}") for x in (interval.estimate, interval.low, interval.high)]
@@ -304,17 +307,168 @@ def cases() -> Iterator[tuple[str, Code, str]]:
     yield "lengths", 0.05, DEFAULT
 
 
-def study_options(docstring: str | None) -> argparse.Namespace:
-    defaults: dict[str, Any] = {"name": None, "seed": 0, "sequences": 16, "tokens": 8192}
-    paths = ("model", "text", "test", "work", "results")
-    return study_parser(docstring, *paths, **defaults, minutes=240.0).parse_args()
+def loss(original: Study, cut: Study, code: Code, metric: str) -> Row:
+    """Bytes of a cut's coded states, and what cut and code lose together."""
+    kept, metrics = None if code == PLAIN else code, cut.grams.metrics(metric)
+    exact, exact_recall = original.exact()
+    read, copies = cut.read_text(kept, metrics)
+    numbers = [
+        study.live.checkpoint.geometry.num_v_heads * sum(k * v for k, v in shapes.values())
+        for study in (original, cut)
+        for shapes in [study.live.checkpoint.geometry.shapes]
+    ]
+    share = sum(x.share for x in copies) / len(copies) if copies else 1.0
+    return {
+        "of": original.name,
+        "share": share * numbers[1] / numbers[0],
+        **cut.text_changes(exact, read),
+        f"recall {PAIRS}": change_of(exact_recall, cut.recall(kept, metrics, PAIRS)),
+    }
 
 
-def main() -> None:
-    study = Study(study_options(__doc__))
+def study_options() -> argparse.Namespace:
+    return study_parser(
+        __doc__, "model", "text", "test", "work", results="results/snapshots.jsonl", name=None,
+        seed=0, sequences=16, tokens=8192, minutes=240.0,
+    ).parse_args()  # fmt: skip
+
+
+def run() -> None:
+    study = Study(study_options())
     for part, code, metric in cases():
         study.measure(part, code, metric, partial(getattr(study, part), code, metric))
 
 
+def run_cuts() -> None:
+    """Cuts of precision.py, refitted and without recovery."""
+    options = study_options()
+    model, original = st.open(options.model), Study(options)
+    for shape in [name for name in SHAPES if name != "full"]:
+        path = make_cut(model, shape, options.text, options.work).path
+        changed = {"model": path, "name": path.name}
+        cut = Study(argparse.Namespace(**vars(options) | changed))
+        for code, metric in CUT_CODES:
+            cut.measure("cut", code, metric, partial(loss, original, cut, code, metric))
+
+
+Cell = Callable[[list[Row]], str]
+LENGTHS = ("64", "128", "256", "512", "1024")
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def change(figure: str, digits: int) -> Cell:
+    """The mean change over seeds, and half of the interval that all seeds together give."""
+
+    def cell(rows: list[Row]) -> str:
+        halves = [(row[figure][2] - row[figure][1]) / 2 for row in rows]
+        half = sum(x * x for x in halves) ** 0.5 / len(halves)
+        return f"{mean([row[figure][0] for row in rows]):+.{digits}f} ± {half:.{digits}f}"
+
+    return cell
+
+
+def divergence(rows: list[Row]) -> str:
+    """KL in thousandths, to two digits."""
+    low, middle, high = (
+        float(f"{1000 * mean([row['kl'][n] for row in rows]):.2g}") for n in (1, 0, 2)
+    )
+    return f"{middle:g} ({low:g} to {high:g})"
+
+
+def share(figure: str) -> Cell:
+    return lambda rows: f"{100 * mean([row[figure] for row in rows]):.1f} %"
+
+
+def share_at(length: str) -> Cell:
+    return lambda rows: f"{100 * mean([row[length][0] for row in rows]):.1f} %"
+
+
+def rank(rows: list[Row]) -> str:
+    return "" if rows[0]["rank"] is None else f"{mean([row['rank'] for row in rows]):.1f}"
+
+
+def code_name(row: Row) -> str:
+    """ "int8", "within 0.05", or "within 0.05, metric"."""
+    if isinstance(row["code"], str):
+        return row["code"]
+    return f"within {row['code']}" + (", metric" if row["metric"] != "none" else "")
+
+
+CODE: dict[str, Cell] = {
+    "model": lambda rows: rows[0]["model"],
+    "code": lambda rows: code_name(rows[0]),
+}
+BYTES: dict[str, Cell] = {"states": share("share")}
+OF_ORIGINAL: dict[str, Cell] = {"states, of the original's": share("share")}
+KL: dict[str, Cell] = {"KL, 0.001 nats": divergence}
+LOSSES = KL | {"NLL, nats": change("nll", 4), "recall, points": change("recall 32", 1)}
+SPEECH = KL | {"frames of another class, %": change("other class", 2)}
+SEEDS: dict[str, Cell] = {"seeds": lambda rows: str(len(rows))}
+METRIC: dict[str, Cell] = {
+    "model": CODE["model"],
+    "metric": lambda rows: rows[0]["metric"],
+    "tolerance": lambda rows: str(rows[0]["code"]),
+    "states": BYTES["states"],
+}
+TURNS = {
+    "NLL, first 8 turns": change("first turns", 4),
+    "NLL, last 8": change("last turns", 4),
+    "recall, points": change("recall 32", 1),
+}
+
+
+def by_code(row: Row) -> bool:
+    """Without a metric, or in the default one, which has no keys for Mamba-2."""
+    return row["metric"] in ("none", "query" if row["part"] == "audio" else DEFAULT)
+
+
+def by_metric(row: Row) -> bool:
+    return row["code"] in (0.05, 0.1)
+
+
+def with_cuts(row: Row) -> bool:
+    """Cuts, and the original in the codes that cuts are measured in."""
+    return (row["code"], row["metric"]) in CUT_CODES
+
+
+TABLES: dict[str, tuple[str, Callable[[Row], bool], dict[str, Cell]]] = {
+    "codes": ("frontier", by_code, CODE | BYTES | {"rank": rank} | LOSSES | SEEDS),
+    "metrics": ("frontier", by_metric, METRIC | LOSSES),
+    "turns": ("turns", by_code, CODE | TURNS | SEEDS),
+    "lengths": ("lengths", by_code, CODE | {name: share_at(name) for name in LENGTHS}),
+    "speech": ("audio", by_code, CODE | BYTES | {"rank": rank} | SPEECH | SEEDS),
+    "speech metrics": ("audio", by_metric, METRIC | SPEECH),
+    "cuts": ("cut frontier", with_cuts, CODE | OF_ORIGINAL | LOSSES | SEEDS),
+}  # fmt: skip
+
+
+def seeds_table(rows: list[Row], columns: dict[str, Cell]) -> str:
+    """One line for each model, code and metric, the largest copies first; cuts with their
+    original."""
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["model"], str(row["code"]), row["metric"]), []).append(row)
+
+    def order(seeds: list[Row]) -> tuple[str, float]:
+        model = seeds[0]["of" if "of" in seeds[0] else "model"]
+        return model, -mean([row.get("share", 0.0) for row in seeds])
+
+    lines = [
+        [cell(seeds) for cell in columns.values()] for seeds in sorted(groups.values(), key=order)
+    ]
+    return table(list(columns), lines, left=len(columns))
+
+
+def page(results: Path) -> None:
+    rows, contents = read_rows(results / "snapshots.jsonl"), {}
+    for place, (parts, chosen, columns) in TABLES.items():
+        shown = [row for row in rows if row["part"] in parts.split() and chosen(row)]
+        contents[place] = seeds_table(shown, columns)
+    fill(results / "snapshots.md", contents)
+
+
 if __name__ == "__main__":
-    main()
+    start(page, run=run, cuts=run_cuts)

@@ -1,10 +1,16 @@
-"""Run the demo, and the quickstart's `trim`, with several seeds, and tabulate both.
+"""The demo's model, and the demo and the quickstart's `trim` with several seeds.
 
-    python studies/demo_seeds.py results/demo.json results/demo.md --seeds 0 1 2 3 4 5 6 7 8 9
+    python studies/demo.py tokenizer FOLDER
+    python studies/demo.py pack TRAINED src/statetrim/pipelines/demo/model
+    python studies/demo.py run --seeds 0 1 2 3 4 5 6 7 8 9
+    python studies/demo.py page
 
-A seed orders the text and draws recall sequences and random channels. Sizes and steps of the story
-were chosen on seeds above 100. The first file has an entry per seed; what it has already is not run
-again. The tables go into the page.
+`tokenizer`: a token is an ASCII character, its id the code. Keys of recall sequences are then
+digits and punctuation, values are capital letters, and fillers are small letters; other characters
+are left out. `pack` writes a model that train_tiny.py trained as it lies in the package: 16 bits,
+in the layout of the hub. `run`: a seed orders the text and draws recall sequences and random
+channels. Sizes and steps of the story were chosen on seeds above 100. results/demo.json has an
+entry per seed; what it has already is not run again.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ import json
 import logging
 import re
 import shlex
+import shutil
 import tempfile
 import time
 from collections import Counter
@@ -25,6 +32,10 @@ from statistics import mean
 from typing import Any
 from unittest import mock
 
+import torch
+from safetensors.torch import load_file, save_file
+
+from runner import fill, start, study_parser
 from statetrim.artifacts.scores import Scores
 from statetrim.commands.app import app
 from statetrim.commands.demo import muted, run_story
@@ -45,40 +56,91 @@ from statetrim.storage.checkpoint import open_checkpoint
 from statetrim.tasks import recall
 
 QUICKSTART = Path(__file__).parents[1] / "docs" / "quickstart.md"
+END = "<|endoftext|>"  # Qwen's: transformers adds it if it is missing
+UNUSED_MERGE = ("\x00", "\x01")  # llama.cpp wants a merge
+COPIED = ("tokenizer.json", "tokenizer_config.json", "training.json")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+def make_tokenizer() -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    parser = argparse.ArgumentParser(description="Write the tokenizer of the demo's model.")
     parser.add_argument("out", type=Path)
-    parser.add_argument("page", type=Path)
+    out = parser.parse_args().out
+    by_byte = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+
+    def name(character: str) -> str:
+        """What byte-level tokenizers call a character; a space is Ġ."""
+        return str(by_byte.pre_tokenize_str(character)[0][0])
+
+    merge = (name(UNUSED_MERGE[0]), name(UNUSED_MERGE[1]))
+    # The end of text comes last, so that the plain tokens and the vocabulary have equal quarters.
+    names = [*(name(chr(code)) for code in range(128)), "".join(merge), END]
+    vocabulary = {token: index for index, token in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[merge]))
+    tokenizer.pre_tokenizer = by_byte
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END).save_pretrained(out)
+
+
+def pack() -> None:
+    parser = argparse.ArgumentParser(description="Write a trained model as it lies in the package.")
+    parser.add_argument("trained", type=Path)
+    parser.add_argument("out", type=Path)
+    options = parser.parse_args()
+    trained, out = options.trained, options.out
+    out.mkdir(parents=True, exist_ok=True)
+    weights = {}
+    for name, tensor in load_file(trained / "model.safetensors").items():
+        weights[name] = tensor.to(torch.bfloat16)
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    config = nested_config(json.loads((trained / "config.json").read_text()))
+    (out / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    for name in COPIED:
+        shutil.copy(trained / name, out / name)
+
+
+def nested_config(text: dict[str, object]) -> dict[str, object]:
+    """The config as published checkpoints have it, which is the one that MLX-LM reads."""
+    first_softmax_layer = list(text["layer_types"]).index("full_attention")  # type: ignore[call-overload]
+    text = {name: value for name, value in text.items() if name != "architectures"}
+    text |= {"dtype": "bfloat16", "full_attention_interval": first_softmax_layer + 1}
+    text["eos_token_id"] = int(str(text["vocab_size"])) - 1  # of `tokenizer`
+    return {
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "dtype": "bfloat16",
+        "tie_word_embeddings": True,
+        "text_config": text,
+        "vision_config": {"depth": 1, "hidden_size": 16, "num_heads": 2},
+    }
+
+
+def run() -> None:
+    parser = study_parser(__doc__, results="results/demo.json")
     parser.add_argument("--seeds", type=int, nargs="+", required=True)
-    arguments = parser.parse_args()
+    options = parser.parse_args()
     logging.getLogger("transformers").setLevel(logging.ERROR)
     entries: dict[str, Any] = {}
-    if arguments.out.exists():
-        entries = json.loads(arguments.out.read_text())
+    if options.results.exists():
+        entries = json.loads(options.results.read_text())
     stock = recall.associations
-    for seed in arguments.seeds:
+    for seed in options.seeds:
         entry = entries.setdefault(str(seed), {})
-        for name, run in (("demo", run_demo), ("recovered", run_recovery), ("trim", run_trim)):
+        for name, measure in (("demo", run_demo), ("recovered", run_recovery), ("trim", run_trim)):
             if name in entry:
                 continue
             # `evaluate` has no seed: everybody measures the same sequences.
             seeded = mock.patch.object(recall, "associations", partial(stock, seed=seed))
             with tempfile.TemporaryDirectory() as folder, chdir(folder), seeded:
                 began, cpu_began = time.monotonic(), time.process_time()
-                entry[name] = run(seed)
+                entry[name] = measure(seed)
                 entry[name]["seconds"] = round(time.monotonic() - began)
                 entry[name]["cpu_seconds"] = round(time.process_time() - cpu_began)
-            arguments.out.write_text(json.dumps(entries, indent=1))
+            options.results.write_text(json.dumps(entries, indent=1))
             verdicts = [model["verdict"] for model in entry[name]["models"].values()]
             print(f"seed {seed}, {name}: {verdicts}; {entry[name]['seconds']} s", flush=True)
-    page = arguments.page.read_text()
-    for name, table in (("demo", demo_table(entries)), ("trim", trim_table(entries))):
-        before, begin, rest = page.partition(f"<!-- {name} -->\n\n")
-        _, end, after = rest.partition("<!-- end -->")
-        page = f"{before}{begin}{table}\n\n{end}{after}"
-    arguments.page.write_text(page)
 
 
 def run_demo(seed: int) -> dict[str, Any]:
@@ -204,5 +266,10 @@ def interval(figures: list[float]) -> str:
     return f"{estimate:.1f} ({low:.1f} to {high:.1f})"
 
 
+def page(results: Path) -> None:
+    entries = json.loads((results / "demo.json").read_text())
+    fill(results / "demo.md", {"demo": demo_table(entries), "trim": trim_table(entries)})
+
+
 if __name__ == "__main__":
-    main()
+    start(page, tokenizer=make_tokenizer, pack=pack, run=run)
