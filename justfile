@@ -23,7 +23,7 @@ gpu-kernels ENGINES OUT:
     mkdir -p {{OUT}}
     {{ENGINES}}/hub-kernels/bin/python tests/helpers/kernel_worker.py kernels {{OUT}}
 
-# The reference models give the losses and the recall that were stated with them; CI compares their logits.
+# The reference models recall as much as was stated with them; CI compares their logits.
 reference-losses:
     pytest -m "slow or not slow" tests/portable/test_portable.py
 
