@@ -257,7 +257,8 @@ def run_check() -> None:
     rows: dict[str, Any] = {}
     if options.results.exists():
         rows = json.loads(options.results.read_text())
-    steps = {tool.replace(" ", "-"): (evaluate, verify_in_transformers) for tool in TOOLS}
+    steps: dict[str, tuple[Callable[..., dict[str, Any]], ...]] = {}
+    steps |= {tool.replace(" ", "-"): (evaluate, verify_in_transformers) for tool in TOOLS}
     steps |= {kind: (verify_in_llamacpp,) for kind in ("F32", "Q8_0", "Q4_K_M")}
     for name, checks in steps.items():
         if name not in rows:

@@ -413,7 +413,7 @@ METRIC: dict[str, Cell] = {
     "tolerance": lambda rows: str(rows[0]["code"]),
     "states": BYTES["states"],
 }
-TURNS = {
+TURN_LOSSES = {
     "NLL, first 8 turns": change("first turns", 4),
     "NLL, last 8": change("last turns", 4),
     "recall, points": change("recall 32", 1),
@@ -437,7 +437,7 @@ def with_cuts(row: Row) -> bool:
 TABLES: dict[str, tuple[str, Callable[[Row], bool], dict[str, Cell]]] = {
     "codes": ("frontier", by_code, CODE | BYTES | {"rank": rank} | LOSSES | SEEDS),
     "metrics": ("frontier", by_metric, METRIC | LOSSES),
-    "turns": ("turns", by_code, CODE | TURNS | SEEDS),
+    "turns": ("turns", by_code, CODE | TURN_LOSSES | SEEDS),
     "lengths": ("lengths", by_code, CODE | {name: share_at(name) for name in LENGTHS}),
     "speech": ("audio", by_code, CODE | BYTES | {"rank": rank} | SPEECH | SEEDS),
     "speech metrics": ("audio", by_metric, METRIC | SPEECH),

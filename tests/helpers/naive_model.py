@@ -31,7 +31,8 @@ class NaiveModel:
             gate, up = (y @ block[f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
             x = x + (F.silu(gate) * up) @ block["mlp.down_proj.weight"].T
         head = self.weights.get("lm_head.weight", self.weights["model.embeddings.weight"])
-        return self._norm(x, self.weights["model.norm.weight"]) @ head.T
+        logits: Tensor = self._norm(x, self.weights["model.norm.weight"]) @ head.T
+        return logits
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return x * (x.square().mean(-1, keepdim=True) + self.config.norm_eps).rsqrt() * weight

@@ -87,7 +87,7 @@ HEADLINES = {  # start of a claim -> its verdict in the first paragraph of resul
 def test_the_first_paragraph_says_what_the_verdicts_say() -> None:
     verdicts = {claim: verdict.strip("*") for claim, _, _, verdict, _ in claims()}
     for claim, verdict in HEADLINES.items():
-        of_claim = {found for text, found in verdicts.items() if text.startswith(claim)}
+        of_claim = {verdicts[text] for text in verdicts if text.startswith(claim)}
         assert of_claim == {verdict}, claim
 
 
