@@ -46,9 +46,7 @@ def measure_share(options: argparse.Namespace, share: float, results: Rows) -> N
     name = model.path.resolve().name
     if results.has({"model": name, "share": share}):
         return
-    settings = st.TrimOptions(
-        text=options.text, tokens=options.tokens, control=False, benchmark=False
-    )
+    settings = st.TrimOptions(text=options.text, tokens=options.tokens, control=False)
     decided_path = options.work / f"{name}-state-{share:g}"
     deciding_seconds = trim_seconds(model, replace(settings, to=share), decided_path)
     decision = json.loads((decided_path / "statetrim" / "decision.json").read_text())
