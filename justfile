@@ -23,7 +23,7 @@ gpu-kernels ENGINES OUT:
     mkdir -p {{OUT}}
     {{ENGINES}}/hub-kernels/bin/python tests/helpers/kernel_worker.py kernels {{OUT}}
 
-# The reference models give the losses and the recall that were stated with them; CI compares their logits.
+# The reference models recall as much as was stated with them; CI compares their logits.
 reference-losses:
     pytest -m "slow or not slow" tests/portable/test_portable.py
 
@@ -102,9 +102,9 @@ train-tiny kind out *options:
 bench-analyze:
     python benchmarks/bench_analyze.py
 
-# The pictures and the table of results/rank-analysis.md, from the reference model in ../shared.
-figures:
-    python studies/figures_reference.py
+# The pictures and the table of results/rank-analysis.md; TEXT to calibrate on, TEST held out.
+figures MODEL TEXT TEST *OPTIONS:
+    python studies/rank_analysis.py {{MODEL}} --text {{TEXT}} --test {{TEST}} {{OPTIONS}}
 
 # Cost of calibration beside the bare model, its memory, and the time of selection (results/calibration-cost.md).
 bench-calibrate:
@@ -112,12 +112,12 @@ bench-calibrate:
 
 # What recovery brings back, tables and picture; resumes if interrupted (results/recovery.md).
 recover-reference MODELS TEXT TEST WORK *OPTIONS:
-    python studies/recover_reference.py {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
-    python studies/recover_reference.py {{MODELS}}/tiny-gated_deltanet --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
-    python studies/recover_reference.py {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} --data half --methods grad --keep 0.5 {{OPTIONS}}
-    python studies/recover_reference.py {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} --data layerwise --methods l1 grad drrqr --keep 0.5 {{OPTIONS}}
-    python studies/recover_reference.py {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} --tokens 98304 --methods grad drrqr --keep 0.5 {{OPTIONS}}
-    python studies/plot_recovery.py results/recovery.jsonl results/recovery.md
+    python studies/recovery.py run {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
+    python studies/recovery.py run {{MODELS}}/tiny-gated_deltanet --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
+    python studies/recovery.py run {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} --data half --methods grad --keep 0.5 {{OPTIONS}}
+    python studies/recovery.py run {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} --data layerwise --methods l1 grad drrqr --keep 0.5 {{OPTIONS}}
+    python studies/recovery.py run {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} --tokens 98304 --methods grad drrqr --keep 0.5 {{OPTIONS}}
+    python studies/recovery.py page
 
 # A step of recovery beside bare forward and backward passes (results/recovery.md).
 bench-recover MODEL TEXT:
@@ -125,8 +125,8 @@ bench-recover MODEL TEXT:
 
 # Every method on MODEL: NLL, KL and recall after the cut; resumes if interrupted (results/methods.md).
 compare-methods MODEL TEXT TEST *OPTIONS:
-    python studies/compare_methods.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --results results/methods.jsonl {{OPTIONS}}
-    python studies/plot_methods.py results/methods.jsonl results/methods.md
+    python studies/methods.py run {{MODEL}} --text {{TEXT}} --test {{TEST}} {{OPTIONS}}
+    python studies/methods.py page
 
 # Environments of real engines, each below DIRECTORY: MLX-LM, llama.cpp, vLLM for CPUs, and kernels to compile.
 engines DIRECTORY:
@@ -174,7 +174,7 @@ engines-outdated:
 
 # Fewer channels, fewer bits, or both: shapes x dtypes of the state of one model.
 compare-precision MODEL TEXT TEST WORK:
-    python studies/compare_precision.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} --results results/precision.jsonl
+    python studies/precision.py run {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}}
 
 # What vLLM reports of its cache when it starts; a test holds the calculator against it.
 vllm-startup ENGINES:
@@ -186,8 +186,8 @@ bench-serving DIRECTORY:
 
 # Keys, values or both at equal bytes: measure MODEL, then tables and picture of results/two-axes.md.
 compare-axes MODEL TEXT TEST *OPTIONS:
-    python studies/compare_axes.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --results results/two-axes.jsonl {{OPTIONS}}
-    python studies/plot_axes.py results/two-axes.jsonl results/two-axes.md
+    python studies/two_axes.py run {{MODEL}} --text {{TEXT}} --test {{TEST}} {{OPTIONS}}
+    python studies/two_axes.py page
 
 # Cuts of every quantised format, group size and kept width, read by compressed-tensors; and every step on every format.
 quantised-widths:
@@ -195,13 +195,13 @@ quantised-widths:
 
 # Every step on checkpoints of every quantised format, and the tables of results/quantised.md.
 quantised-matrix WORK:
-    python studies/quantised_matrix.py --work {{WORK}} --results results/quantised.json
-    python studies/table_quantised.py results/quantised.json results/quantised.md
+    python studies/quantised_matrix.py run --work {{WORK}}
+    python studies/quantised_matrix.py page
 
 # Does trim choose a shape well? Every shape of the same bytes beside its choice (results/shapes.md).
 compare-shapes MODEL TEXT TEST WORK *OPTIONS:
-    python studies/compare_shapes.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
-    python studies/plot_shapes.py results/shapes.jsonl results/uneven.jsonl results/shapes.md README.md
+    python studies/shapes.py run {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
+    python studies/shapes.py page
 
 # Kill ten commands at every filesystem event they make, run each again, compare (SECURITY.md).
 kill-every-event +COMMANDS="every":
@@ -225,14 +225,14 @@ prompt-mutants COUNT="5000" SEED="0":
 
 # Stored states by code: bytes against loss on MODEL and on cuts of it; resumes if interrupted (results/snapshots.md).
 compare-snapshots MODEL TEXT TEST WORK *OPTIONS:
-    python studies/compare_snapshots.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} --results results/snapshots.jsonl {{OPTIONS}}
-    python studies/compare_snapshots_cuts.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} --results results/snapshots.jsonl {{OPTIONS}}
-    python studies/table_snapshots.py results/snapshots.jsonl results/snapshots.md
+    python studies/snapshots.py run {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
+    python studies/snapshots.py cuts {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
+    python studies/snapshots.py page
 
 # The same on neovad's Mamba-2, with the clips in the source distribution SDIST of pyannote.audio (results/snapshots.md).
 compare-snapshots-audio MODEL SDIST:
-    python studies/compare_snapshots_audio.py {{MODEL}} {{SDIST}} --results results/snapshots.jsonl
-    python studies/table_snapshots.py results/snapshots.jsonl results/snapshots.md
+    python studies/speech.py codes {{MODEL}} --clips {{SDIST}}
+    python studies/snapshots.py page
 
 # Prompts that MLX-LM and llama.cpp save, coded, restored and continued (docs/stored-states.md).
 coded-prompts ENGINES MODEL TEXT WORK:
@@ -253,8 +253,8 @@ bench-snapshots:
 
 # One width for all layers, or width where the memory lives: measure MODEL, then results/uneven.md.
 compare-uneven MODEL TEXT TEST WORK *OPTIONS:
-    python studies/compare_uneven.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
-    python studies/plot_uneven.py results/uneven.jsonl results/uneven-capacity.json results/uneven.md
+    python studies/uneven.py run {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
+    python studies/uneven.py page
 
 # Sequences in vLLM's cache with layers of different widths, by its own functions (results/uneven.md).
 uneven-capacity ENGINES *CONFIGS:
@@ -276,7 +276,7 @@ paper MODEL TEXT TEST WORK:
     python studies/paper/pca.py {{MODEL}} --text {{TEXT}} --test {{TEST}}
     python studies/paper/rotation.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --tokens 8192
     python studies/paper/calibration.py {{MODEL}} --text {{TEXT}} --test {{TEST}}
-    python studies/paper/ledger.py results/paper.md --pictures results/paper
+    python studies/paper/ledger.py page
 
 # The scripts of studies/ to the end: training until recall, and the paper's; CI takes one of them.
 study-scripts:

@@ -62,12 +62,15 @@ def query_logits(model: Any, ids: Tensor, query_positions: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def accuracy(model: Any, pairs: int, rows: int = 128, seed: int = 1234, hops: int = 1) -> float:
-    """Share of values that the model ranks first."""
+def accuracies(model: Any, pairs: int, rows: int, seed: int, hops: int = 1) -> Tensor:
+    """Float64 [rows]: the share of a sequence's values that the model ranks first."""
     generator = torch.Generator().manual_seed(seed)
     draw = two_hop_batch if hops == 2 else batch
     ids, query_positions = draw(model.config.vocab_size, pairs, rows, generator)
-    correct = (
-        query_logits(model.eval(), ids, query_positions).argmax(-1) == ids[:, query_positions + 1]
-    )
-    return float(correct.float().mean())
+    best = query_logits(model, ids, query_positions).argmax(-1)
+    return (best == ids[:, query_positions + 1]).double().mean(1)
+
+
+def accuracy(model: Any, pairs: int, rows: int = 128, seed: int = 1234, hops: int = 1) -> float:
+    """Share of values that the model ranks first."""
+    return float(accuracies(model.eval(), pairs, rows, seed, hops).mean())

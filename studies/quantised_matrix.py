@@ -1,15 +1,17 @@
 """Every step on every quantised format: run, refused with its sentence, or not applicable.
 
-    python studies/quantised_matrix.py --work DIR --results results/quantised.json
+    python studies/quantised_matrix.py run --work DIR
+    python studies/quantised_matrix.py page
 
 The checkpoints are small and random, in the layouts and with the blocks of public releases.
 `verify` loads them as they are stored, in a transformers process of its own. Finished formats in
-the results are kept; `table_quantised.py` writes the page's table.
+the results are kept.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import warnings
@@ -25,9 +27,9 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 import statetrim as st  # noqa: E402
-from arguments import study_parser  # noqa: E402
 from helpers import quantized, tiny  # noqa: E402
 from helpers.quantized import FLOAT8, INT4, Format, compressed, quantize_checkpoint  # noqa: E402
+from runner import fill, start, study_parser, table  # noqa: E402
 from statetrim.runtime.loading import load  # noqa: E402
 
 SIZES: dict[str, Any] = {
@@ -210,8 +212,8 @@ def run_step(case: Case, name: str) -> dict[str, str]:
         return {"outcome": "refused", "detail": sentence}
 
 
-def main() -> None:
-    options = study_parser(__doc__, "work", "results").parse_args()
+def run() -> None:
+    options = study_parser(__doc__, "work", results="results/quantised.json").parse_args()
     rows: dict[str, Any] = {}
     if options.results.exists():
         rows = json.loads(options.results.read_text())["rows"]
@@ -236,5 +238,51 @@ def main() -> None:
         options.results.write_text(written + "\n")
 
 
+_WORDS = {"run": "yes", "refused": "refused", "not applicable": "n/a"}
+
+
+def matrix(rows: dict[str, Any]) -> str:
+    """A table of outcomes; refusals have a number, and their sentences follow."""
+    lines = []
+    sentences: list[str] = []
+    for name, cells in rows.items():
+        line = [name]
+        for step in STEPS:
+            cell = cells[step]
+            word = _WORDS[cell["outcome"]]
+            if cell["outcome"] == "refused":
+                if cell["detail"] not in sentences:
+                    sentences.append(cell["detail"])
+                word += f" ({1 + sentences.index(cell['detail'])})"
+            elif step == "prune" and cell["outcome"] == "run":
+                word = short_error(cell["detail"])
+            line.append(word)
+        lines.append(line)
+    numbered = [f"{n}. `{text.replace('`', '')}`" for n, text in enumerate(sentences, 1)]
+    header = ["format", *STEPS]
+    return "\n".join([table(header, lines, left=len(header)), "", *numbered])
+
+
+def short_error(detail: str) -> str:
+    """ "exact", or the largest error of the weights that were quantised again."""
+    match = re.search(r"error (\S+%) at most", detail)
+    return f"error {match[1]}" if match else detail
+
+
+def losses(rows: dict[str, Any]) -> str:
+    """KL divergences from the 16-bit cut: of the cut release, and of the cut quantised."""
+    lines = []
+    for name, cells in rows.items():
+        figures = re.findall(r"\d\.\de[+-]\d+", cells["prune, sibling's plan"]["detail"])
+        if len(figures) == 2:
+            lines.append([name, *figures])
+    return table(["format", "quantised, then cut", "cut, then quantised"], lines)
+
+
+def page(results: Path) -> None:
+    rows = json.loads((results / "quantised.json").read_text())["rows"]
+    fill(results / "quantised.md", {"matrix": matrix(rows), "losses": losses(rows)})
+
+
 if __name__ == "__main__":
-    main()
+    start(page, run=run)

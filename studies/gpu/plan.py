@@ -1,4 +1,4 @@
-"""What the kit runs: commands of statetrim and lm-eval, each with the file or directory it makes.
+"""What the kit runs: commands of statetrim, each with the file or directory it makes.
 
 A step's command is built when it starts, because two of them depend on earlier results: the widths
 by layer on the measured sensitivity, the length of recovery on the time that is left.
@@ -7,9 +7,10 @@ by layer on the measured sensitivity, the length of recovery on the time that is
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,23 @@ from statetrim.artifacts.sensitivity import Sensitivity
 from statetrim.selection.allocate import allocate
 
 Command = list[str]
-STATETRIM = [sys.executable, "-m", "statetrim"]
+MEASURED = """
+import atexit, runpy, sys
+def peak():
+    cuda = sys.modules["torch"].cuda if "torch" in sys.modules else None
+    gpus = range(cuda.device_count() if cuda and cuda.is_available() else 0)
+    print("peak", *(cuda.max_memory_allocated(gpu) for gpu in gpus), file=sys.stderr)
+atexit.register(peak)
+runpy.run_module("statetrim", run_name="__main__", alter_sys=True)
+"""
+"""`statetrim`, which says last how many bytes it took on each GPU."""
 SHARES = (0.75, 0.5, 0.25)
 """Of the channels on both axes, in the sweep of one shape for all layers."""
-
-RECALL_TASKS = ("squad", "fda", "swde")
-NEEDLES = ("niah_single_1", "niah_single_2", "niah_multikey_1")
-"""RULER's tasks, at 4,096 tokens."""
-
+CUTS = ("uniform-75", "uniform-50", "uniform-25", "by-layer-50")
+TASKS = (
+    "text", "mqar", "hellaswag", "squad", "fda", "swde", "gsm8k", "niah_single_1", "niah_single_2",
+    "niah_multikey_1",
+)  # fmt: skip
 MIN_RECOVERY_TOKENS = 2**18
 READ_TOKENS = 2**27
 """Of the text, by calibration and recovery; without `heldout`, the rest is held out."""
@@ -44,37 +54,20 @@ class Kit:
     length: int = 512
     batch_size: int = 8
     limit: int = 256
-    extra: tuple[str, ...] = field(default=())  # options of recovery, for a small run
+    extra: tuple[str, ...] = ()  # options of recovery, for a small run
     hub_id: str = ""  # of the model as published, for the results; none for a directory
 
     def path(self, name: str) -> Path:
         return self.work / name
 
-    @property
-    def placed(self) -> Command:
-        return ["--device", self.device] if self.device else []
-
-    @property
-    def unread(self) -> Command:
-        """Text that calibration and recovery do not read."""
-        skip = [] if self.heldout else ["--skip", str(READ_TOKENS)]
-        return ["--text", self.heldout or self.text, *skip]
-
-    @property
-    def sizes(self) -> Command:
-        return ["--length", str(self.length), "--batch-size", str(self.batch_size)]
-
 
 @dataclass(frozen=True)
 class Step:
-    """One command. `passes` is its cost in runs of `Kit.tokens` tokens through the model."""
+    """One command; the second argument of `command` is the seconds of the budget that are left."""
 
     name: str
     makes: str
-    command: Callable[[Kit, float], Command]  # the second argument: seconds of the budget left
-    passes: float = 0.0
-    copies: int = 0  # of the weights, written to the disk
-    generated: int = 0  # tokens of each sample, one after another, over all models
+    command: Callable[[Kit, float], Command]
 
 
 def finished_steps(kit: Kit) -> dict[str, dict[str, Any]]:
@@ -89,33 +82,53 @@ def finished_steps(kit: Kit) -> dict[str, dict[str, Any]]:
     return rows
 
 
-def steps(kit: Kit, head: tuple[int, int], *, vllm: bool) -> list[Step]:
+def steps(kit: Kit, head: tuple[int, int], *, gpus: int, vllm: bool) -> list[Step]:
     """All steps for a model whose heads have `head` key and value channels, in order."""
-    shapes = {f"{share:.0%}": _shape(head, share) for share in SHARES}
+    calibrate = "calibrate {model} {read} --tokens {tokens} {sizes} -o {out}"
     plan = [
-        Step("inspect", "inspect.json", _inspect),
-        Step("calibrate", "statistics.safetensors", _calibrate, 1.3),
-        Step("analyze", "analysis.json", _analyze, 0.2),
-        Step("sensitivity", "sensitivity.json", _sensitivity, 8),
-        Step("stored states", "snapshots.json", _snapshot, 0.5),
-    ]
-    for name, to in shapes.items():
-        plan += _cut_steps(f"uniform {name}", _fixed(to))
-    plan += _cut_steps("by layer 50%", _widths_by_layer)
-    plan.append(Step("recover", "recovered", _recover, 0, copies=1))
-    cuts = [f"uniform {name}" for name in shapes]
-    models = len(cuts) + 3  # the original, widths by layer, recovered
-    for task in ("text", "mqar", "hellaswag", *RECALL_TASKS):
-        makes, command = f"scores-{task}.json", _evaluate(task, cuts)
-        generated = 48 * models if task in RECALL_TASKS else 0
-        plan.append(Step(f"evaluate {task}", makes, command, 3, generated=generated))
-    for name in ("original", "uniform 50%", "recovered"):
-        for task in ("gsm8k", *NEEDLES):
-            makes, command = f"lm-eval-{task}-{_file(name)}.json", _lm_eval(name, task)
-            generated = 128 if task in NEEDLES else 256
-            plan.append(Step(f"{task} of {name}", makes, command, 4, generated=generated))
+        _step("inspect", "inspect.json", "inspect {model} --json"),
+        _step("calibrate", "statistics.safetensors", f"{calibrate} {{placed}}"),
+        _step("calibrate layerwise", "layerwise.safetensors",
+              f"{calibrate} --layerwise {{placed}}"),
+        _step("gradients", "grad.safetensors", f"{calibrate} --for grad {{placed}}"),
+        _step("analyze", "analysis.json", "analyze {model} {unread} {analyzed} {placed} -o {out}"),
+        _step("sensitivity", "sensitivity.json", "analyze {model} --sensitivity {read} "
+              "--tokens {few} {sizes} {placed} -o {out}"),
+        _step("stored states", "snapshots.json", "snapshot {model} {unread} --length {half} "
+              "{placed} -o {out}"),
+    ]  # fmt: skip
+    if gpus > 1:
+        spread = _step("calibrate spread", "spread.safetensors", f"{calibrate} --device-map auto")
+        plan.insert(3, spread)
+    shapes = [_shape(head, share) for share in SHARES]
+    for cut, to in zip(CUTS, [*shapes, "{widths}"], strict=True):
+        plan += [
+            _step(f"select {cut}", f"plan-{cut}.json", f"select {{model}} --to {to} "
+                  "--statistics {work}/statistics.safetensors -o {out}"),
+            _step(f"prune {cut}", f"cut-{cut}", f"prune {{model}} {{work}}/plan-{cut}.json "
+                  "--uneven -o {out}"),
+            _step(f"compare {cut}", f"pairs-{cut}.safetensors", f"calibrate {{work}}/cut-{cut} "
+                  "--original {model} {read} --tokens {tokens} {sizes} {placed} -o {out}"),
+            _step(f"refit {cut}", f"fitted-{cut}", f"refit {{work}}/cut-{cut} "
+                  f"--statistics {{work}}/pairs-{cut}.safetensors -o {{out}}"),
+        ]  # fmt: skip
+    half = "{work}/fitted-uniform-50"
+    plan += [
+        _step("recover", "recovered", f"recover {half} --teacher {{model}} {{read}} --recall 0.25 "
+              "--tokens {trained} {sizes} {placed} -o {out} {extra}"),
+        _step("recover layerwise", "recovered-layerwise", f"recover {half} --teacher {{model}} "
+              "{read} --layerwise --tokens {few} {sizes} {placed} -o {out}"),
+    ]  # fmt: skip
+    for task in TASKS:
+        source = {"text": "{unread}", "mqar": ""}.get(task, "{data}")
+        plan.append(_step(f"evaluate {task}", f"scores-{task}.json", "evaluate {models} --baseline "
+                          f"{{model}} --tasks {task} {source} --limit {{limit}} --batch-size "
+                          "{batch_size} {placed} -o {out}"))  # fmt: skip
+    plan.append(_step("benchmark", "timings.json", f"benchmark {half} --baseline {{model}} "
+                      "--rounds 3 {placed} -o {out}"))  # fmt: skip
     if vllm:
-        plan.append(Step("serve in vLLM", "verification.json", _verify, 1))
+        words = f"verify {half} --baseline {{model}} --engine vllm --engine-python {{python}}"
+        plan.append(_step("serve in vLLM", "verification.json", f"{words} {{unread}} -o {{out}}"))
     return plan
 
 
@@ -128,134 +141,51 @@ def _shape(head: tuple[int, int], share: float) -> str:
     return f"{sizes[0]}x{sizes[1]}"
 
 
-def _fixed(shape: str) -> Callable[[Kit, float], str]:
-    return lambda kit, left: shape
+def _step(name: str, makes: str, words: str) -> Step:
+    """A step that runs `statetrim` with these words, in which {names} are those of `Words`."""
 
-
-def _cut_steps(name: str, to: Callable[[Kit, float], str]) -> list[Step]:
-    """Select, prune, collect the sums of a refit, and refit: the cut is `fitted-NAME`."""
-    file = _file(name)
-
-    def select(kit: Kit, left: float) -> Command:
-        statistics = str(kit.path("statistics.safetensors"))
-        out = str(kit.path(f"plan-{file}.json"))
-        return [
-            *STATETRIM, "select", kit.model, "--to", to(kit, left), "--statistics", statistics,
-            "-o", out,
-        ]  # fmt: skip
-
-    def prune(kit: Kit, left: float) -> Command:
-        plan, out = str(kit.path(f"plan-{file}.json")), str(kit.path(f"cut-{file}"))
-        return [*STATETRIM, "prune", kit.model, plan, "--uneven", "-o", out]
-
-    def calibrate(kit: Kit, left: float) -> Command:
-        cut, out = str(kit.path(f"cut-{file}")), str(kit.path(f"pairs-{file}.safetensors"))
-        return [
-            *STATETRIM, "calibrate", cut, "--original", kit.model, "--text", kit.text, "--tokens",
-            str(kit.tokens), *kit.sizes, *kit.placed, "-o", out,
-        ]  # fmt: skip
-
-    def refit(kit: Kit, left: float) -> Command:
-        pairs = str(kit.path(f"pairs-{file}.safetensors"))
-        cut, out = str(kit.path(f"cut-{file}")), str(kit.path(f"fitted-{file}"))
-        return [*STATETRIM, "refit", cut, "--statistics", pairs, "-o", out]
-
-    return [
-        Step(f"select {name}", f"plan-{file}.json", select),
-        Step(f"prune {name}", f"cut-{file}", prune, copies=1),
-        Step(f"compare {name}", f"pairs-{file}.safetensors", calibrate, 2),
-        Step(f"refit {name}", f"fitted-{file}", refit, copies=1),
-    ]
-
-
-def _widths_by_layer(kit: Kit, left: float) -> str:
-    """Half of the bytes, by the sensitivity that was measured."""
-    return str(allocate(Sensitivity.load(kit.path("sensitivity.json")), 0.5))
-
-
-def _inspect(kit: Kit, left: float) -> Command:
-    return [*STATETRIM, "inspect", kit.model, "--json"]
-
-
-def _calibrate(kit: Kit, left: float) -> Command:
-    return [
-        *STATETRIM, "calibrate", kit.model, "--text", kit.text, "--tokens", str(kit.tokens),
-        *kit.sizes, *kit.placed, "-o", str(kit.path("statistics.safetensors")),
-    ]  # fmt: skip
-
-
-def _analyze(kit: Kit, left: float) -> Command:
-    tokens = max(kit.length, kit.tokens // 16)
-    return [
-        *STATETRIM, "analyze", kit.model, *kit.unread, "--tokens", str(tokens), "--length",
-        str(kit.length), "--burn-in", str(kit.length // 4), *kit.placed, "-o",
-        str(kit.path("analysis.json")),
-    ]  # fmt: skip
-
-
-def _sensitivity(kit: Kit, left: float) -> Command:
-    return [
-        *STATETRIM, "analyze", kit.model, "--sensitivity", "--text", kit.text, "--tokens",
-        str(kit.tokens // 4), *kit.sizes, *kit.placed, "-o", str(kit.path("sensitivity.json")),
-    ]  # fmt: skip
-
-
-def _snapshot(kit: Kit, left: float) -> Command:
-    return [
-        *STATETRIM, "snapshot", kit.model, *kit.unread, "--length", str(kit.length // 2),
-        *kit.placed, "-o", str(kit.path("snapshots.json")),
-    ]  # fmt: skip
-
-
-def _recover(kit: Kit, left: float) -> Command:
-    """Train the cut to a half for as long as half of the time that is left allows, at the speed at
-    which calibration read."""
-    seconds = finished_steps(kit)["calibrate"]["seconds"]
-    speed = kit.tokens / seconds / 4  # a step of training: teacher, student and its gradient
-    tokens = min(READ_TOKENS, max(MIN_RECOVERY_TOKENS, int(speed * left / 2)))
-    return [
-        *STATETRIM, "recover", str(kit.path("fitted-uniform-50")), "--teacher", kit.model,
-        "--text", kit.text, "--recall", "0.25", "--tokens", str(tokens), *kit.sizes, *kit.placed,
-        "-o", str(kit.path("recovered")), *kit.extra,
-    ]  # fmt: skip
-
-
-def _evaluate(task: str, cuts: list[str]) -> Callable[[Kit, float], Command]:
     def command(kit: Kit, left: float) -> Command:
-        models = [kit.path(f"fitted-{_file(name)}") for name in (*cuts, "by layer 50%")]
-        models.append(kit.path("recovered"))
-        existing = [str(path) for path in models if path.exists()]
-        source = kit.unread if task == "text" else []
-        source += ["--data", str(kit.data)] if kit.data and task not in ("text", "mqar") else []
-        return [
-            *STATETRIM, "evaluate", *existing, "--baseline", kit.model, "--tasks", task, *source,
-            "--limit", str(kit.limit), "--batch-size", str(kit.batch_size), *kit.placed, "-o",
-            str(kit.path(f"scores-{task}.json")),
-        ]  # fmt: skip
+        filled = words.format_map(Words(kit, left, kit.path(makes)))
+        return [sys.executable, "-c", MEASURED, *shlex.split(filled)]
 
-    return command
+    return Step(name, makes, command)
 
 
-def _lm_eval(name: str, task: str) -> Callable[[Kit, float], Command]:
-    def command(kit: Kit, left: float) -> Command:
-        paths = {"original": kit.model, "recovered": str(kit.path("recovered"))}
-        path = paths.get(name, str(kit.path(f"fitted-{_file(name)}")))
-        return [
-            sys.executable, str(Path(__file__).with_name("ask_lm_eval.py")), path, task, "--limit",
-            str(kit.limit), "--batch-size", str(kit.batch_size), *kit.placed, "-o",
-            str(kit.path(f"lm-eval-{task}-{_file(name)}.json")),
-        ]  # fmt: skip
+class Words:
+    """Values of the names in a command, quoted for a shell; each is computed if it is asked for."""
 
-    return command
+    def __init__(self, kit: Kit, left: float, out: Path) -> None:
+        self.kit, self.left = kit, left
+        unread = f"--text {shlex.quote(kit.heldout or kit.text)}"
+        analyzed = f"--tokens {max(kit.length, kit.tokens // 16)} --length {kit.length}"
+        self.texts = {
+            "model": shlex.quote(kit.model), "work": shlex.quote(str(kit.work)),
+            "out": shlex.quote(str(out)), "python": shlex.quote(sys.executable),
+            "read": f"--text {shlex.quote(kit.text)}",
+            "unread": unread if kit.heldout else f"{unread} --skip {READ_TOKENS}",
+            "analyzed": f"{analyzed} --burn-in {kit.length // 4}",
+            "tokens": str(kit.tokens), "few": str(kit.tokens // 4), "half": str(kit.length // 2),
+            "sizes": f"--length {kit.length} --batch-size {kit.batch_size}",
+            "limit": str(kit.limit), "batch_size": str(kit.batch_size),
+            "placed": f"--device {kit.device}" if kit.device else "",
+            "data": f"--data {shlex.quote(str(kit.data))}" if kit.data else "",
+            "extra": shlex.join(kit.extra),
+        }  # fmt: skip
 
+    def __getitem__(self, name: str) -> str:
+        return self.texts[name] if name in self.texts else str(getattr(self, f"_{name}")())
 
-def _verify(kit: Kit, left: float) -> Command:
-    return [
-        *STATETRIM, "verify", str(kit.path("fitted-uniform-50")), "--baseline", kit.model,
-        "--engine", "vllm", "--engine-python", sys.executable, *kit.unread, "-o",
-        str(kit.path("verification.json")),
-    ]  # fmt: skip
+    def _widths(self) -> str:
+        """By layer, for half of the bytes, by the sensitivity that was measured."""
+        return str(allocate(Sensitivity.load(self.kit.path("sensitivity.json")), 0.5))
 
+    def _trained(self) -> int:
+        """Tokens of recovery for half of the time that is left, at the speed of calibration."""
+        speed = self.kit.tokens / finished_steps(self.kit)["calibrate"]["seconds"]
+        quarter = speed / 4  # a step of training: teacher, student and its gradient
+        return min(READ_TOKENS, max(MIN_RECOVERY_TOKENS, int(quarter * self.left / 2)))
 
-def _file(name: str) -> str:
-    return name.replace(" ", "-").removesuffix("%")
+    def _models(self) -> str:
+        """The cuts that exist."""
+        paths = [self.kit.path(f"fitted-{cut}") for cut in CUTS] + [self.kit.path("recovered")]
+        return shlex.join(str(path) for path in paths if path.exists())

@@ -8,40 +8,56 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
-
-import torch
 
 import statetrim as st
 from plan import Kit, Step
-from statetrim.maths.paired import Pairs, difference_interval
+from statetrim.maths.paired import difference_interval
+
+sys.path.append(str(Path(__file__).parents[1]))
+from runner import RESULTS, read_rows, table
 
 _INTERVAL = "{:+.4f} ({:+.4f} to {:+.4f})"
-_RECOVERY = Path(__file__).parents[2] / "results/recovery.jsonl"
 
 
 def collect(kit: Kit, plan: Sequence[Step], done: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write WORK/results.json from what exists so far; written under another name, then renamed."""
+    """Write WORK/results.json from what exists so far; written under another name, then renamed.
+    The text of an error may name files and is left out."""
+    steps = []
+    for step in plan:
+        row = done.get(step.name, {"seconds": 0.0, "ended": "not reached"})
+        kept = {name: row[name] for name in ("seconds", "ended", "gpu_peak_bytes") if name in row}
+        steps.append({"name": step.name} | kept)
     records = {
         "model": kit.hub_id or st.open(kit.model).config.get("model_type"),
         "environment": st.doctor().as_json(),
         "settings": {"tokens": kit.tokens, "length": kit.length, "limit": kit.limit},
-        "steps": [_step_record(step, done.get(step.name)) for step in plan],
-        "scores": _scores(kit) + _lm_eval_scores(kit),
+        "steps": steps,
+        "statistics": {name: _difference(kit, name) for name in ("layerwise", "spread")},
+        "scores": _scores(kit),
         "stored_states": _json(kit.path("snapshots.json"), "codes", "frontier"),
+        "timings": _timings(kit),
     }
     partial = kit.path("results.json.partial")
     partial.write_text(json.dumps(records, indent=1) + "\n")
     os.replace(partial, kit.path("results.json"))
 
 
-def _step_record(step: Step, row: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Without the error's text, which may name files."""
-    ended = row["ended"] if row else "not reached"
-    return {"name": step.name, "seconds": row["seconds"] if row else 0.0, "ended": ended}
+def _difference(kit: Kit, other: str) -> float | None:
+    """The largest difference of sums collected otherwise, relative to the largest of each."""
+    paths = kit.path("statistics.safetensors"), kit.path(f"{other}.safetensors")
+    if not all(path.exists() for path in paths):
+        return None
+    whole, compared = map(st.Statistics.load, paths)
+    largest = 0.0
+    for layer, sums in whole.layers.items():
+        for name in whole.sum_names:
+            a, b = getattr(sums, name), getattr(compared.layers[layer], name)
+            largest = max(largest, float((a - b).abs().max() / a.abs().max()))
+    return largest
 
 
 def _scores(kit: Kit) -> list[dict[str, Any]]:
@@ -66,23 +82,9 @@ def _model_name(name: str, baseline: str) -> str:
     return "original" if name == baseline else Path(name).name.removeprefix("fitted-")
 
 
-def _lm_eval_scores(kit: Kit) -> list[dict[str, Any]]:
-    """Rows like those of `_scores`, from the files of `ask_lm_eval.py`."""
-    rows = []
-    for path in sorted(kit.work.glob("lm-eval-*.json")):
-        content = json.loads(path.read_text())
-        prefix = f"lm-eval-{content['task']}-"
-        original = _json(kit.path(f"{prefix}original.json"), "samples") or {}
-        name = path.stem.removeprefix(prefix)
-        for metric, samples in content["samples"].items():
-            row = {"model": name, "task": content["task"], "metric": metric, "unit": "share"}
-            row |= {"value": fmean(samples), "samples": len(samples)}
-            if name != "original" and metric in original:
-                before, after = torch.tensor([original[metric], samples], dtype=torch.float64)
-                interval = difference_interval([Pairs(before, after)])
-                row["difference"] = [interval.estimate, interval.low, interval.high]
-            rows.append(row)
-    return rows
+def _timings(kit: Kit) -> list[dict[str, Any]]:
+    records = _json(kit.path("timings.json"), "records") or []
+    return [{key: value for key, value in row.items() if key != "model"} for row in records]
 
 
 def _json(path: Path, *keys: str) -> Any:
@@ -99,38 +101,33 @@ def page(files: Sequence[Path]) -> str:
     for file in files:
         records = json.loads(file.read_text())
         devices = ", ".join(records["environment"]["gpus"]) or "no GPU"
-        lines += [f"## {records['model']} ({devices})", ""]
-        lines += [
-            "| task | model | value | difference from the original (perplexity: nats) |",
-            "|---|---|---:|---:|",
-        ]
+        scores, states = [], []
         for row in records["scores"]:
             cell = _INTERVAL.format(*row["difference"]) if "difference" in row else ""
-            task = f"{row['task']} {row['metric']}"
-            lines.append(f"| {task} | {row['model']} | {row['value']:.4f} | {cell} |")
-        lines += ["", "| state stored as | bytes | loss, nats |", "|---|---:|---:|"]
+            name = f"{row['task']} {row['metric']}"
+            scores.append([name, row["model"], f"{row['value']:.4f}", cell])
         for row in records["stored_states"] or ():
-            loss = _INTERVAL.format(*row["loss"])
-            lines.append(f"| {row['code']} | {row['share']:.1%} | {loss} |".replace("%", " %"))
-        missing = [step for step in records["steps"] if step["ended"] != "done"]
-        lines += ["", "Steps that did not end: " + (_listed(missing) or "none") + ".", ""]
-    return "\n".join(lines + _our_rows())
+            share = f"{100 * row['share']:.1f} %"
+            states.append([row["code"], share, _INTERVAL.format(*row["loss"])])
+        missing = [
+            f"{step['name']} ({step['ended']})"
+            for step in records["steps"]
+            if step["ended"] != "done"
+        ]
+        header = ["task", "model", "value", "difference from the original (perplexity: nats)"]
+        lines += [f"## {records['model']} ({devices})", "", table(header, scores, left=2), ""]
+        lines += [table(["state stored as", "bytes", "loss, nats"], states), ""]
+        lines += [f"Steps that did not end: {', '.join(missing) or 'none'}.", ""]
+    return "\n".join([*lines, "## Ours, a model of 4.5M parameters", "", _our_rows(), ""])
 
 
-def _listed(missing: Sequence[Mapping[str, Any]]) -> str:
-    return ", ".join(f"{step['name']} ({step['ended']})" for step in missing)
-
-
-def _our_rows() -> list[str]:
+def _our_rows() -> str:
     """The recovery of our own small model, from its committed results."""
-    rows = [json.loads(line) for line in _RECOVERY.read_text().splitlines()]
-    lines = ["## Ours, a model of 4.5M parameters", "", "| method | kept | NLL before | after |"]
-    lines.append("|---|---:|---:|---:|")
-    for row in rows:
-        if {"before", "after"} <= row.keys():
-            cells = (row["method"], f"{row['keep']:.0%}", f"{row['before']['nll']:.4f}")
-            lines.append(f"| {' | '.join(cells)} | {row['after']['nll']:.4f} |")
-    return [*lines, ""]
+    rows = []
+    for row in read_rows(RESULTS / "recovery.jsonl"):
+        nll = [f"{row[when]['nll']:.4f}" for when in ("before", "after")]
+        rows.append([row["method"], f"{row['keep']:.0%}", *nll])
+    return table(["method", "kept", "NLL before", "after"], rows)
 
 
 def main() -> None:

@@ -1,17 +1,13 @@
-"""Claims of the paper, and the measured rows that decide them.
-
-`Claim.decide` computes our figure and the verdict from the rows: no verdict is written by hand.
-"""
+"""The measured rows that decide the claims of the paper. A function of `Evidence` for each claim
+computes our figure and the verdict: no verdict is written by hand."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-from figures import Row, Rows, Verdict
+from figures import RESULTS, Row, Rows, Verdict
 
-RESULTS = Path(__file__).parents[2] / "results"
 NAMES = {"tiny-delta_net": "DeltaNet", "tiny-gated_deltanet6": "Gated DeltaNet"}
 BEST, OTHERS = ("grad", "drrqr"), ("rand", "l1", "s_wanda")
 METHODS = (*OTHERS, *BEST)
@@ -25,6 +21,7 @@ KEPT = (0.25, 0.5, 0.6, 0.7)
 SHORT = 12 * 16 * 256  # tokens of recovery
 
 Outcome = tuple[str, Verdict]
+Decide = Callable[["Evidence"], Outcome]
 
 
 class Evidence:
@@ -87,20 +84,3 @@ class Evidence:
 
     def state(self, name: str, model: str = "tiny-delta_net") -> Row:
         return self.spectra.select(model=model, name=name)[0]
-
-
-@dataclass(frozen=True)
-class Claim:
-    place: str
-    statement: str
-    paper_result: str
-    decide: Callable[[Evidence], Outcome]
-    otherwise: str  # what would have changed our mind
-
-
-def shown(claim: Claim, evidence: Evidence) -> tuple[str, str]:
-    """Our figure and the verdict, which is "not run" if rows are missing."""
-    try:
-        return claim.decide(evidence)
-    except LookupError:
-        return "", "not run"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from claims import NAMES, RESULTS, Claim, Evidence, Outcome
+from claims import NAMES, Evidence, Outcome
 from figures import (
+    RESULTS,
     Row,
     Rows,
     Verdict,
@@ -60,30 +61,11 @@ def share(ratio_interval: Interval) -> str:
     return f"{ratio_interval.estimate:.2f} ({ratio_interval.low:.2f} to {ratio_interval.high:.2f})"
 
 
-SPEED = [
-    Claim(
-        "Table 3 `tab:mixer_scaling`",
-        "a training step of the mixer is faster with fewer key channels",
-        "H100, DeltaNet 1.34x at 64 of 128, 1.60x at 32; Gated DeltaNet 1.32x, 1.55x (the text "
-        "rounds them to 1.33x and 1.58x)",
-        speedup("mixer", (64, 32)),
-        "an interval that reaches 1",
-    ),
-    Claim(
-        "Table 3",
-        "a training step of the mixer takes less memory",
-        "0.72 at 64, 0.58 at 32, both models (peak on a GPU)",
-        memory,
-        "a part of 1 or more (what the forward pass keeps for the backward pass, CPU)",
-    ),
-    Claim(
-        "Table 7 `tab:speedup_whole_model`",
-        "a training step of the whole model is faster too, by less",
-        "1.12 to 1.18x at 50 %, 1.20 to 1.27x at 75 %, 1.22 to 1.32x at 87.5 %",
-        speedup("model", (64, 32, 16)),
-        "an interval that reaches 1 (here mixers are most of the model, so the gain is larger)",
-    ),
-]
+SPEED = (
+    speedup("mixer", (64, 32)),
+    memory,
+    speedup("model", (64, 32, 16)),
+)
 
 
 def rotations(e: Evidence) -> Outcome:
@@ -159,41 +141,10 @@ def hybrids(e: Evidence) -> Outcome:
 HYBRIDS = {"tiny-gated_deltanet6": "Gated DeltaNet", "tiny-qwen3_5_hybrid": "Qwen3.5-layout hybrid"}
 
 
-METHOD = [
-    Claim(
-        "Section 6, future work",
-        "softmax layers of hybrids may soften the loss of recall",
-        "not measured there",
-        hybrids,
-        "intervals that overlap; the two models differ in more than their softmax layers",
-    ),
-    Claim(
-        "Section 1",
-        "the cut is fully compatible with rotations of the residual stream (QuaRot, SliceGPT)",
-        "an argument",
-        rotations,
-        "logits of the rotated cut model that differ by more than rounding",
-    ),
-    Claim(
-        "not said in the paper",
-        "the order does not matter: the methods choose the same channels in a rotated model",
-        "not measured there",
-        rotated_choice,
-        "no channel that differs; L1, S-Wanda and Grad look at single weights, which a rotation "
-        "mixes",
-    ),
-    Claim(
-        "Appendix A",
-        "5k keys and queries of 128 sequences are enough for DRRQR (within 0.01 nats)",
-        "used, not compared",
-        few_tokens,
-        "an upper bound above 0.01 nats against the largest calibration",
-    ),
-    Claim(
-        "Algorithm 1 `alg:drrqr_compact`, Algorithm 3 `alg:drrqr`",
-        "swaps after the pivoted QR make the choice better conditioned",
-        "no count of swaps; f = 1.5 and at most 20 swaps in the authors' code, not in the paper",
-        swaps_matter,
-        "a swap at f = 1.5 that lowers NLL: an interval below 0",
-    ),
-]
+METHOD = (
+    hybrids,
+    rotations,
+    rotated_choice,
+    few_tokens,
+    swaps_matter,
+)

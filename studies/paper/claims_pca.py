@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from claims import SMALL, Claim, Evidence, Outcome
+from claims import SMALL, Evidence, Outcome
 from figures import Row, change, compared, nats, verdict, worst
 from statetrim.maths.paired import Interval
 
@@ -98,49 +98,11 @@ def shared_costs(e: Evidence) -> Outcome:
     return compared("shared - ordinary, nats: ", costs, "higher")
 
 
-PCA = [
-    Claim(
-        "Section 5.1, Table 5 `table:adv_vs_non_adv`",
-        "PCA folded before the convolution, with mixed filters, falls short of selection",
-        "DN 370M at 50 %: 320,000 against 31.8 (Grad)",
-        pca_folded,
-        "an interval that is not above 0",
-    ),
-    Claim(
-        "Table 5",
-        "with a separate filter for each channel, proper PCA is as bad as adversarial PCA",
-        "DN 370M: 3.2e5 and 2.4e5 at 50 %, 3.3e5 and 3.1e5 at 75 %",
-        pca_blind,
-        "an interval that is not below 0: here proper PCA keeps a little of the signal, and both "
-        "are ruined",
-    ),
-    Claim(
-        "Table 5, Lemma B.2 `lemma:shared-conv`",
-        "with shared filters proper PCA is far better than adversarial PCA",
-        "DN 370M at 50 %: 155.8 against 61,000",
-        pca_shared,
-        "an interval that reaches 0",
-    ),
-    Claim(
-        "Table 5",
-        "even with shared filters Grad is better than PCA",
-        "DN 370M: 33.7 against 155.8 at 50 %, 69.8 against 184.5 at 75 %",
-        pca_shared_loses,
-        "a model with shared filters in which SiLU bends as in a trained one (30 % or more): then "
-        "the interval decides",
-    ),
-    Claim(
-        "Table 4 `tab:shared-non-shared-comp-full`",
-        "models trained with shared filters are slightly worse (taken as: higher NLL)",
-        "zero-shot 44.2, 43.8 (in a head), 43.2 (all heads); WikiText 29.8, 29.5, 29.3: better",
-        shared_costs,
-        "intervals above 0; the paper's own WikiText perplexities are lower too",
-    ),
-    Claim(
-        "not in the paper",
-        "PCA *after* SiLU loses less than the best of three selections, in every model and width",
-        "not tried there",
-        pca_after,
-        "intervals below 0 in all eight cells",
-    ),
-]
+PCA = (
+    pca_folded,
+    pca_blind,
+    pca_shared,
+    pca_shared_loses,
+    shared_costs,
+    pca_after,
+)

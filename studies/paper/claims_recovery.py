@@ -3,7 +3,7 @@ recovery); and the zero-shot tasks."""
 
 from __future__ import annotations
 
-from claims import BEST, METHODS, NAMES, OTHERS, SHORT, Claim, Evidence, Outcome
+from claims import BEST, METHODS, NAMES, OTHERS, SHORT, Evidence, Outcome
 from figures import Row, change, closest, compared, interval, mean, points, verdict, worst
 from statetrim.maths.paired import Interval
 
@@ -158,65 +158,7 @@ def _lambada(row: Row) -> str:
     return f"{mean([row], 'lambada_openai acc'):.0%} right"
 
 
-RECOVERY = [
-    Claim(
-        "Section 5.1, Tables 1, 8 and 9 to 12",
-        "zero-shot accuracy stays robust: about a point is lost at 50 % (taken as: below 2)",
-        "GDN 1.3B, Grad: 58.3 of 59.4 after recovery, 58.6 before",
-        zero_shot,
-        "an original that is 5 points above chance, and an interval of the loss above -2 points",
-    ),
-    Claim(
-        "Table 1 `tab:full_results_gdn_13B_paper`, Tables 8 to 12",
-        "recovery lowers perplexity for every method",
-        "all 80 pairs of rows (GDN 370M, S-Wanda, 40 % reads 35.9 to 38.5, likely a misprint of "
-        "28.5)",
-        better_after,
-        "an interval that is not below 0, for one method at one width",
-    ),
-    Claim(
-        "Tables 1 and 8",
-        "recovered models have a perplexity below the original's (not said, but printed: DN 370M "
-        "29.4 against 29.8)",
-        "DN 370M, GDN 370M and GDN 1.3B at 50 %, Grad and DRRQR",
-        below_original,
-        "intervals of the longer recovery above 0",
-    ),
-    Claim(
-        "a control that the paper does not run",
-        "recovered cuts are also below the original *after the same recovery*",
-        "not measured there",
-        below_control,
-        "intervals below 0 would mean that the cut itself helps",
-    ),
-    Claim(
-        "Table 1, Tables 8 to 12",
-        "Grad and DRRQR stay ahead after recovery",
-        "in all four models in WikiText, by 0.2 to 8.9 points; in LAMBADA DRRQR falls behind "
-        "Rand in GDN 1.3B at 50, 40 and 30 %",
-        order_after,
-        "all intervals below 0 for a confirmation; one above 0 for a contradiction",
-    ),
-    Claim(
-        "Tables 8 and 13 to 16",
-        "recall stays below the original's after recovery",
-        "DN 370M 17.8 of 20.8, DN 1.3B 33.3 of 40.1, GDN 370M 19.0 of 23.3, GDN 1.3B 34.3 of 40.3",
-        recall_after,
-        "an interval that reaches 0",
-    ),
-    Claim(
-        "Tables 8 and 13 to 16",
-        "after recovery Grad keeps the most recall",
-        "Grad has the highest mean of six tasks in all 16 cells (DRRQR level with it in two); at "
-        "75 % it leads by 0.1 to 3.1 points",
-        best_recall,
-        "all intervals above 0; one below 0 contradicts",
-    ),
-    Claim(
-        "not in the paper, which has recall after recovery only",
-        "recovery on text brings recall back",
-        "not measured there",
-        recall_returns,
-        "intervals above 0",
-    ),
-]
+RECOVERY = (
+    zero_shot, better_after, below_original, below_control, order_after, recall_after, best_recall,
+    recall_returns,
+)  # fmt: skip

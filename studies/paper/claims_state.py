@@ -6,7 +6,7 @@ from itertools import pairwise
 from math import log
 from statistics import fmean, median
 
-from claims import BEST, OTHERS, Claim, Evidence, Outcome
+from claims import BEST, OTHERS, Evidence, Outcome
 from figures import Row, compared, interval, nats, points, verdict
 from statetrim.maths.paired import Interval
 
@@ -131,63 +131,13 @@ def share(value: Interval) -> str:
     return f"{value.estimate:.2f} ({value.low:.2f} to {value.high:.2f})"
 
 
-RANK = [
-    Claim(
-        "Section 2.2, Figure 2 `fig:histograms-main`, Figure 4 `fig:histogram`",
-        "the states have low effective rank (taken as: below half of the possible) and a heavy "
-        "tail",
-        "a histogram, DN 370M",
-        low_rank,
-        "an interval that reaches half",
-    ),
-    Claim(
-        "Figure 3 `fig:rank-util-curve`",
-        "at 75 % Grad and DRRQR have the largest utilization",
-        "curves, DN 370M",
-        fuller,
-        "intervals above 0 for all six differences",
-    ),
-    Claim(
-        "Figures 2 and 4",
-        "DRRQR removes the tail of the spectrum",
-        "a histogram, DN 370M",
-        tail_goes,
-        "an interval that reaches 0",
-    ),
-    Claim(
-        "Section 3.3.1, Proposition 2.2 `proposition:sandwich`",
-        "DRRQR explicitly improves the conditioning of the keys",
-        "not measured there",
-        better_keys,
-        "intervals below 0 against L1 and Rand; those here barely leave 0",
-    ),
-    Claim(
-        "Section 4, related work",
-        "utilization rises at a minimal decrease of effective rank (taken as: a tenth)",
-        "not measured there",
-        rank_kept,
-        "an interval above -10 %",
-    ),
-    Claim(
-        "Figure 5 `fig:histogram_pre_vs_post`",
-        "a spectral gap can develop during recovery (taken as: the largest ratio between "
-        "neighbours grows)",
-        "a histogram of one head, DN 370M",
-        gap_opens,
-        "an interval above 0; a gap in single heads only would not show",
-    ),
-    Claim(
-        "not in the paper, but the question behind Figure 5",
-        "recovery fills the smaller state further",
-        "not measured there",
-        recovery_fills,
-        "intervals above 0 for all five methods",
-    ),
-    Claim(
-        "Figure 6 `fig:filters_dn`",
-        "filters are alike within specific heads (taken as: in some layer, more than random ones)",
-        "a picture, DN 370M",
-        alike,
-        "no layer whose interval is above that of random filters",
-    ),
-]
+RANK = (
+    low_rank,
+    fuller,
+    tail_goes,
+    better_keys,
+    rank_kept,
+    gap_opens,
+    recovery_fills,
+    alike,
+)

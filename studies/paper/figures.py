@@ -7,35 +7,24 @@ sample.
 
 from __future__ import annotations
 
-import json
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
+sys.path.append(str(Path(__file__).parents[1]))
+from runner import RESULTS as RESULTS
+from runner import Row as Row
+from runner import Rows as Rows
+from runner import table as table
 from statetrim.maths.paired import Interval, Pairs, difference_interval
 
-Row = dict[str, Any]
 Verdict = Literal["confirmed here", "not confirmed", "contradicted", "needs its scale"]
-
-
-class Rows:
-    """The JSON lines of one file; none if it does not exist."""
-
-    def __init__(self, path: Path) -> None:
-        lines = path.read_text().splitlines() if path.exists() else []
-        self.rows: list[Row] = [json.loads(line) for line in lines]
-
-    def select(self, **filters: Any) -> list[Row]:
-        """The rows with these values, ordered by sample. Raises LookupError if there is none."""
-        matches = [row for row in self.rows if filters.items() <= row.items()]
-        if not matches:
-            raise LookupError(f"no row has {filters}")
-        return sorted(matches, key=lambda row: int(row.get("sample", 0)))
 
 
 def interval(before: Sequence[float], after: Sequence[float]) -> Interval:
@@ -145,8 +134,3 @@ def closest(
         else min(gaps, key=lambda name: gaps[name].low)
     )
     return {label: gaps[label]}
-
-
-def table(header: list[str], rows: list[list[str]], *, right: bool = True) -> str:
-    rule = ["---"] + ["---:" if right else "---"] * (len(header) - 1)
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, rule, *rows])

@@ -1,18 +1,18 @@
 """Fills the tables of results/paper.md from committed rows, and draws its pictures.
 
-    python studies/paper/ledger.py results/paper.md [--pictures results/paper]
+    python studies/paper/ledger.py page
 
-It fills the sections `<!-- claims NAME -->` and `<!-- table NAME -->` ... `<!-- end -->`; a test
-compares the document with the rows.
+It fills the places `<!-- table NAME -->`. Between `<!-- claims NAME -->` and `<!-- end -->` the
+claims are written by hand; our figure and the verdict of each are computed.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
+from collections import Counter
 from pathlib import Path
 
-from claims import Claim, Evidence, shown
+from claims import Decide, Evidence, Outcome
 from claims_method import METHOD, SPEED
 from claims_pca import PCA
 from claims_quality import COUPLING, QUALITY
@@ -21,8 +21,9 @@ from claims_state import RANK
 from figures import table
 from ledger_pictures import draw
 from ledger_tables import TABLES
+from runner import fill, start
 
-SECTIONS: dict[str, list[Claim]] = {
+SECTIONS: dict[str, tuple[Decide, ...]] = {
     "quality": QUALITY,
     "recovery": RECOVERY,
     "coupling": COUPLING,
@@ -33,57 +34,47 @@ SECTIONS: dict[str, list[Claim]] = {
 }
 
 
-def claims_table(claims: list[Claim], evidence: Evidence) -> str:
-    rows = []
-    for claim in claims:
-        result, verdict = shown(claim, evidence)
-        title = f"{claim.statement} ({claim.place})"
-        rows.append([title, claim.paper_result, result, f"**{verdict}**", claim.otherwise])
-    header = ["claim", "the paper", "here", "verdict", "what would have changed our mind"]
-    return table(header, rows, right=False)
+def decided(evidence: Evidence) -> dict[str, list[tuple[str, str]]]:
+    """Section -> our figure and verdict of each claim; "not run" if rows are missing."""
+
+    def outcome(decide: Decide) -> Outcome | tuple[str, str]:
+        try:
+            return decide(evidence)
+        except LookupError:
+            return "", "not run"
+
+    return {name: [outcome(decide) for decide in claims] for name, claims in SECTIONS.items()}
 
 
-def counts(evidence: Evidence) -> str:
+def claims_table(written: str, outcomes: list[tuple[str, str]]) -> str:
+    """The table with the claims as they are written, and the outcomes in their columns."""
+    header, _, *rows = [line[2:-2].split(" | ") for line in written.split("\n")]
+    lines = []
+    for (claim, paper, _, _, otherwise), (figure, verdict) in zip(rows, outcomes, strict=True):
+        lines.append([claim, paper, figure, f"**{verdict}**", otherwise])
+    return table(header, lines, left=len(header))
+
+
+def counts(outcomes: dict[str, list[tuple[str, str]]]) -> str:
     """A table of the number of claims per verdict."""
-    by_verdict: dict[str, int] = {}
-    for claims in SECTIONS.values():
-        for claim in claims:
-            verdict = shown(claim, evidence)[1]
-            by_verdict[verdict] = by_verdict.get(verdict, 0) + 1
-    rows = [[name, str(count)] for name, count in sorted(by_verdict.items(), key=lambda x: -x[1])]
+    verdicts = Counter(verdict for claims in outcomes.values() for _, verdict in claims)
+    rows = [[name, str(count)] for name, count in verdicts.most_common()]
     return table(["verdict", "measured claims"], rows)
 
 
-def section(kind: str, name: str, evidence: Evidence) -> str:
-    if kind == "claims":
-        return claims_table(SECTIONS[name], evidence)
-    return counts(evidence) if name == "counts" else TABLES[name](evidence)
-
-
-def filled(text: str, evidence: Evidence) -> str:
-    """The document with all sections regenerated."""
-
-    def fill(match: re.Match[str]) -> str:
-        kind, name = match[1], match[2]
-        try:
-            body = section(kind, name, evidence)
-        except LookupError:
-            body = "Not measured yet."
-        return f"<!-- {kind} {name} -->\n\n{body}\n\n<!-- end -->"
-
-    return re.sub(r"<!-- (claims|table) (\S+) -->.*?<!-- end -->", fill, text, flags=re.DOTALL)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("document", type=Path)
-    parser.add_argument("--pictures", type=Path, help="a folder to draw them into")
-    options = parser.parse_args()
-    evidence = Evidence()
-    options.document.write_text(filled(options.document.read_text(), evidence))
-    if options.pictures:
-        draw(evidence, options.pictures)
+def page(results: Path) -> None:
+    evidence, document = Evidence(results), results / "paper.md"
+    outcomes, text = decided(evidence), document.read_text()
+    contents = {"table counts": counts(outcomes)}
+    for name, claims in outcomes.items():
+        written = re.search(rf"<!-- claims {name} -->\n\n(.*?)\n\n<!-- end -->", text, re.S)
+        assert written is not None, name
+        contents[f"claims {name}"] = claims_table(written[1], claims)
+    for name, make_table in TABLES.items():
+        contents[f"table {name}"] = make_table(evidence)
+    fill(document, contents)
+    draw(evidence, results / "paper")
 
 
 if __name__ == "__main__":
-    main()
+    start(page)

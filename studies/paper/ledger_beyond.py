@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from claims import RESULTS, Evidence
-from figures import Row, Rows, change, nats
+from claims import Evidence
+from figures import RESULTS, Row, Rows, change, nats
 
 
 def beyond_rows(e: Evidence) -> list[list[str]]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 
-from claims import METHODS, RESULTS, Evidence
+from claims import METHODS, Evidence
 from claims_pca import ADVERSARIAL, AFTER, PROPER, measured
-from figures import change, mean, perplexity
+from figures import RESULTS, Rows, change, mean, perplexity
 from statetrim.artifacts.analysis import BINS, BINS_PER_DECADE, LOWEST_DECADE
 
 COLOURS = {  # Okabe and Ito's
@@ -157,8 +156,7 @@ def recall_by_layer(path: Path) -> None:
     models = {"tiny-gated_deltanet6": "Gated DeltaNet, 6 layers", "tiny-qwen3_5_hybrid": "hybrid"}
     figure, panels = plt.subplots(1, len(models), figsize=(9, 3.6), sharey=True)
     for axes, (model, title) in zip(panels, models.items(), strict=True):
-        lines = (RESULTS / "recall" / f"layers-{model}.jsonl").read_text().splitlines()
-        rows = [json.loads(line) for line in lines]
+        rows = Rows(RESULTS / "recall" / f"layers-{model}.jsonl").rows
         for kind, (label, shade) in LAYERS.items():
             recall_by_part = {
                 row["part"]: row["recall 32"]

@@ -1,4 +1,4 @@
-"""Shared by the scripts of this folder: files of measured rows, and the scoring of a model.
+"""Shared by the scripts of this folder: their arguments, and the scoring of a model.
 
 A row holds all samples (NLL of each window, recall of each sequence), which are the same for all
 models, so that any two rows can be compared in pairs.
@@ -7,11 +7,8 @@ models, so that any two rows can be compared in pairs.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.nn import functional
@@ -19,47 +16,15 @@ from transformers.utils import logging as transformers_logging
 
 sys.path.append(str(Path(__file__).parents[1]))
 import statetrim as st
-from arguments import study_parser
+from runner import Row as Row
+from runner import Rows as Rows
+from runner import study_parser
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live, load_tokenizer
 from statetrim.tasks.recall import associations, recalled_share
 
 PAIRS = (16, 32, 63)
 BATCH = 8
-
-Row = dict[str, Any]
-
-
-class Rows:
-    """A file of JSON lines; rows that it has are not measured again."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.rows: list[Row] = []
-        if path.exists():
-            self.rows = [json.loads(line) for line in path.read_text().splitlines()]
-
-    def missing(self, cases: list[Row]) -> Iterator[Row]:
-        """Yield the `cases` that have no row yet."""
-        unmeasured = [case for case in cases if not self.has(case)]
-        print(f"{len(unmeasured)} of {len(cases)} rows to measure", flush=True)
-        for case in unmeasured:
-            if not self.has(case):  # a case may be named twice
-                print(" ".join(f"{value}" for value in case.values()), flush=True)
-                yield case
-
-    def has(self, case: Row) -> bool:
-        return any(case.items() <= row.items() for row in self.rows)
-
-    def add(self, row: Row) -> None:
-        self.rows.append(row)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a") as lines:
-            lines.write(json.dumps(row) + "\n")
-
-    def measure_missing(self, cases: list[Row], measured: Callable[[Row], Row]) -> None:
-        for row in self.missing(cases):
-            self.add(row | measured(row))
 
 
 class ModelScorer:

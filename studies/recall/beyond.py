@@ -8,15 +8,13 @@ paired with. One JSON line per checkpoint; those that the results hold are not m
 
 from __future__ import annotations
 
-import argparse
-import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 import statetrim as st
+from judge import Row, Rows, study_parser
 from statetrim.maths.paired import Pairs, difference_interval
 from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.live import LiveModel
@@ -67,20 +65,17 @@ def samples(live: LiveModel, plain: Tensor, text: Tensor, rows: int) -> Samples:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = study_parser(__doc__, "text", "results", rows=128)
     parser.add_argument("models", type=Path, nargs="+")
     parser.add_argument("--names", nargs="+", required=True, help="of the models, in the results")
-    parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--results", type=Path, required=True)
-    parser.add_argument("--rows", type=int, default=128)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    lines = options.results.read_text().splitlines() if options.results.exists() else []
-    done = [json.loads(line) for line in lines]
+    results = Rows(options.results)
     before: Samples | None = None
     for name, path in zip(options.names, options.models, strict=True):
-        row: dict[str, Any] = {"model": options.names[0], "name": name, "rows": options.rows}
-        if before is not None and any(row.items() <= old.items() for old in done):
+        row: Row = {"model": options.names[0], "name": name, "rows": options.rows}
+        is_known = results.has(row)
+        if before is not None and is_known:
             continue
         model = st.open(path)
         tokenizer = load_tokenizer(model)
@@ -91,10 +86,8 @@ def main() -> None:
             change = difference_interval([Pairs(before[task], after)])
             bounds = (float(after.mean()), change.low, change.high)
             row[task] = [round(x, 4) for x in bounds]
-        print(json.dumps(row), flush=True)
-        if not any(row.items() <= old.items() for old in done):
-            with options.results.open("a") as results:
-                results.write(json.dumps(row) + "\n")
+        if not is_known:
+            results.add(row)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ One JSON line per cut; cuts that the results hold are not measured again.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,10 @@ from typing import Any
 import torch
 
 import statetrim as st
-from judge import LOADS, Judge, study_parser
+from judge import Judge, Row, Rows, study_parser
 from masking import Masked
 from statetrim.geometry import allowed_head_counts
 from statetrim.runtime.loading import load_live, load_tokenizer
-
-Row = dict[str, Any]
 
 
 def variants(geometry: st.Geometry) -> list[tuple[Row, dict[str, Any]]]:
@@ -59,14 +56,13 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     model = st.open(options.model)
-    lines = options.results.read_text().splitlines() if options.results.exists() else []
-    done = [json.loads(line) for line in lines]
+    results = Rows(options.results)
     base = {"model": options.model.name, "windows": options.windows, "rows": options.rows}
     base["tokens"] = options.tokens
     missing = [
         (base | row, selection)
         for row, selection in variants(model.geometry)
-        if not any((base | row).items() <= old.items() for old in done)
+        if not results.has(base | row)
     ]
     original = Masked(load_live(model))
     judge = Judge(original, options.test, load_tokenizer(model), options.windows, options.rows)
@@ -84,12 +80,7 @@ def main() -> None:
             for refitted, checkpoint in ((False, cut), (True, small)):
                 judge.model = Masked(load_live(checkpoint))
                 size = {"state_bytes": 4 * small.geometry.state_numel, "refitted": refitted}
-                result = row | size | judge.figures_of(judge.samples(None))
-                with options.results.open("a") as results:
-                    results.write(json.dumps(result) + "\n")
-                recall = "/".join(f"{result[f'recall {p}'][0]:.3f}" for p in LOADS)
-                label = (row["part"], row["cut"], row["method"], "refitted" if refitted else "cut")
-                print(*label, f"{result['increase'][0]:+.4f}", recall, flush=True)
+                results.add(row | size | judge.figures_of(judge.samples(None)))
 
 
 if __name__ == "__main__":

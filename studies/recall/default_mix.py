@@ -10,18 +10,16 @@ results already hold are not measured again.
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from judge import LOADS, study_parser
+from judge import LOADS, Row, Rows, study_parser
 from mixes import EXPERIMENT, MIXES, SHAPES, Experiment
 from refitting import refit
 from statetrim.maths.paired import Pairs, difference_interval
 
-Row = dict[str, Any]
 EARLIER, NOW = ("drrqr", "text"), ("product", "recall .25")
 MEASURES = ("nll", *(f"recall {pairs}" for pairs in LOADS))
 
@@ -36,7 +34,7 @@ def samples(workshop: Experiment, shape: str, method: str, mix: str) -> dict[str
 
 def measured(workshop: Experiment, row: Row) -> Row:
     earlier, now = (samples(workshop, row["shape"], *which) for which in (EARLIER, NOW))
-    result = dict(row)
+    result: Row = {}
     for name in MEASURES:
         change = difference_interval([Pairs(earlier[name], now[name])])
         result[name] = {
@@ -55,22 +53,13 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=shapes)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    lines = options.results.read_text().splitlines() if options.results.exists() else []
-    done = [json.loads(line) for line in lines]
+    results = Rows(options.results)
     for seed in options.seeds:
         base = {"model": options.model.name, "seed": seed, "windows": options.windows}
         rows = [base | {"rows": options.rows, "shape": shape} for shape in options.shapes]
-        missing = [row for row in rows if not any(row.items() <= old.items() for old in done)]
-        if not missing:
-            continue
-        options.seed = seed
-        workshop = Experiment(options)
-        for row in missing:
-            result = measured(workshop, row)
-            with options.results.open("a") as results:
-                results.write(json.dumps(result) + "\n")
-            changes = {name: result[name]["change"] for name in MEASURES}
-            print(row["model"], row["shape"], seed, changes, flush=True)
+        if not all(map(results.has, rows)):
+            options.seed = seed
+            results.measure_missing(rows, partial(measured, Experiment(options)))
 
 
 if __name__ == "__main__":

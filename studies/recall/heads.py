@@ -11,18 +11,16 @@ because the heads of the delta rule are independent. One JSON line per cut.
 from __future__ import annotations
 
 import itertools
-import json
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from judge import LOADS, study_parser
+from judge import Row, Rows, study_parser
 from masking import Cut
 from mixes import EXPERIMENT, MIXES, Experiment
 from refitting import Moments, error, refit
 
-Row = dict[str, Any]
 MIX = "recall .25"
 
 
@@ -55,28 +53,23 @@ def main() -> None:
     parser = study_parser(__doc__, "model", "text", "test", "results", seed=0, **sizes)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    lines = options.results.read_text().splitlines() if options.results.exists() else []
-    done = [json.loads(line) for line in lines]
     workshop = Experiment(options)
     geometry = workshop.checkpoint.geometry
     everything = torch.arange(geometry.head_v_dim).expand(geometry.num_v_heads, -1)
     uncut = Cut(values=dict.fromkeys(geometry.layers, everything))
     base = {"model": options.model.name, "seed": options.seed, "windows": options.windows}
-    for divisor in (2, 4):
-        row = base | {"rows": options.rows, "part": f"1/{divisor}", "mix": MIX}
-        if any(row.items() <= old.items() for old in done):
-            continue
+
+    def measure(row: Row) -> Row:
         sums = workshop.moments(uncut, "whole", MIXES[MIX])
-        keep = geometry.num_v_heads // divisor
+        keep = geometry.num_v_heads // int(row["part"].removeprefix("1/"))
         chosen = best_heads(sums, geometry.num_v_heads, keep)
         cut = Cut(weights={layer: weight for layer, (_, _, weight) in chosen.items()})
         details = {"heads": {str(layer): list(kept) for layer, (_, kept, _) in chosen.items()}}
         details["missed"] = {str(layer): round(x, 5) for layer, (x, _, _) in chosen.items()}
-        result = row | workshop.judge.figures(cut) | details
-        with options.results.open("a") as results:
-            results.write(json.dumps(result) + "\n")
-        recall = "/".join(f"{result[f'recall {p}'][0]:.3f}" for p in LOADS)
-        print(row["model"], row["part"], f"{result['increase'][0]:+.4f}", recall, flush=True)
+        return workshop.judge.figures(cut) | details
+
+    rows = [base | {"rows": options.rows, "part": part, "mix": MIX} for part in ("1/2", "1/4")]
+    Rows(options.results).measure_missing(rows, measure)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,10 @@ from torch import Tensor
 from torch.nn import functional
 
 sys.path.append(str(Path(__file__).parents[1]))
-from arguments import study_parser as study_parser
 from masking import Cut, Masked
+from runner import Row as Row
+from runner import Rows as Rows
+from runner import study_parser as study_parser
 from statetrim.maths.paired import Pairs, difference_interval
 from statetrim.tasks.recall import associations, recalled_share
 

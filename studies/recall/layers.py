@@ -9,18 +9,16 @@ measured again.
 from __future__ import annotations
 
 import json
-import time
-from typing import Any
+from functools import partial
 
 import torch
 
 from evidence import choose_keys, choose_values
-from judge import LOADS, study_parser
+from judge import Row, Rows, study_parser
 from masking import Cut
 from mixes import EXPERIMENT, MIXES, Experiment
 from refitting import error, refit
 
-Row = dict[str, Any]
 Widths = list[tuple[int, int]]  # keys and values of every linear layer
 
 
@@ -107,7 +105,7 @@ def measured(workshop: Experiment, row: Row) -> Row:
         f"error {name}": [round(error(weight, sums[name][i]), 5) for i, weight in weights.items()]
         for name in names
     }
-    return row | workshop.judge.figures(masked) | errors
+    return workshop.judge.figures(masked) | errors
 
 
 def main() -> None:
@@ -117,27 +115,14 @@ def main() -> None:
     )  # fmt: skip
     options = parser.parse_args()
     torch.set_num_threads(1)
-    done: list[Row] = []
-    if options.results.exists():
-        done = [json.loads(line) for line in options.results.read_text().splitlines()]
-    workshop: Experiment | None = None
     layers = list(Experiment.layers_of(options.model))
     rows = [
         row | {"seed": options.seed}
         for row in cases(layers, options.model.name, options.kinds, options.mixes)
     ]
-    missing = [row for row in rows if not any(row.items() <= old.items() for old in done)]
-    print(f"{len(missing)} of {len(rows)} lines to measure", flush=True)
-    for row in missing:
-        start = time.monotonic()
-        workshop = workshop or Experiment(options)
-        result = measured(workshop, row)
-        with options.results.open("a") as results:
-            results.write(json.dumps(result) + "\n")
-        recall = "/".join(f"{result[f'recall {p}'][0]:.3f}" for p in LOADS)
-        name = " ".join(str(row.get(k, "")) for k in ("kind", "axis", "widths", "mix", "refit"))
-        figures = f"{result['increase'][0]:+.4f} {recall} {time.monotonic() - start:.1f}s"
-        print(f"{name} {row['bytes']}: {figures}", flush=True)
+    results = Rows(options.results)
+    if not all(map(results.has, rows)):
+        results.measure_missing(rows, partial(measured, Experiment(options)))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 
 import statetrim as st
 from evidence import SourceStatistics, choose_keys, choose_values
-from judge import LOADS, Judge, study_parser
+from judge import Judge, Row, Rows, study_parser
 from masking import Cut, Masked
 from refitting import Moments, Replay, error, refit
 from sources import make_source
@@ -46,8 +45,6 @@ SHAPES = {
     "1/4 balanced": (32, 32),
     "1/4 values": (64, 16),
 }
-
-Row = dict[str, Any]
 
 EXPERIMENT: dict[str, Any] = {
     "windows": 48, "rows": 32, "tokens": 2**15, "refit_tokens": 2**13,
@@ -136,6 +133,8 @@ class Experiment:
         return self.last_moments
 
     def measured(self, row: Row) -> Row:
+        if row["shape"] == "original":
+            return dict(self.judge.figures(None))
         cut = self.cut(row)
         tables = [{i: t.tolist() for i, t in side.items()} for side in (cut.keys, cut.values)]
         key = json.dumps(tables)
@@ -153,7 +152,7 @@ class Experiment:
                     for name in ("text", "recall")
                 }
             self.results[key, row["refit"]] = self.judge.figures(cut) | errors
-        return row | self.results[key, row["refit"]]
+        return self.results[key, row["refit"]]
 
 
 def main() -> None:
@@ -165,31 +164,10 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    done: list[Row] = []
-    if options.results.exists():
-        done = [json.loads(line) for line in options.results.read_text().splitlines()]
-    rows = cases(options)
     base = {"model": options.model.name, "seed": options.seed, "windows": options.windows}
-    rows.insert(0, base | {"shape": "original"})
-    missing = [row for row in rows if not any(row.items() <= old.items() for old in done)]
-    print(f"{len(missing)} of {len(rows)} lines to measure", flush=True)
-    if not missing:
-        return
-    workshop = Experiment(options)
-    for row in missing:
-        start = time.monotonic()
-        if row["shape"] == "original":
-            result = row | workshop.judge.figures(None)
-        else:
-            result = workshop.measured(row)
-        with options.results.open("a") as results:
-            results.write(json.dumps(result) + "\n")
-        recall = "/".join(f"{result[f'recall {p}'][0]:.3f}" for p in LOADS)
-        name = " ".join(str(row.get(k, "")) for k in ("shape", "method", "mix", "rule", "refit"))
-        print(
-            f"{name}: {result['increase'][0]:+.4f} {recall} {time.monotonic() - start:.1f}s",
-            flush=True,
-        )
+    rows, results = [base | {"shape": "original"}, *cases(options)], Rows(options.results)
+    if not all(map(results.has, rows)):
+        results.measure_missing(rows, Experiment(options).measured)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ text of its own. One JSON line per model; finished steps are not repeated.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 import statetrim as st
-from judge import LOADS, Judge, study_parser
+from judge import LOADS, Judge, Row, Rows, study_parser
 from masking import Masked
 from mixes import SHAPES
 from statetrim import defaults
@@ -29,7 +28,6 @@ from statetrim.maths.paired import Pairs, difference_interval
 from statetrim.runtime.loading import load_live, load_tokenizer
 from statetrim.storage.json_file import read_json
 
-Row = dict[str, Any]
 # Share of the bytes, and the heads for which pages were counted: None for the model's own.
 BY_LAYER: dict[str, tuple[float, int | None]] = {
     "1/2 by layer": (1 / 2, None),
@@ -84,9 +82,7 @@ class Study:
         share, heads = BY_LAYER[shape]
         chosen = {"model": self.model.path.name, "seed": self.options.seed, "share": share}
         chosen["heads"] = heads or self.model.geometry.num_v_heads
-        lines = map(json.loads, self.options.pages.read_text().splitlines())
-        widths: str = next(row["widths"] for row in lines if chosen.items() <= row.items())
-        return widths
+        return str(Rows(self.options.pages).select(**chosen)[0]["widths"])
 
     def train(
         self, small: st.Checkpoint, stage: Row, **control_options: Any
@@ -159,11 +155,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.work.mkdir(exist_ok=True, parents=True)
-    done = (
-        [json.loads(line) for line in options.results.read_text().splitlines()]
-        if options.results.exists()
-        else []
-    )
+    results = Rows(options.results)
     study = Study(options)
     first, last = stages(options)
     base = {"model": options.model.name, "windows": options.windows, "rows": options.rows}
@@ -172,15 +164,8 @@ def main() -> None:
         """Measure a model and write its line, unless the results hold it already."""
         row = base | row
         result = row | study.figures(row["kind"], model, against) | details
-        if not any(row.items() <= old.items() for old in done):
-            with options.results.open("a") as results:
-                results.write(json.dumps(result) + "\n")
-        recall = "/".join(f"{result[f'recall {p}'][0]:.3f}" for p in LOADS)
-        print(
-            row["kind"], row.get("shape", ""), f"{result['increase'][0]:+.4f}", recall, flush=True
-        )
-        if against:
-            print("   against control", result["against control"], flush=True)
+        if not results.has(row):
+            results.add(result)
 
     add({"kind": "original"}, study.model, {})
     if not options.first_only:

@@ -1,33 +1,23 @@
-"""The tables of results/recall.md, from the results of the other scripts in this folder.
+"""The tables of results/recall.md, from the results of the other scripts in this folder, and those
+of heads and of other recall tasks in two-axes.md and uneven.md.
 
-    python studies/recall/tables.py results/recall results/recall.md
-
-With results/two-axes.md as the page it writes the tables of heads there.
+    python studies/recall/tables.py page
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import re
 from pathlib import Path
-from typing import Any
 
 from judge import LOADS
 from mixes import SHAPES
+from runner import Row, fill, read_rows, start, table
 
-Row = dict[str, Any]
 PAIRS = f"recall at {' / '.join(map(str, LOADS))} pairs"
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    rule = ["---"] + ["---:"] * (len(header) - 1)
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, rule, *rows])
 
 
 def lines_of(folder: Path, kind: str) -> list[Row]:
     paths = sorted(folder.glob(f"{kind}-*.jsonl"))
-    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    return [row for path in paths for row in read_rows(path)]
 
 
 def loss(row: Row) -> str:
@@ -219,20 +209,16 @@ TABLES = {
 FILES = {"axes": "mixes", "repaired": "repair", "first-layer": "repair"}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("page", type=Path)
-    options = parser.parse_args()
-    text = options.page.read_text()
-    for name, make_table in TABLES.items():
-        if f"<!-- {name} -->" not in text:
-            continue
-        content = make_table(lines_of(options.folder, FILES.get(name, name)))
-        section = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
-        text = re.sub(section, rf"\g<1>{content}\n\g<2>", text, flags=re.DOTALL)
-    options.page.write_text(text)
+def page(results: Path) -> None:
+    for name, folder in (("recall", "recall"), ("two-axes", "recall"), ("uneven", "uneven-recall")):
+        document = results / f"{name}.md"
+        text, contents = document.read_text(), dict[str, str]()
+        for place, make_table in TABLES.items():
+            if f"<!-- {place} -->" in text:
+                rows = lines_of(results / folder, FILES.get(place, place))
+                contents[place] = make_table(rows)
+        fill(document, contents)
 
 
 if __name__ == "__main__":
-    main()
+    start(page)

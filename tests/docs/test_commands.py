@@ -9,7 +9,6 @@ import pytest
 
 from helpers.doc_pages import PAGES, Command, commands
 from helpers.doc_world import NotReady, World
-from helpers.hub_layouts import CONFIGS
 
 ELSEWHERE = {
     "quickstart.md": "tests/test_readme.py runs it, from the built wheel",
@@ -72,8 +71,6 @@ def test_every_exception_occurs() -> None:
 def commands_to_run(page: Path) -> Iterator[Command]:
     if page.name in ELSEWHERE:
         return
-    if page.parent.name == "examples" and not CONFIGS.is_dir():
-        return  # the layouts are those of ../shared
     for command in shown_commands():
         if command.page != page.name:
             continue

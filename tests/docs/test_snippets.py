@@ -16,7 +16,7 @@ from statetrim.maths.units import parse_token_count
 ELSEWHERE = {"quickstart.md": "test_readme.py runs it, from the built wheel"}
 NOT_RUN = {
     "import fla\n": "needs a GPU, for the kernels of fla",
-    "from llmcompressor ": "needs llm-compressor; studies/quantise_cut.py",
+    "from llmcompressor ": "needs llm-compressor; studies/quantisers.py",
 }
 SNIPPETS = [
     block

@@ -11,10 +11,7 @@ from helpers.hub_layouts import CONFIGS, LAYOUTS, PUBLISHED, build
 from statetrim.storage.safetensors_file import TensorInfo
 
 KEEP = 6  # of 16 channels
-needs_configs = pytest.mark.skipif(
-    not CONFIGS.is_dir(), reason="needs the configs in ../shared/data/hub_configs"
-)
-NAMES = [pytest.param(name, marks=needs_configs) for name in LAYOUTS] + [*PUBLISHED]
+NAMES = [*LAYOUTS, *PUBLISHED]
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
 
 
@@ -68,7 +65,6 @@ def test_it_is_calibrated_and_trimmed(name: str, text: Path, tmp_path: Path) -> 
     check_untouched(model, small)
 
 
-@needs_configs
 @pytest.mark.parametrize(
     "hub", sorted(path.stem.removesuffix("_config") for path in CONFIGS.glob("nvidia--Qwen*.json"))
 )

@@ -1,8 +1,9 @@
 """Checkpoints with the tensor names, shards and config fields of hub models, and small dimensions.
 
 LAYOUTS differ from what `save_pretrained` writes: prediction heads, vision towers, separate
-experts. Their configs are the hub's, scaled down (`../shared/data/hub_configs`). Models with a
-config in PUBLISHED have stock tensors and the fields that their authors wrote.
+experts. Their configs are the hub's, scaled down (`tests/data/hub_configs`, as public packages
+mirror them). Models with a config in PUBLISHED have stock tensors and the fields that their authors
+wrote.
 """
 
 import json

@@ -13,7 +13,7 @@ from .. import tiny
 
 Tensors = dict[str, Tensor]
 
-CONFIGS = Path(__file__).parents[4] / "shared" / "data" / "hub_configs"
+CONFIGS = Path(__file__).parents[2] / "data" / "hub_configs"
 HIDDEN, VOCABULARY, MLP = 64, tiny.VOCABULARY, 96
 NAMES = "model-{:05d}-of-{:05d}.safetensors"
 
