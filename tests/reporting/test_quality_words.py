@@ -19,7 +19,7 @@ def make_scores(recall: dict[str, dict[int, float]], count: int = ROWS) -> st.Sc
     for number, (name, by_pairs) in enumerate(recall.items()):
         samples = model(by_pairs, 3.0 + 0.2 * number)
         del samples["text", "kl"]
-        samples["squad", "contains"] = [
+        samples["fda", "contains"] = [
             float(row < (0.9 - 0.2 * number) * count) for row in range(ROWS)
         ]
         models[name] = {key: values[:count] for key, values in samples.items()}

@@ -30,6 +30,7 @@ class Score:
     higher_is_better: bool
     samples: list[float]
     weights: list[float] | None = None
+    chance: float | None = None  # share of right answers by guessing, if lm-eval's task says it
 
     def __repr__(self) -> str:
         subject = f"{shorten(self.model)} on {shorten(self.task)}, {shorten(self.metric)}"
@@ -46,6 +47,8 @@ class Score:
             raise ValueError(f"unit must be one of {', '.join(UNITS)}")
         if not self.samples:
             raise ValueError("samples is empty")
+        if self.chance is not None and not 0 <= self.chance <= 1:
+            raise ValueError("chance must be from 0 to 1")
         if self.weights is None:
             return
         if len(self.weights) != len(self.samples):

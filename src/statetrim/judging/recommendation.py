@@ -125,7 +125,7 @@ def _judge_point(original: MeasuredShape, point: MeasuredShape) -> JudgedCut:
 def _status_of_losses(losses: Sequence[Loss]) -> LimitStatus:
     """The worst status; unclear if a required group of tasks is missing."""
     statuses = {limit_status(x) for x in losses}
-    groups = {group for x in losses for group in x.groups}
+    groups = {x.group for x in losses}
     if LimitStatus.BEYOND in statuses:
         return LimitStatus.BEYOND
     if LimitStatus.UNCLEAR in statuses or not groups.issuperset(REQUIRED_GROUPS):
