@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import statetrim as st
-from helpers.measured import ROWS, agreements, model, point, scores
+from helpers.measured import ROWS, agreements, model, point, scores, shape_scores
 from statetrim.judging.recommendation import recommend
 from statetrim.reporting.findings import read_findings
 from statetrim.reporting.report import build_document
@@ -45,9 +45,10 @@ def test_a_loss_is_positive_wherever_it_stands(cut: Path, tmp_path: Path) -> Non
     model_scores = make_scores(
         {"whole": {4: 0.95, 8: 0.9}, "cut": {4: 0.8, 8: 0.7}, "rand": {4: 0.3, 8: 0.2}}
     )
-    points = [point("64x64", 0, 0), point("32x32", 16, 0, margin=2)]
-    reason = recommend(points).reason
-    st.Decision("whole", points, "32x32", reason).save(tmp_path / "choice.json")
+    points, compared = [point("64x64"), point("32x32")], {"32x32": shape_scores(16, 0, margin=2)}
+    compared["32x32"].save(tmp_path / "compared.json")
+    reason, files = recommend(points, compared).reason, {"32x32": "compared.json"}
+    st.Decision("whole", points, "32x32", reason, files=files).save(tmp_path / "choice.json")
     agreed = agreements(whole=50, cut=49)
     verification = st.Verification("mlx", "mlx 1.0", "float32", ["whole", "cut"], agreed)
     verification.save(tmp_path / "run.json")

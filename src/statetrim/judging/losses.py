@@ -247,6 +247,36 @@ def metric_loss(scores: Scores, model: str, task: str, metric: str) -> Loss:
     )
 
 
+@dataclass(frozen=True)
+class MetricValue:
+    """A metric of one model, for people; the interval is that of its difference to the original,
+    added to the original's value, which has none itself."""
+
+    task: str
+    metric: str
+    unit: Unit
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+def metric_values(scores: Scores, model: str) -> list[MetricValue]:
+    """Every metric of a model. Raises StatetrimError if its samples are not the original's."""
+    values = []
+    for task in scores.tasks:
+        for metric in scores.metrics(task):
+            before = headline_score(scores, scores.baseline, task, metric).value
+            x = metric_loss(scores, model, task, metric)
+            low = high = None
+            if model != scores.baseline:
+                change = -x.loss if x.higher_is_better else x.loss
+                low, high = (x.unit.value_after(before, end) for end in (change.low, change.high))
+                if x.unit is SHARE:
+                    low, high = max(0.0, low), min(1.0, high)
+            values.append(MetricValue(task, metric, x.unit, x.after, low, high))
+    return values
+
+
 def mean_recall_text(scores: Scores, model: str) -> str | None:
     """The loss of mean recall, for people; None with fewer than two informative recall tasks."""
     tasks = {x.task for x in _informative_recall_losses(scores, model)}
