@@ -37,9 +37,7 @@ def test_a_value_as_text(value: float, unit: str, text: str) -> None:
 
 @pytest.mark.parametrize("unit", UNITS.values(), ids=UNITS)
 def test_a_value_follows_from_the_change_that_leads_to_it(unit: Unit) -> None:
-    change = unit.change_between(0.4, 0.5)
-    assert unit.value_after(0.4, change) == pytest.approx(0.5)
-    assert unit.change_between(0.4, 0.4) == 0.0
+    assert unit.value_after(0.4, 0.1 / unit.step(0.4)) == pytest.approx(0.5)
 
 
 def test_a_perplexity_beyond_all_numbers_is_one_that_artifacts_hold() -> None:

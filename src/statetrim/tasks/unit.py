@@ -55,11 +55,6 @@ class Unit:
         """The change by paired samples, a mean over `groups`, with its interval."""
         return difference_interval(groups, tail)
 
-    def change_between(self, before: float, after: float) -> float:
-        """The change from one value to another; 0 if it cannot be given in this unit."""
-        step = self.step(before)
-        return (after - before) / step if step else 0.0
-
     def value_after(self, before: float, change: float) -> float:
         """The value that `change` leads to from a value of `before`."""
         return before + change * self.step(before)
