@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import statetrim as st
 from helpers import tiny
 from helpers.forker import Forker
 from helpers.refusal import check_refusal, run
+from statetrim import portable
 from statetrim.artifacts.steps import read_seen_texts
 from statetrim.evaluation import harness
 from statetrim.progress import Progress
@@ -38,14 +37,6 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model, out = st.open(MODEL), tmp_path_factory.mktemp("cut") / "small"
     st.prune(model, st.select(model, "l1", "50%x100%"), out)
     return out
-
-
-STOCK_CLI = """
-from statetrim import portable
-portable.register()  # fla's own classes need a GPU; all else is stock
-from lm_eval.__main__ import cli_evaluate
-cli_evaluate()
-"""
 
 
 ROLLING = """
@@ -83,25 +74,22 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_equals_the_stock_command_line(
-    checkpoint: Callable[[str], Path], data: Path, tmp_path: Path
-) -> None:
-    """On the same model, rows and definitions."""
+def test_equals_stock_lm_eval(checkpoint: Callable[[str], Path], data: Path) -> None:
+    """With its own model class, on the same model, rows and definitions."""
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
     model = checkpoint("delta_net")
     scores = st.evaluate([], baseline=model, tasks=[*DEFINITIONS], data=data, batch_size=3)
-    command = [sys.executable, "-c", STOCK_CLI, "run", "--model", "hf"]
-    command += ["--model_args", f"pretrained={model}", "--device", "cpu", "--batch_size", "4"]
-    for name in DEFINITIONS:  # paths, so that lm-eval need not read all of its own
-        command += ["--tasks" if name == "pages" else "", str(data / f"{name}.yaml")]
-    command = [word for word in command if word]
-    command += ["--output_path", str(tmp_path / "out")]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr[-2000:]
-    (written,) = (tmp_path / "out").rglob("results*.json")
-    stock_results = json.loads(written.read_text())["results"]
+    portable.register()  # fla's own classes need a GPU; all else is stock
+    manager = TaskManager(include_path=str(data), include_defaults=False)
+    stock: Any = lm_eval.simple_evaluate(
+        model="hf", model_args=f"pretrained={model}", tasks=[*DEFINITIONS], task_manager=manager,
+        device="cpu", batch_size=4, bootstrap_iters=0,
+    )  # fmt: skip
     assert len(scores.scores) == 5
     for score in scores.scores:
-        expected = stock_results[score.task][f"{score.metric},none"]
+        expected = stock["results"][score.task][f"{score.metric},none"]
         assert score.value == pytest.approx(expected, rel=1e-6), score
 
 

@@ -128,7 +128,7 @@ def make(doc, results):
 """
 
 
-@pytest.mark.parametrize("asked", ["unsafe", "group", "tag"])
+@pytest.mark.parametrize("asked", ["unsafe", "group", "tag", "nested"])
 def test_code_that_a_model_writes_does_not_run_unasked(
     asked: str, tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +136,7 @@ def test_code_that_a_model_writes_does_not_run_unasked(
     more = "unsafe_code: true\ntag: [tag]\nprocess_results: !function code.make\n"
     write_definition(tmp_path, "unsafe", more)
     (tmp_path / "group.yaml").write_text("group: group\ntask: [{task: unsafe}]\n")
+    (tmp_path / "nested.yaml").write_text("group: nested\ntask: [{group: x, task: [unsafe]}]\n")
     (tmp_path / "code.py").write_text(CODE)
     monkeypatch.setattr(harness, "_task_manager", only_below)
     with pytest.raises(st.StatetrimError, match="unsafe runs code that the model writes"):

@@ -181,6 +181,8 @@ def _with_local_rows(manager: Any, name: str, data: Path | None) -> Any:
     rows, definition = (data or Path()) / name, manager.task_index[name].yaml_path
     if data is None or not rows.is_dir() or (definition and data in Path(definition).parents):
         return name
+    if manager.task_index[name].kind.name == "PY_TASK":
+        raise StatetrimError(f"lm-eval reads {name} from the hub only; leave {rows} out")
     kind = "parquet" if any(rows.rglob("*.parquet")) else "json"
     source = {"dataset_path": kind, "dataset_kwargs": {"data_dir": str(rows)}}
     return {"group": "local", "task": [{"task": name, "dataset_name": None, **source}]}
@@ -214,20 +216,23 @@ def _task_manager(names: Sequence[str], data: Path | None, metadata: dict[str, A
     return manager
 
 
-def _refuse_unsafe_code(manager: Any, name: str) -> None:
-    """Refuse a task or group that runs what the model writes. Loading such a task runs code of the
-    hub already, so this reads its definition."""
-    entry = manager.task_index.get(name)
-    config = (entry.cfg if entry else None) or {}
+def _refuse_unsafe_code(manager: Any, spec: Any) -> None:
+    """Refuse a name, or a member of a group, that runs what the model writes. Loading such a task
+    runs code of the hub already, so this reads its definition."""
+    entry = manager.task_index.get(spec) if isinstance(spec, str) else None
+    config = spec if isinstance(spec, dict) else {}
+    if entry is not None:
+        config = entry.cfg or {"task": sorted(entry.tags)}
     if config.get("unsafe_code"):
         raise StatetrimError(
-            f"{name} runs code that the model writes; confirm that with --confirm-run-unsafe-code, "
-            f"in a place where that is safe"
+            f"{config['task']} runs code that the model writes; confirm that with "
+            f"--confirm-run-unsafe-code, in a place where that is safe"
         )
     members = config.get("task") if isinstance(config.get("task"), list) else []
-    for member in [*members, *(entry.tags if entry and not config else ())]:
-        own = member.get("task", member.get("group")) if isinstance(member, dict) else member
-        _refuse_unsafe_code(manager, str(own))
+    named = [config.get("task"), config.get("group")] if config is spec else []
+    for member in [*members, *named]:
+        if isinstance(member, str | dict):
+            _refuse_unsafe_code(manager, member)
 
 
 def rows_digest(task: Any, limit: int | None) -> str:
@@ -288,13 +293,13 @@ def run_task(
         for metric in sample["metrics"]:
             suffix = "" if sample["filter"] == "none" else f",{sample['filter']}"
             values.setdefault(metric + suffix, []).append(sample[metric])
-    scores = list[Score]()
+    scores, chance = list[Score](), _chance(task, limit)
     for metric, samples in values.items():
         better = higher_is_better.get(metric.partition(",")[0], True)
         if "perplexity" in metric:
             scores.append(_perplexity_score(model, name, metric, samples))
         elif all(isinstance(x, int | float) and 0 <= x <= 1 for x in samples):
-            shares, chance = [float(x) for x in samples], _chance(task, limit)
+            shares = [float(x) for x in samples]
             scores.append(Score(model, name, metric, SHARE.name, better, shares, chance=chance))
     if not scores:
         raise StatetrimError(f"{name} has no metric that is a share or perplexity of each sample")
