@@ -178,14 +178,18 @@ def load_tasks(
 def _with_local_rows(manager: Any, name: str, data: Path | None) -> Any:
     """What to load for `name`: with the rows in the directory of that name, if there is one and the
     definition is lm-eval's own."""
-    rows, definition = (data or Path()) / name, manager.task_index[name].yaml_path
-    if data is None or not rows.is_dir() or (definition and data in Path(definition).parents):
+    rows, entry = (data or Path()) / name, manager.task_index[name]
+    if data is None or not rows.is_dir() or data in (entry.yaml_path or Path()).parents:
         return name
-    if manager.task_index[name].kind.name == "PY_TASK":
+    if entry.kind.name == "PY_TASK":
         raise StatetrimError(f"lm-eval reads {name} from the hub only; leave {rows} out")
-    kind = "parquet" if any(rows.rglob("*.parquet")) else "json"
-    source = {"dataset_path": kind, "dataset_kwargs": {"data_dir": str(rows)}}
-    return {"group": "local", "task": [{"task": name, "dataset_name": None, **source}]}
+    kind, source = "parquet" if any(rows.rglob("*.parquet")) else "json", {"data_dir": str(rows)}
+    task = {"task": name, "dataset_path": kind, "dataset_name": None, "dataset_kwargs": source}
+    splits = import_datasets().get_dataset_split_names(kind, **source)
+    for key in ("training_split", "validation_split"):  # lm-eval reads them for no examples too
+        if entry.cfg.get(key) not in splits:
+            task[key] = None
+    return {"group": "local", "task": [task]}
 
 
 def check_data_directory(data: Path) -> None:
