@@ -201,7 +201,7 @@ def test_the_shapes_of_a_decision_are_judged(folder: Path, tmp_path: Path) -> No
         if count not in (1, 3, 5):
             continue
         st.Decision("tiny", points, files=files).save(tmp_path / "decision.json")
-        sections = document_of(folder, tmp_path / "decision.json").sections
+        sections = document_of(folder, str(tmp_path / "decision.json")).sections
         (section,) = (x for x in sections if x.title == "Why this shape")
         texts = [block.text for block in section.blocks if isinstance(block, Text)]
         has_curve = count == 5
