@@ -128,9 +128,9 @@ def make(doc, results):
 """
 
 
-@pytest.mark.parametrize("asked", ["unsafe", "group", "tag", "nested"])
+@pytest.mark.parametrize("requested", ["unsafe", "group", "tag", "nested"])
 def test_code_that_a_model_writes_does_not_run_unasked(
-    asked: str, tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+    requested: str, tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor is the Python next to the definition imported, which could load more from the hub."""
     more = "unsafe_code: true\ntag: [tag]\nprocess_results: !function code.make\n"
@@ -140,9 +140,9 @@ def test_code_that_a_model_writes_does_not_run_unasked(
     (tmp_path / "code.py").write_text(CODE)
     monkeypatch.setattr(harness, "_task_manager", only_below)
     with pytest.raises(st.StatetrimError, match="unsafe runs code that the model writes"):
-        harness.load_tasks([asked], tmp_path, tokenizer)
+        harness.load_tasks([requested], tmp_path, tokenizer)
     assert not (tmp_path / "ran").exists()
-    assert [*harness.load_tasks([asked], tmp_path, tokenizer, unsafe_code=True)[asked]] == [
+    assert [*harness.load_tasks([requested], tmp_path, tokenizer, unsafe_code=True)[requested]] == [
         "unsafe"
     ]
     assert (tmp_path / "ran").exists()

@@ -232,11 +232,11 @@ def _refuse_unsafe_code(manager: Any, spec: Any) -> None:
             f"{config['task']} runs code that the model writes; confirm that with "
             f"--confirm-run-unsafe-code, in a place where that is safe"
         )
-    members = config.get("task") if isinstance(config.get("task"), list) else []
-    named = [config.get("task"), config.get("group")] if config is spec else []
-    for member in [*members, *named]:
-        if isinstance(member, str | dict):
-            _refuse_unsafe_code(manager, member)
+    members = config.get("task")
+    if not isinstance(members, list):
+        members = [members, config.get("group")] if config is spec else []
+    for member in members:
+        _refuse_unsafe_code(manager, member)
 
 
 def rows_digest(task: Any, limit: int | None) -> str:
@@ -270,7 +270,7 @@ def run_task(
 
     if task.get_config("num_fewshot") is None:
         task.set_config(key="num_fewshot", value=0)
-    task.set_fewshot_seed(seed=0)  # the same examples for every model
+    task.set_fewshot_seed(seed=0)  # every model gets equal examples
     # Not simple_evaluate, which also calls git and seeds generators that nothing here uses.
     try:
         lm.cache_hook = _RequestCounter(task, limit, report)

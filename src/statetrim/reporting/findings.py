@@ -89,7 +89,7 @@ class Findings:
 
     @cached_property
     def compared_scores(self) -> dict[str, Scores]:
-        """Shape -> its scores by which one was chosen, as far as they lie beside the decision."""
+        """Shape -> its scores by which one was chosen, as far as they lie next to it."""
         if self.decision is None:
             return {}
         return self.decision.load_scores(Path(self.sources["decision"]).parent)
