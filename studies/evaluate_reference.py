@@ -22,15 +22,16 @@ matplotlib.use("agg")
 from matplotlib import pyplot
 
 from statetrim import Scores
-from statetrim.judging.losses import metric_loss, recall_change
+from statetrim.judging.losses import main_metrics, metric_loss, recall_change
 from statetrim.maths.paired import difference_interval
-from statetrim.tasks import TASKS
+from statetrim.tasks import group_of
+from statetrim.tasks.unit import SHARE
 
 # Each group has its own limit: a wikitext document takes as long as a hundred questions.
 GROUPS = {
     "choices": ["lambada_openai", "arc_easy", "arc_challenge", "hellaswag", "winogrande", "piqa"],
     "logits": ["mqar", "agreement"],
-    "long": ["wikitext", "drop", "nq", "squad", "fda_like", "fda_like_short", "kv_retrieval"],
+    "long": ["wikitext", "squad_completion", "fda", "swde"],
 }
 
 
@@ -98,6 +99,8 @@ def evaluate(arguments: argparse.Namespace, group: str, models: list[Path]) -> S
     if not out.exists():
         limit = getattr(arguments, group)
         options = ["--tasks", ",".join(GROUPS[group]), "--data", arguments.data, "-o", out]
+        if "agreement" in GROUPS[group]:
+            options += ["--text", arguments.data / "wikitext-2-raw" / "wiki.test.raw"]
         options += ["--limit", limit] if limit else []
         statetrim("evaluate", *models, "--baseline", arguments.model, *options)
     return Scores.load(out)
@@ -112,7 +115,7 @@ def table(score_groups: list[Scores]) -> list[str]:
     ]
     for scores in score_groups:
         for task in scores.tasks:
-            metrics = [m for m in scores.metrics(task) if m == TASKS[task].metric or task == "mqar"]
+            metrics = scores.metrics(task) if task == "mqar" else main_metrics(scores, task)
             for metric in metrics + (["top1"] if task == "agreement" else []):
                 count = len(scores.find(names[0], task, metric).samples)
                 cells = [cell(scores, name, task, metric) for name in names]
@@ -121,7 +124,7 @@ def table(score_groups: list[Scores]) -> list[str]:
         changes = [recall_change(scores, name) for name in names[1:]]
         if all(change is not None for change in changes):
             cells = [f"{c.estimate:+.1f} [{c.low:+.1f}, {c.high:+.1f}]" for c in changes if c]
-            tasks = [task for task in scores.tasks if TASKS[task].group == "recall"]
+            tasks = [task for task in scores.tasks if group_of(task, SHARE) == "recall"]
             lines.append(f"| mean of {', '.join(tasks)} | points | | | " + " | ".join(cells) + " |")
     return lines
 

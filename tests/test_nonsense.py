@@ -138,7 +138,7 @@ PIPES = {
     "prune": ["prune", "model", "pipe", "-o", "o"],
     "report": ["report", "cut", "pipe.json", "-o", "o"],
     "recipe": ["trim", "model", "--recipe", "pipe", "-o", "o"],
-    "evaluate": ["evaluate", "copy", "--baseline", "model", "--tasks", "squad", "--data", ".",
+    "evaluate": ["evaluate", "copy", "--baseline", "model", "--tasks", "piqa", "--data", "rows",
                  "-o", "o"],
 }  # fmt: skip
 
@@ -148,11 +148,11 @@ PIPES = {
 def test_a_pipe_is_no_artifact(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     shutil.copytree("model", "copy")
-    Path("squad").mkdir()
+    Path("rows/piqa").mkdir(parents=True)
     st.prune("model", st.select("model", "rand", to="8x100%"), "cut")
-    for pipe in ("pipe", "pipe.json", "squad/a.jsonl"):
+    for pipe in ("pipe", "pipe.json", "rows/piqa/validation.jsonl"):
         os.mkfifo(pipe)
-    check_message(PIPES[name], "pipe" if name != "evaluate" else "squad")
+    check_message(PIPES[name], "pipe" if name != "evaluate" else "validation.jsonl is not a file")
 
 
 def test_a_model_that_reads_no_text(folder: Path) -> None:
@@ -171,18 +171,18 @@ def test_a_tokenizer_file_that_links_nowhere(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "name", "content"),
     [
-        ("wikitext", "wikitext-2-raw/wiki.test.raw", ""),
-        ("squad", "squad/a.jsonl", '{"text": "", "value": "", "answers": [[5]]}'),
+        ("wikitext", "wikitext/test.jsonl", ""),
+        ("gsm8k", "gsm8k/test.jsonl", '{"question": [5]}'),
         ("piqa", "piqa/piqa_val.jsonl", '{"goal": 1, "sol1": [], "sol2": null, "label": "x"}'),
         ("piqa", "piqa/piqa_val.jsonl", '{"goal": "", "sol1": "", "sol2": "", "label": -9}'),
-        ("hellaswag", "hellaswag/hellaswag_val.jsonl", '{"ctx_a": null}'),
+        ("hellaswag", "hellaswag/validation.jsonl", '{"ctx_a": null}'),
     ],
 )
 def test_rows_of_a_task_that_mean_nothing(task: str, name: str, content: str, folder: Path) -> None:
     shutil.copytree(folder / "model", folder / "copy")
-    (folder / name).parent.mkdir()
-    (folder / name).write_text(content + "\n")
-    words = command("evaluate", folder, f"--data {folder} --limit 2")
+    (folder / "rows" / name).parent.mkdir(parents=True)
+    (folder / "rows" / name).write_text(content + "\n")
+    words = command("evaluate", folder, f"--data {folder / 'rows'} --limit 2")
     words[words.index("mqar")] = task
     check_message(words, task)
 

@@ -167,7 +167,7 @@ def shown(checkpoint: Load, text: Path, tmp_path_factory: pytest.TempPathFactory
     small = st.prune(model, plan, folder / "small")
     every = {"length": 64, "burn_in": 8, "tokens": 256}
     scores = st.evaluate(small, baseline=model, tasks=["mqar"], limit=2)
-    compared = [MeasuredShape(k, 64, "l1", 64 * k, {}) for k in range(1, 129)]
+    compared = [MeasuredShape(k, 64, "l1", 64 * k) for k in range(1, 129)]
     return {
         "Checkpoint": model,
         "Statistics": statistics,

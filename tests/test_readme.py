@@ -84,9 +84,6 @@ def test_the_page_runs(
     shutil.copytree(checkpoint("qwen3_5_text"), tmp_path / "MODEL")
     tiny.write_text(tmp_path / "text.jsonl", 2**16)
     tiny.write_text(tmp_path / "test.jsonl", 2**16 + 2**10, seed=1)
-    data = tmp_path / "DATA" / "squad"
-    data.mkdir(parents=True)
-    (data / "rows.jsonl").write_text('{"text": "w1 w2 w3", "value": "w4"}\n' * 4)
     page_commands = [line for line in commands(page) if not line.startswith((*SETUP, *ELSEWHERE))]
     assert len(page_commands) >= 3
     for command in page_commands:

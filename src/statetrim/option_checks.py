@@ -76,10 +76,10 @@ def engine(name: str, value: str) -> None:
 
 
 def tasks(name: str, value: Iterable[str]) -> None:
-    """Names of tasks or suites."""
-    from .tasks import find_tasks
+    """Names of tasks."""
+    from .tasks import check_names
 
-    find_tasks(list(value))
+    check_names(value)
 
 
 def text_source(name: str, value: Any) -> None:

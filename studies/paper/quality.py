@@ -4,7 +4,7 @@ Tables `tab:pre_rft_50_gated_only`, `tab:full_results_gdn_13B_paper`, `tab:unifi
 `tab:zs-*` and `tab:recall-*`; with `--scores` the ablation `tab:ablation_kq_targets`.
 
     python studies/paper/quality.py MODEL --text train.jsonl --test wiki.valid.raw --work WORK \\
-        [--stages cut recovered] [--scores qk q k] [--tasks likelihood recall --data DATA]
+        [--stages cut recovered] [--scores qk q k] [--tasks piqa fda --data DATA]
 
 Every cut is written below WORK and kept, for the other scripts. What is random is drawn `--samples`
 times: the channels of `rand`, the calibration text of the other methods, LoRA's initial values.

@@ -22,7 +22,7 @@ MISTAKES = {
     "trim M -o O --for abacus": "there is no engine 'abacus'; choose vllm",
     "trim M -o O --method nonsense": "there is no method 'nonsense'",
     "trim M -o O --value-method nonsense": "there is no method 'nonsense'",
-    "trim M -o O --tasks nonsense": "no task has the name 'nonsense'",
+    "trim M -o O --tasks non/sense": "no task has the name 'non/sense'",
     "trim M -o O --text typo.jsonl": "there is no file typo.jsonl",
     "trim M -o O --recall 2": "--recall must be a fraction",
     "trim M -o O --limit 0": "--limit cannot be 0",
@@ -38,7 +38,7 @@ MISTAKES = {
     "select M -o O --share recall": "a share is SOURCE=PART",
     "prune M none.json -o O": "none.json is missing",
     "refit M -o O --statistics none": "none is missing",
-    "evaluate M --baseline B -o O --tasks nonsense": "no task has the name",
+    "evaluate M --baseline B -o O --tasks non/sense": "no task has the name",
     "evaluate M --baseline B -o O --fail-if nonsense": "is not a rule",
     "analyze M --text t -o O": "must end in .json",
     "analyze M --text t -o O.json --tokens many": "not a number of tokens",
@@ -98,7 +98,7 @@ def test_every_command_is_tried() -> None:
 def test_the_answer_takes_a_third_of_the_import_of_torch_at_most(tmp_path: Path) -> None:
     """CPU time, compared with that of the import, since machines differ and run other programs. The
     faster of two runs counts; 0.25 s compared with 1.7 s when this was written."""
-    mistake = [sys.executable, "-m", "statetrim", "trim", "M", "-o", "O", "--tasks", "nonsense"]
+    mistake = [sys.executable, "-m", "statetrim", "trim", "M", "-o", "O", "--tasks", "non/sense"]
     answer = min(processor_seconds(mistake, tmp_path) for _ in range(2))
     torch = min(
         processor_seconds([sys.executable, "-c", "import torch"], tmp_path) for _ in range(2)

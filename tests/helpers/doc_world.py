@@ -228,9 +228,10 @@ class World:
             config |= {"model_type": "strange", "architectures": ["StrangeForCausalLM"]}
             (path / "config.json").write_text(json.dumps(config))
         elif name == "DATA":
-            (path / "squad").mkdir(parents=True)
-            row = '{"text": "w1 w2 w3", "value": "w4"}\n'
-            (path / "squad" / "rows.jsonl").write_text(row * 4)
+            (path / "gsm8k").mkdir(parents=True)
+            for split in ("train", "test"):
+                rows = '{"question": "w1 w2", "answer": "#### w3"}\n' * 8
+                (path / "gsm8k" / f"{split}.jsonl").write_text(rows)
         elif path.suffix in (".py", ".yaml"):
             language = {".py": "python", ".yaml": "yaml"}[path.suffix]
             path.write_text(self.shown(language, line).text)

@@ -3,10 +3,11 @@ engine."""
 
 import random
 from collections.abc import Mapping
+from math import log1p
 from typing import Any
 
 import statetrim as st
-from statetrim.artifacts.decision import MeasuredShape, ShapeScore
+from statetrim.artifacts.decision import MeasuredShape
 from statetrim.artifacts.scores import Score
 from statetrim.artifacts.verification import Agreement
 
@@ -88,21 +89,27 @@ def scores(models: Mapping[str, Samples], **lineage: Any) -> st.Scores:
     return st.Scores([name for name in models if name not in controls], all_scores, dict(lineage))
 
 
-def point(shape: str, recall: float, perplexity: float, margin: float = 1.0) -> MeasuredShape:
-    """A measured shape of a 64x64 state: points of recall lost, and percent of perplexity gained,
-    both with this margin."""
+def point(shape: str) -> MeasuredShape:
+    """A shape of a 64x64 state, which is that of the original."""
     keys, values = map(int, shape.split("x"))
-    original = shape == "64x64"
+    return MeasuredShape(keys, values, "none" if shape == "64x64" else "l1", 4 * keys * values)
 
-    def score(value: float, half: float, unit: str) -> ShapeScore:
-        low, high = (None, None) if original else (value - half, value + half)
-        return ShapeScore(value, low, high, unit, unit == "share")
 
-    scores = {
-        "mqar accuracy": score(0.9 - recall / 100, margin / 100, "share"),
-        "text perplexity": score(20 + perplexity / 5, margin / 5, "perplexity"),
+def shape_scores(recall: float, perplexity: float, margin: float = 1.0) -> st.Scores:
+    """Scores of an original and a cut: points of recall lost, and percent of perplexity gained,
+    both with about this margin."""
+    spread = margin * ROWS**0.5 / 2 / 100  # of the samples, alternating
+    signs = [1.0 if row % 2 else -1.0 for row in range(ROWS)]
+    nats = log1p(perplexity / 100)
+    original: Samples = {
+        ("mqar", "accuracy"): [0.9] * ROWS,
+        ("text", "perplexity"): [-300.0] * ROWS,
     }
-    return MeasuredShape(keys, values, "none" if original else "l1", 4 * keys * values, scores)
+    cut: Samples = {
+        ("mqar", "accuracy"): [0.9 - recall / 100 + spread * sign for sign in signs],
+        ("text", "perplexity"): [-300.0 - 100 * (nats + spread * sign) for sign in signs],
+    }
+    return scores({"original": original, "cut": cut})
 
 
 def agreements(**agreed: int) -> list[Agreement]:

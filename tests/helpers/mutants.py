@@ -202,7 +202,6 @@ def _model_run_targets(
     yield recipe, mutate_json, [["trim", "--dry-run", "--recipe", str(recipe), *out]]
     tasks = ["--data", str(root / "data"), "--limit", "2", *out]
     scored = ["evaluate", small, "--baseline", model, "--tasks"]
-    yield root / "data" / "squad" / "a.jsonl", mutate_rows, [[*scored, "squad", *tasks]]
     yield root / "data" / "piqa" / "piqa_val.jsonl", mutate_rows, [[*scored, "piqa", *tasks]]
 
 
@@ -258,12 +257,9 @@ def _write_inputs(root: Path) -> None:
     few = tiny.write_text(root / "few.jsonl", 600)
     rows = [json.loads(row) for row in few.read_text().splitlines()]
     Dataset.from_list(rows).to_parquet(root / "few.parquet")
-    question = {"text": "w1 w2\nQuestion: w3", "value": "w2", "answers": ["w2", "w4"]}
     choice = {"goal": "w1 w2", "sol1": "w3", "sol2": "w4", "label": 1}
-    for name, row in (("squad/a.jsonl", question), ("piqa/piqa_val.jsonl", choice)):
-        path = root / "data" / name
-        path.parent.mkdir(parents=True)
-        path.write_text(f"{json.dumps(row)}\n" * 2)
+    (root / "data" / "piqa").mkdir(parents=True)
+    (root / "data" / "piqa" / "piqa_val.jsonl").write_text(f"{json.dumps(choice)}\n" * 2)
     recipe = {
         "model": str(root / "model"), "keep": 8, "text": str(few), "tokens": 512, "tasks": ["mqar"],
         "limit": 2, "length": 32, "batch_size": 2, "control": False, "benchmark": False, "seed": 0,

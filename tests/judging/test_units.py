@@ -3,12 +3,9 @@
 import pytest
 
 import statetrim as st
-from statetrim.artifacts.decision import MeasuredShape
 from statetrim.judging.gate import find_violation
-from statetrim.judging.losses import metric_loss, scores_table
-from statetrim.judging.recommendation import point_losses
+from statetrim.judging.losses import metric_loss, metric_values, scores_table
 from statetrim.judging.verdict import ship_limit
-from statetrim.pipelines.shape_choice import _shape_score
 from statetrim.tasks.unit import UNITS, Unit
 
 BITS = Unit("bits", " bits", digits=3, groups=("perplexity",), loss_title="bits per byte")
@@ -40,9 +37,7 @@ def test_a_value_as_text(value: float, unit: str, text: str) -> None:
 
 @pytest.mark.parametrize("unit", UNITS.values(), ids=UNITS)
 def test_a_value_follows_from_the_change_that_leads_to_it(unit: Unit) -> None:
-    change = unit.change_between(0.4, 0.5)
-    assert unit.value_after(0.4, change) == pytest.approx(0.5)
-    assert unit.change_between(0.4, 0.4) == 0.0
+    assert unit.value_after(0.4, 0.1 / unit.step(0.4)) == pytest.approx(0.5)
 
 
 def test_a_perplexity_beyond_all_numbers_is_one_that_artifacts_hold() -> None:
@@ -85,15 +80,9 @@ def test_a_rise_of_errors_is_a_loss_in_every_place() -> None:
     assert find_violation("accuracy drop > 5 points", ERRORS) is None
 
 
-def test_a_decision_measures_errors_as_their_scores_do() -> None:
-    before, after = (_shape_score(ERRORS, score) for score in ERRORS.scores)
-    assert after.low is not None and after.high is not None
-    assert after.low < after.value == 0.9 < after.high
-    points = [
-        MeasuredShape(2, 2, "none", 16, {"bytes mean": before}),
-        MeasuredShape(1, 1, "l1", 4, {"bytes mean": after}),
-    ]
-    (x,) = point_losses(*points)
-    expected = metric_loss(ERRORS, "cut", "bytes", "mean").loss
-    for name in ("estimate", "low", "high"):
-        assert getattr(x.loss, name) == pytest.approx(getattr(expected, name))
+def test_a_value_has_the_interval_of_its_loss() -> None:
+    before, after = metric_values(ERRORS, "original")[0], metric_values(ERRORS, "cut")[0]
+    assert (before.value, before.low, before.high) == (0.5, None, None)
+    loss = metric_loss(ERRORS, "cut", "bytes", "mean").loss
+    assert after.value == 0.9 and after.low == pytest.approx(0.5 + loss.low / 100)
+    assert after.high == pytest.approx(min(1.0, 0.5 + loss.high / 100))

@@ -248,7 +248,7 @@ def far_setting() -> dict[str, Samples]:
 
 def tiny(count: int) -> dict[str, Samples]:
     """A few samples on which the loss does not show."""
-    first: Samples = {("squad", "contains"): [1.0] * count}
+    first: Samples = {("fda", "contains"): [1.0] * count}
     return {"original": first, "cut": first}
 
 
@@ -261,13 +261,13 @@ def renamed() -> dict[str, Samples]:
 
 HIDDEN: dict[str, tuple[Callable[[], str | None], str]] = {
     "a floor task is added": (
-        lambda: gate(with_tasks([0.0] * 100, [0.0] * 100, "squad")), "breaks"),
+        lambda: gate(with_tasks([0.0] * 100, [0.0] * 100, "fda")), "breaks"),
     "three floor tasks are added": (
-        lambda: gate(with_tasks([0.0] * 50, [0.0] * 50, "nq", "drop", "fda")), "breaks"),
+        lambda: gate(with_tasks([0.0] * 50, [0.0] * 50, "niah_single_1", "fda", "swde")), "breaks"),
     "a task a little above nothing is added": (
-        lambda: gate(with_tasks(answers(0.02, 100), [0.0] * 100, "squad")), "breaks"),
+        lambda: gate(with_tasks(answers(0.02, 100), [0.0] * 100, "fda")), "breaks"),
     "easy tasks are added": (
-        lambda: gate(with_tasks(*[answers(0.95, 400)] * 2, "squad", "nq", "drop", "fda", "swde")),
+        lambda: gate(with_tasks(*[answers(0.95, 400)] * 2, "fda", "swde", "niah_single_1")),
         "breaks"),
     "easy loads are added": (lambda: gate(easy_loads()), "pairs_63"),
     "a collapsed load is averaged away": (
@@ -286,8 +286,7 @@ HIDDEN: dict[str, tuple[Callable[[], str | None], str]] = {
         "cannot be judged"),
     "two samples": (lambda: gate(tiny(2), "recall drop > 2%"), "take more"),
     "eight samples": (lambda: gate(tiny(8), "recall drop > 2%"), "take more"),
-    "another name": (lambda: gate(renamed()), "breaks"),
-    "another name, asked as accuracy": (
+    "another name": (
         lambda: gate(renamed(), "accuracy drop > 5%"), "breaks"),
     "fewer samples for the cut": (
         lambda: gate({"original": ORIGINAL, "cut": {key: LOST[key][:40] for key in LOST}}),
@@ -345,7 +344,7 @@ def test_a_figure_turned_round_is_not_compared(change: dict[str, Any]) -> None:
 def test_floors_enter_no_mean_no_warning_and_no_fact() -> None:
     measured = scores(
         {
-            name: figures | {("squad", "contains"): [0.0] * 50, ("piqa", "acc"): answers(0.51, 100)}
+            name: figures | {("fda", "contains"): [0.0] * 50}
             for name, figures in (("original", ORIGINAL), ("cut", LOST))
         }
     )
@@ -354,9 +353,21 @@ def test_floors_enter_no_mean_no_warning_and_no_fact() -> None:
     assert cut_warnings(measured, "cut") == cut_warnings(alone, "cut")
     assert judge_cut(measured).facts == judge_cut(alone).facts
     sentences = {x.task: x.sentence for x in task_losses(measured, "cut")}
-    for task, count in (("squad", 50), ("piqa", 100)):
-        few = f"{count} samples of {task} are too few to tell the original from chance"
-        assert sentences[task] == f"not informative: {few}"
+    few = "50 samples of fda are too few to tell the original from chance"
+    assert sentences["fda"] == f"not informative: {few}"
+
+
+def test_the_chance_of_a_task_of_lm_eval_is_stored_or_said_to_be_unknown() -> None:
+    models = {"original": ORIGINAL, "cut": GOOD}
+    named = ("piqa", "acc", "share", True, answers(0.51, 100))
+    alone = scores(models)
+    for chance, informative in ((0.5, False), (0.25, True), (None, True)):
+        extra = [st.Score(name, *named, chance=chance) for name in models]
+        measured = st.Scores(alone.models, [*alone.scores, *extra], alone.lineage)
+        x = metric_loss(measured, "cut", "piqa", "acc")
+        assert x.uninformative != informative and x.group == "accuracy"
+        unknown = "what guessing scores on piqa is not known; 0 was assumed"
+        assert (unknown in judge_cut(measured).warnings) == (chance is None)
 
 
 def test_a_load_at_chance_is_left_out_of_the_mean() -> None:
@@ -392,7 +403,7 @@ def test_mean_recall_is_a_loss_like_any_other() -> None:
     models = {"original": ORIGINAL, "cut": LOST}
     assert mean_recall_text(scores(models), "cut") is None  # the task says it already
     right = {"original": 0.8, "cut": 0.6}
-    both = scores({name: figures | {("squad", "contains"): answers(right[name])}
+    both = scores({name: figures | {("fda", "contains"): answers(right[name])}
                    for name, figures in models.items()})  # fmt: skip
     sentence, change = mean_recall_text(both, "cut"), recall_change(both, "cut")
     assert sentence and change and change.estimate < 0

@@ -100,7 +100,7 @@ def test_what_never_happened_in_n_trials_may_happen_three_times_in_n() -> None:
 
 
 def scores(before: list[float], after: list[float], unit: str = "share") -> Scores:
-    task, metric = ("squad", "contains") if unit == "share" else ("lambada_openai", "perplexity")
+    task, metric = ("fda", "contains") if unit == "share" else ("lambada_openai", "perplexity")
     rows = [("old", before), ("new", after)]
     return Scores(
         ["old", "new"],
@@ -110,18 +110,18 @@ def scores(before: list[float], after: list[float], unit: str = "share") -> Scor
 
 def test_verdicts_say_loss_gain_or_how_much_cannot_be_excluded() -> None:
     lost = scores([1.0] * 80 + [0.0] * 20, [1.0] * 40 + [0.0] * 60)
-    verdict = metric_loss(lost, "new", "squad", "contains")
+    verdict = metric_loss(lost, "new", "fda", "contains")
     assert verdict.sentence.startswith("loss of 40.00 ± ") and verdict.sentence.endswith("points")
     assert verdict.p is not None and verdict.p < 1e-10
-    won = metric_loss(scores([0.0] * 60 + [1.0] * 40, [1.0] * 100), "new", "squad", "contains")
+    won = metric_loss(scores([0.0] * 60 + [1.0] * 40, [1.0] * 100), "new", "fda", "contains")
     assert won.sentence.startswith("gain of 60.00 ± ")
-    same = metric_loss(scores([1.0, 0.0] * 50, [1.0, 0.0] * 50), "new", "squad", "contains")
+    same = metric_loss(scores([1.0, 0.0] * 50, [1.0, 0.0] * 50), "new", "fda", "contains")
     assert same.sentence == "no loss within 2.95 points"  # 1 - 0.05 ** (1 / 100)
-    at_chance = metric_loss(scores([0.0] * 20, [0.0] * 20), "new", "squad", "contains")
-    too_few = "20 samples of squad are too few to tell the original from chance"
+    at_chance = metric_loss(scores([0.0] * 20, [0.0] * 20), "new", "fda", "contains")
+    too_few = "20 samples of fda are too few to tell the original from chance"
     assert at_chance.sentence == f"not informative: {too_few}"
-    at_chance = metric_loss(scores([0.0] * 200, [0.0] * 200), "new", "squad", "contains")
-    reason = "the original is less than 5 points above chance on 200 samples of squad"
+    at_chance = metric_loss(scores([0.0] * 200, [0.0] * 200), "new", "fda", "contains")
+    reason = "the original is less than 5 points above chance on 200 samples of fda"
     assert at_chance.sentence == f"not informative: {reason}"
     unchanged = recall_change(scores([1.0, 0.0] * 50, [1.0, 0.0] * 50), "new")
     assert unchanged is not None and unchanged.high == pytest.approx(2.95, abs=0.01)
@@ -139,8 +139,8 @@ def test_gates() -> None:
     assert find_violation("recall drop > 3%", measured) == (
         "new breaks the rule 'recall drop > 3%': recall goes from 0.5 to 0.48, a drop of 4.00%"
     )
-    assert find_violation("squad drop > 1.9 points", measured) is not None
-    assert find_violation("squad drop > 2.1 points", measured) is None
+    assert find_violation("fda drop > 1.9 points", measured) is not None
+    assert find_violation("fda drop > 2.1 points", measured) is None
     assert find_violation("recall drop > 4.5%", measured) is None
     assert find_violation("recall rise > 0%", measured) is None
     worse = scores([-2.0] * 30, [-2.1] * 30, "perplexity")
@@ -148,12 +148,12 @@ def test_gates() -> None:
     assert find_violation("lambada_openai rise > 11%", worse) is None
     with pytest.raises(ValueError, match="no such task was run"):
         find_violation("perplexity rise > 1%", measured)
-    for nonsense in ("recall", "recall drop < 2%", "speed drop > 2%", "recall drop > -2%"):
+    for nonsense in ("recall", "recall drop < 2%", "recall drop > -2%"):
         with pytest.raises(ValueError, match="is not a rule"):
             check_rule(nonsense)
 
 
 def test_scores_of_other_samples_are_not_compared() -> None:
     with pytest.raises(ValueError, match="other samples"):
-        scores([1.0, 0.0], [1.0]).pairs("new", "squad", "contains")
+        scores([1.0, 0.0], [1.0]).pairs("new", "fda", "contains")
     assert -Interval(1.0, 0.5, 2.0) == Interval(-1.0, -2.0, -0.5)

@@ -10,7 +10,7 @@ import pytest
 
 import statetrim as st
 from helpers import tiny
-from helpers.measured import agreements, point
+from helpers.measured import agreements, point, shape_scores
 from helpers.refusal import run
 from statetrim.reporting.document import Document, Table, Text
 from statetrim.reporting.findings import read_findings
@@ -189,16 +189,22 @@ def test_a_comparison_shows_plans_and_frontier(folder: Path) -> None:
     assert ".partial" not in text
 
 
-def test_the_shapes_of_a_decision_are_judged(folder: Path) -> None:
+def test_the_shapes_of_a_decision_are_judged(folder: Path, tmp_path: Path) -> None:
     """Shape, recall lost in points, perplexity gained in percent; advice on a curve needs one."""
     figures = [("48x64", 0.2, 0.3), ("64x48", 2.0, 2.0), ("64x32", 1.5, 1.0), ("32x64", 12.0, 2.0),
                ("32x32", 20.0, 5.0)]  # fmt: skip
-    for count, has_curve in ((1, False), (3, False), (5, True)):
-        points = [point("64x64", 0, 0), *(point(*figure) for figure in figures[:count])]
-        st.Decision("tiny", points).save(folder / "decision.json")
-        sections = document_of(folder, "decision.json").sections
+    points, files = [point("64x64")], dict[str, str]()
+    for count, (shape, recall, perplexity) in enumerate(figures, start=1):
+        points.append(point(shape))
+        files[shape] = f"scores-{shape}.json"
+        shape_scores(recall, perplexity).save(tmp_path / files[shape])
+        if count not in (1, 3, 5):
+            continue
+        st.Decision("tiny", points, files=files).save(tmp_path / "decision.json")
+        sections = document_of(folder, str(tmp_path / "decision.json")).sections
         (section,) = (x for x in sections if x.title == "Why this shape")
         texts = [block.text for block in section.blocks if isinstance(block, Text)]
+        has_curve = count == 5
         assert any("Cut until the curve bends" in text for text in texts) == has_curve
     table = next(block for block in section.blocks if isinstance(block, Table))
     rows = {row[0]: (row[3], row[5]) for row in table.rows}

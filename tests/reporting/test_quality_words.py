@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import statetrim as st
-from helpers.measured import ROWS, agreements, model, point, scores
+from helpers.measured import ROWS, agreements, model, point, scores, shape_scores
 from statetrim.judging.recommendation import recommend
 from statetrim.reporting.findings import read_findings
 from statetrim.reporting.report import build_document
@@ -19,7 +19,7 @@ def make_scores(recall: dict[str, dict[int, float]], count: int = ROWS) -> st.Sc
     for number, (name, by_pairs) in enumerate(recall.items()):
         samples = model(by_pairs, 3.0 + 0.2 * number)
         del samples["text", "kl"]
-        samples["squad", "contains"] = [
+        samples["fda", "contains"] = [
             float(row < (0.9 - 0.2 * number) * count) for row in range(ROWS)
         ]
         models[name] = {key: values[:count] for key, values in samples.items()}
@@ -45,9 +45,10 @@ def test_a_loss_is_positive_wherever_it_stands(cut: Path, tmp_path: Path) -> Non
     model_scores = make_scores(
         {"whole": {4: 0.95, 8: 0.9}, "cut": {4: 0.8, 8: 0.7}, "rand": {4: 0.3, 8: 0.2}}
     )
-    points = [point("64x64", 0, 0), point("32x32", 16, 0, margin=2)]
-    reason = recommend(points).reason
-    st.Decision("whole", points, "32x32", reason).save(tmp_path / "choice.json")
+    points, compared = [point("64x64"), point("32x32")], {"32x32": shape_scores(16, 0, margin=2)}
+    compared["32x32"].save(tmp_path / "compared.json")
+    reason, named = recommend(points, compared).reason, {"32x32": "compared.json"}
+    st.Decision("whole", points, "32x32", reason, files=named).save(tmp_path / "choice.json")
     agreed = agreements(whole=50, cut=49)
     verification = st.Verification("mlx", "mlx 1.0", "float32", ["whole", "cut"], agreed)
     verification.save(tmp_path / "run.json")
@@ -57,7 +58,7 @@ def test_a_loss_is_positive_wherever_it_stands(cut: Path, tmp_path: Path) -> Non
     assert "loss 17.5 points" in shown and "at 8 pairs 20.0 points" in shown
     assert "| rand | 64 | 92.4% | 24.9% | loss of 67.50 " in shown
     assert re.search(r"Mean recall of cut: loss of \d+\.\d+ ± \d+\.\d+ points over 2 tasks", shown)
-    assert "recall falls by 16.0 points" in shown and "loss of 16.00 ± 2.00 points" in shown
+    assert "recall falls by 16.0 points" in shown and "loss of 16.00 ± 2.01 points" in shown
     assert "+2.00 (+2.00 to +2.00)" in shown
     assert not re.findall(r"(?<![\w.:-])-\d[\d.]*", shown), "no loss is negative"
     assert shown.count("a positive figure is a loss, a negative one a gain") == 1

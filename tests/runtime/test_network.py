@@ -38,9 +38,8 @@ def test_local_files_ask_no_host(checkpoint: Any, tmp_path: Path) -> None:
     Dataset.from_list([json.loads(row) for row in rows]).to_parquet(tmp_path / "text.parquet")
     calibrate = ["calibrate", model, "--text", tmp_path / "text.parquet", "--tokens", "128"]
     calibrate += ["--length", "32", "--batch-size", "2", "-o", tmp_path / "out.safetensors"]
-    (tmp_path / "wikitext-2-raw").mkdir()
-    text = "".join(f" = w{n} = \n w1 w2 w3 w4\n" for n in range(1, 5))
-    (tmp_path / "wikitext-2-raw" / "wiki.test.raw").write_text(text)
+    (tmp_path / "wikitext").mkdir()
+    (tmp_path / "wikitext" / "test.jsonl").write_text('{"page": "w1 w2 w3"}\n' * 2)
     copy = shutil.copytree(model, tmp_path / "copy")
     evaluate = ["evaluate", copy, "--baseline", model, "--tasks", "wikitext", "--limit", "2"]
     evaluate += ["--data", tmp_path, "-o", tmp_path / "scores.json"]

@@ -44,27 +44,13 @@ class Prediction(Artifact):
 
 
 @dataclass(frozen=True)
-class ShapeScore:
-    """A metric of one cut. The 95% interval is that of the paired difference to the original, added
-    to the original's value; the original itself has none."""
-
-    value: float
-    low: float | None
-    high: float | None
-    unit: str
-    higher_is_better: bool
-    floor: bool = False  # uninformative: the original is not significantly above chance
-
-
-@dataclass(frozen=True)
 class MeasuredShape:
-    """One shape: its state bytes per sequence and its scores."""
+    """One shape, and its state bytes per sequence."""
 
     keep: int
     keep_values: int
     method: str  # "none" for the original
     state_bytes: int  # per sequence, in `state_dtype`
-    scores: Mapping[str, ShapeScore]  # by "task metric"
     widths: str = ""  # by layer, in the format of `--to`; the others are the widest then
     sequences: float | None = None  # that fit in the engine of `trim --for`, else in vLLM
     state_dtype: str = "float32"  # in which the state was stored when it was measured
@@ -99,10 +85,14 @@ class Decision(Artifact):
     expected: str = ""  # of widths by layer, before they were measured
     files: Mapping[str, str] = field(default_factory=dict)  # shape -> its scores, in this directory
 
-    def chosen_scores(self, directory: Path) -> Scores | None:
-        """The scores by which the shape was chosen, if they lie in `directory`."""
-        path = directory / self.files.get(str(self.chosen), "")
-        return Scores.load(path_inside(directory, path.name)) if path.is_file() else None
+    def load_scores(self, directory: Path) -> dict[str, Scores]:
+        """Shape -> the scores of the original and of its cut, as far as they lie in
+        `directory`."""
+        scores = {}
+        for shape, name in self.files.items():
+            if (directory / name).exists():
+                scores[shape] = Scores.load(path_inside(directory, name))
+        return scores
 
     def __repr__(self) -> str:
         shapes = list_text(map(str, self.points), 8)

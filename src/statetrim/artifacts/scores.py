@@ -30,6 +30,7 @@ class Score:
     higher_is_better: bool
     samples: list[float]
     weights: list[float] | None = None
+    chance: float | None = None  # share of right answers by guessing, if lm-eval's task says it
 
     def __repr__(self) -> str:
         subject = f"{shorten(self.model)} on {shorten(self.task)}, {shorten(self.metric)}"
@@ -48,6 +49,8 @@ class Score:
             raise ValueError("samples is empty")
         if self.unit == SHARE.name and not all(0 <= sample <= 1 for sample in self.samples):
             raise ValueError("samples must be shares, from 0 to 1")
+        if self.chance is not None and not 0 <= self.chance <= 1:
+            raise ValueError("chance must be from 0 to 1")
         if self.weights is None:
             return
         if len(self.weights) != len(self.samples):

@@ -4,7 +4,6 @@ The unit of work is one task of one model; its scores are saved before the next 
 """
 
 import re
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -29,7 +28,7 @@ from ..storage.json_file import read_json, write_json
 from ..storage.models import ModelLike, as_checkpoint, as_checkpoints, short_names
 from ..storage.output import open_output
 from ..storage.space import check_writable
-from ..tasks import WITHOUT_HARNESS, Task, find_tasks
+from ..tasks import TASKS
 from ..version import __version__
 from . import harness
 from .controls import SAMPLES as CONTROL_SAMPLES
@@ -40,7 +39,6 @@ from .runner import ModelRunner, check_tasks
 from .samples import (
     DEFAULT_SAMPLES,
     Samples,
-    SampleSource,
     looks,
     prepare_samples,
     warn_of_seen_text,
@@ -49,7 +47,8 @@ from .samples import (
 
 @takes_options(EvaluateOptions)
 def evaluate(models: ModelLike | Sequence[ModelLike], options: EvaluateOptions) -> Scores:
-    """Run `tasks` on `baseline` and `models`, from files below `data` or, without it, from the hub.
+    """Run `tasks` on `baseline` and `models`: `text`, `mqar`, `agreement`, and any task of lm-eval,
+    with definitions or rows below `data` or, without it, from the hub.
 
     One model is in memory at a time. Samples of tasks without lm-eval are doubled from 32 up to
     `limit` until they decide the verdict on every cut, or all are taken at once with `all_samples`.
@@ -60,29 +59,25 @@ def evaluate(models: ModelLike | Sequence[ModelLike], options: EvaluateOptions) 
     the scores are written there, and each finished task to `OUT.partial`, from which the same call
     resumes.
     """
-    chosen_tasks = find_tasks(options.tasks)
-    if _uses_harness(chosen_tasks):
+    if not {*options.tasks} <= {*TASKS}:
         harness.silence_libraries()
     checkpoints = [as_checkpoint(options.baseline), *as_checkpoints(models)]
     for model in checkpoints:
         if not model.shards:
             raise StatetrimError(f"{model.path} holds no weights, so there is nothing to evaluate")
     names = _display_names(checkpoints, options.storage)
-    check_tasks(chosen_tasks, options)
+    check_tasks(options)
     out = options.out
     if out is not None:
         check_writable(out)
     with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="statetrim-")))
         tokenizers = _load_tokenizers(checkpoints)
-        source = SampleSource(
-            None if options.data is None else Path(options.data),
-            None if options.text is None else as_corpus(options.text, checkpoints[0]),
-            parse_token_count(options.skip),
-            options.limit,
-        )
-        warn_of_seen_text(dict(zip(names, checkpoints, strict=True)), source)
-        samples = [prepare_samples(task, source, tokenizers[0], scratch) for task in chosen_tasks]
+        text = None if options.text is None else as_corpus(options.text, checkpoints[0])
+        skip = parse_token_count(options.skip)
+        if text is not None:
+            models_by_name = dict(zip(names, checkpoints, strict=True))
+            warn_of_seen_text(models_by_name, text, skip, options.limit)
+        samples = prepare_samples(options, text, skip, tokenizers[0])
         original = options.original or OriginalResults(checkpoints[0], options.placement)
         runners = _runners(names, checkpoints, tokenizers, original, options)
         lineage = _lineage(names, checkpoints, options, samples, runners)
@@ -92,7 +87,7 @@ def evaluate(models: ModelLike | Sequence[ModelLike], options: EvaluateOptions) 
         finished = FinishedTasks(None, [runner.name for runner in runners], original.scores)
         if out is not None and ranks.rank == 0:
             record, files = {"format": "statetrim evaluate", **lineage}, {"scores.json": Path(out)}
-            patterns = finished.file_names(chosen_tasks, all_looks)
+            patterns = finished.file_names([x.task for x in samples], all_looks)
             partial_output = stack.enter_context(
                 open_output(out, "job.json", record, files=files, temporary_patterns=patterns)
             )
@@ -130,13 +125,13 @@ def _sample_until_decided(
     original, most = runners[0].original, all_looks[-1].stop
     for look in all_looks:
         for runner, following in zip(runners, [*runners[1:], None], strict=True):
-            due = [x for x in samples if not sizes or x.task.kind in WITHOUT_HARNESS]
+            due = [x for x in samples if not sizes or not x.uses_harness]
             rows = look
             if runner.masked is not None:
                 if sizes:
                     continue
                 due, rows = _control_samples(samples), look[:CONTROL_SAMPLES]
-            by_task: dict[str, list[Score]] = {x.task.name: [] for x in due}
+            by_task: dict[str, list[Score]] = {x.task: [] for x in due}
             for score in score_tasks(runner, due, rows):
                 by_task[score.task].append(score)
                 key = score.model, score.task, score.metric
@@ -157,8 +152,8 @@ def _control_samples(samples: Sequence[Samples]) -> list[Samples]:
     first one."""
     chosen = []
     for group in REQUIRED_GROUPS:
-        of_group = [x for x in samples if x.task.group == group]
-        of_group.sort(key=lambda x: x.task.kind not in WITHOUT_HARNESS)
+        of_group = [x for x in samples if x.group == group]
+        of_group.sort(key=lambda x: x.uses_harness)
         chosen += of_group[:1]
     return chosen
 
@@ -218,10 +213,10 @@ class FinishedTasks:
             content = {"scores": [as_fields(score) for score in scores]}
             write_json(self.directory / self.file_name(model, task, start), content, indent=None)
 
-    def file_names(self, tasks: Sequence[Task], all_looks: Sequence[range]) -> list[str]:
+    def file_names(self, tasks: Sequence[str], all_looks: Sequence[range]) -> list[str]:
         """All files that may be written."""
         return [
-            self.file_name(model, task.name, look.start)
+            self.file_name(model, task, look.start)
             for model in self.models
             for task in tasks
             for look in all_looks
@@ -235,10 +230,6 @@ class FinishedTasks:
         duplicates = safe_names[:index].count(safe_names[index])
         number = f".{duplicates + 1}" if duplicates else ""
         return f"{safe_names[index]}{number}.{task}.{start}.json"
-
-
-def _uses_harness(tasks: list[Task]) -> bool:
-    return any(task.kind not in WITHOUT_HARNESS for task in tasks)
 
 
 def _display_names(models: list[Checkpoint], storage: StateStorage) -> list[str]:
@@ -276,13 +267,13 @@ def _score_tasks(
     Finished tasks are loaded; each process runs its share of the others, and rank 0 saves them.
     Every process must call this, and gets all scores.
     """
-    task_names = [samples.task.name for samples in task_samples]
+    task_names = [samples.task for samples in task_samples]
     loaded = {name: finished.load(runner.name, name, rows.start) for name in task_names}
     scores_by_task = ranks.all_gather(loaded)[0]  # only rank 0 has the files
-    remaining = [samples for samples in task_samples if scores_by_task[samples.task.name] is None]
+    remaining = [samples for samples in task_samples if scores_by_task[samples.task] is None]
     own_scores: dict[str, list[Score]] = {}
     for samples in ranks.shard(remaining):
-        name = samples.task.name
+        name = samples.task
         own_scores[name] = runner.run(samples, rows, report)
         if ranks.rank == 0:
             finished.save(runner.name, name, rows.start, own_scores[name])
@@ -313,7 +304,7 @@ def _lineage(
             cuts[runner.masked.of] = {**(cuts[runner.masked.of] or {}), "masked": runner.name}
         elif runner.masked:
             controls[runner.name] = runner.masked.record
-    uses_harness = _uses_harness([samples.task for samples in task_samples])
+    uses_harness = any(samples.uses_harness for samples in task_samples)
     return {
         "statetrim": __version__,
         "lm_eval": version("lm_eval") if uses_harness else None,
@@ -323,7 +314,7 @@ def _lineage(
         "limit": options.limit,
         "baseline": digests[0],
         "models": digests,
-        "data": {samples.task.name: samples.digest for samples in task_samples},
+        "data": {samples.task: samples.digest for samples in task_samples},
         "original": digests[0],
         "vocabulary": vocabulary_size(models[0]),
         "cuts": cuts,

@@ -1,9 +1,13 @@
 """The only module that imports lm-evaluation-harness: task -> scores per sample."""
 
+import hashlib
 import importlib.util
+import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,7 @@ from torch import Tensor
 from ..artifacts.scores import Score
 from ..errors import StatetrimError, errors_of, is_out_of_memory
 from ..storage.text import import_datasets
-from ..tasks import Task
+from ..tasks import check_names, group_of
 from ..tasks.unit import PERPLEXITY, SHARE
 
 ProgressCallback = Callable[[int, int], None]
@@ -138,31 +142,145 @@ def load_vllm_model(path: Path, batch_size: int | str, options: Mapping[str, Any
     return VLLM(**fixed_options, **options)
 
 
-def run_task(
-    lm: Any, model: str, task: Task, directory: Path, limit: int | None, report: ProgressCallback
-) -> list[Score]:
-    """Run one task, defined in `directory`, through `lm_eval.evaluate`; a score per metric except
-    bits per byte, with every sample. Raises StatetrimError if lm-eval cannot load or run it, or if
-    a result is not finite; OSError and out-of-memory errors of the run pass unchanged."""
+def load_tasks(
+    names: Sequence[str], data: Path | None, tokenizer: Any, *, unsafe_code: bool = False
+) -> dict[str, dict[str, Any]]:
+    """Name of a task, group or tag -> lm-eval's tasks by name. Definitions below `data` come before
+    lm-eval's own; a directory there with the name of a task of lm-eval holds its rows.
+
+    Raises StatetrimError if lm-eval has no such task, cannot load it, or if it runs code that the
+    model writes, unless `unsafe_code` allows that.
+    """
     silence_libraries()
-    import lm_eval
+    from transformers import PreTrainedTokenizerFast
+
+    if data is not None:
+        check_data_directory(data)
+    result = dict[str, dict[str, Any]]()
+    with tempfile.TemporaryDirectory(prefix="statetrim-") as scratch:
+        metadata = {}
+        if tokenizer.is_fast:
+            # Tasks that fill a length, such as RULER, load it with remote code, so it has none.
+            plain = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer)
+            plain.save_pretrained(scratch)
+            metadata["tokenizer"] = scratch
+        manager = _task_manager(names, data, metadata)
+        for name in names:
+            if not unsafe_code:
+                _refuse_unsafe_code(manager, name)
+            hint = f"; its rows may be in {data / name}/test.jsonl" if data else ""
+            with errors_of(f"lm-eval cannot load the task {name}", hint):
+                result[name] = manager.load([_with_local_rows(manager, name, data)])["tasks"]
+            check_names(result[name])
+    return result
+
+
+def _with_local_rows(manager: Any, name: str, data: Path | None) -> Any:
+    """What to load for `name`: with the rows in the directory of that name, if there is one and the
+    definition is lm-eval's own."""
+    rows, entry = (data or Path()) / name, manager.task_index[name]
+    if data is None or not rows.is_dir() or data in (entry.yaml_path or Path()).parents:
+        return name
+    if entry.kind.name == "PY_TASK":
+        raise StatetrimError(f"lm-eval reads {name} from the hub only; leave {rows} out")
+    kind, source = "parquet" if any(rows.rglob("*.parquet")) else "json", {"data_dir": str(rows)}
+    task = {"task": name, "dataset_path": kind, "dataset_name": None, "dataset_kwargs": source}
+    splits = import_datasets().get_dataset_split_names(kind, **source)
+    for key in ("training_split", "validation_split"):  # lm-eval reads them for no examples too
+        if entry.cfg.get(key) not in splits:
+            task[key] = None
+    return {"group": "local", "task": [task]}
+
+
+def check_data_directory(data: Path) -> None:
+    """Refuse what is not a directory of files: reading a pipe would never end."""
+    if not data.is_dir():
+        raise StatetrimError(f"--data is a directory, and {data} is none")
+    for path in data.rglob("*"):
+        if not (path.is_file() or path.is_dir()):
+            raise StatetrimError(f"{path} is not a file; leave it out of --data")
+
+
+def _task_manager(names: Sequence[str], data: Path | None, metadata: dict[str, Any]) -> Any:
+    """lm-eval's index of definitions that has all `names`. To read all of them takes ten seconds,
+    so folders of lm-eval with a NAME.yaml are tried first."""
     from lm_eval.tasks import TaskManager
 
-    manager = TaskManager(include_path=str(directory), include_defaults=False)
-    with errors_of(f"lm-eval cannot open the task {task.name}"):
-        task_dict = manager.load([task.name])
-        lm_eval_task = task_dict["tasks"][task.name]
-    if lm_eval_task.get_config("num_fewshot") is None:
-        lm_eval_task.set_config(key="num_fewshot", value=0)
+    stock, own = stock_tasks_directory(), [data] if data else []
+    folders = [path.parent for name in names for path in stock.rglob(f"{name}.yaml")]
+    manager = TaskManager(include_path=[*folders, *own], include_defaults=False, metadata=metadata)
+    if not {*names} <= {*manager.all_subtasks}:
+        manager = TaskManager(include_path=own, metadata=metadata)
+    for name in names:
+        if name not in manager.task_index:
+            raise StatetrimError(
+                f"no task has the name {name!r}; there are text, mqar, agreement, and those that "
+                f"`lm-eval ls tasks` lists"
+            )
+    return manager
+
+
+def _refuse_unsafe_code(manager: Any, spec: Any) -> None:
+    """Refuse a name, or a member of a group, that runs what the model writes. Loading such a task
+    runs code of the hub already, so this reads its definition."""
+    entry = manager.task_index.get(spec) if isinstance(spec, str) else None
+    config = spec if isinstance(spec, dict) else {}
+    if entry is not None:
+        config = entry.cfg or {"task": sorted(entry.tags)}
+    if config.get("unsafe_code"):
+        raise StatetrimError(
+            f"{config['task']} runs code that the model writes; confirm that with "
+            f"--confirm-run-unsafe-code, in a place where that is safe"
+        )
+    members = config.get("task")
+    if not isinstance(members, list):
+        members = [members, config.get("group")] if config is spec else []
+    for member in members:
+        _refuse_unsafe_code(manager, member)
+
+
+def rows_digest(task: Any, limit: int | None) -> str:
+    """A digest of the rows that are evaluated, and of the definition."""
+    definition = {**task.dump_config(), "metadata": None}
+    content = [definition, *islice(task.eval_docs, limit)]
+    return hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()
+
+
+def task_group(name: str, task: Any) -> str:
+    """The group that a task's metrics, or some of them, belong to."""
+    if any("perplexity" in metric for metric in task.higher_is_better()):
+        return "perplexity"
+    return group_of(name, SHARE)
+
+
+def run_task(
+    lm: Any,
+    model: str,
+    name: str,
+    task: Any,
+    limit: int | None,
+    report: ProgressCallback,
+    *,
+    unsafe_code: bool = False,
+) -> list[Score]:
+    """Run one task through `lm_eval.evaluate`; a score per metric that samples have in pairs:
+    perplexities, and shares from 0 to 1. Raises StatetrimError if lm-eval cannot run it, or if a
+    result is not finite; OSError and out-of-memory errors of the run pass unchanged."""
+    import lm_eval
+
+    if task.get_config("num_fewshot") is None:
+        task.set_config(key="num_fewshot", value=0)
+    task.set_fewshot_seed(seed=0)  # every model gets equal examples
     # Not simple_evaluate, which also calls git and seeds generators that nothing here uses.
     try:
-        lm.cache_hook = _RequestCounter(lm_eval_task, limit, report)
+        lm.cache_hook = _RequestCounter(task, limit, report)
         results: Any = lm_eval.evaluate(
             lm=lm,
-            task_dict=task_dict,
+            task_dict={"tasks": {name: task}, "groups": {}, "group_map": {}},
             limit=limit,
             log_samples=True,
             bootstrap_iters=0,  # intervals come from paired samples later
+            confirm_run_unsafe_code=unsafe_code,
         )
     except (OSError, StatetrimError):
         raise
@@ -171,15 +289,33 @@ def run_task(
             raise
         reason = " ".join(str(error).split())[:200]
         raise StatetrimError(
-            f"lm-eval stopped in {task.name}: {reason or type(error).__name__}; a row may lack a "
+            f"lm-eval stopped in {name}: {reason or type(error).__name__}; a row may lack a "
             f"field, or the tokenizer of {model} have tokens without an embedding"
         ) from error
-    samples = sorted(results["samples"][task.name], key=lambda sample: int(sample["doc_id"]))
-    higher_is_better = results["higher_is_better"][task.name]
-    metrics = [name for name in samples[0]["metrics"] if name != "bits_per_byte"]
-    return [
-        _to_score(model, task, name, samples, higher_is_better.get(name, True)) for name in metrics
-    ]
+    higher_is_better, values = results["higher_is_better"][name], dict[str, list[Any]]()
+    for sample in sorted(results["samples"][name], key=lambda sample: int(sample["doc_id"])):
+        for metric in sample["metrics"]:
+            suffix = "" if sample["filter"] == "none" else f",{sample['filter']}"
+            values.setdefault(metric + suffix, []).append(sample[metric])
+    scores, chance = list[Score](), _chance(task, limit)
+    for metric, samples in values.items():
+        better = higher_is_better.get(metric.partition(",")[0], True)
+        if "perplexity" in metric:
+            scores.append(_perplexity_score(model, name, metric, samples))
+        elif all(isinstance(x, int | float) and 0 <= x <= 1 for x in samples):
+            shares = [float(x) for x in samples]
+            scores.append(Score(model, name, metric, SHARE.name, better, shares, chance=chance))
+    if not scores:
+        raise StatetrimError(f"{name} has no metric that is a share or perplexity of each sample")
+    return scores
+
+
+def _chance(task: Any, limit: int | None) -> float | None:
+    """The share of right answers by guessing among choices; None where answers are generated."""
+    if task.OUTPUT_TYPE != "multiple_choice":
+        return None
+    shares = [1 / len(task.doc_to_choice(row)) for row in islice(task.eval_docs, limit)]
+    return sum(shares) / len(shares)
 
 
 class _RequestCounter:
@@ -198,25 +334,15 @@ class _RequestCounter:
         self.report(min(self.done, self.total), max(self.total, self.done))
 
 
-def _to_score(
-    model: str, task: Task, metric: str, samples: list[dict[str, Any]], higher_is_better: bool
-) -> Score:
-    """A score from lm-eval's samples, each a value or a pair of value and weight."""
-    unit = PERPLEXITY if "perplexity" in metric else SHARE
-    is_weighted = isinstance(samples[0][metric], tuple | list)
-    pairs = [sample[metric] if is_weighted else (sample[metric], 1) for sample in samples]
+def _perplexity_score(model: str, task: str, metric: str, samples: list[Any]) -> Score:
+    """A score from log-likelihoods, or from pairs of log-likelihood and weight."""
+    is_weighted = isinstance(samples[0], tuple | list)
+    pairs = samples if is_weighted else [(value, 1) for value in samples]
     values, weights = [float(value) for value, _ in pairs], [float(weight) for _, weight in pairs]
     if not all(map(isfinite, values)):
-        raise StatetrimError(f"{model} gives likelihoods that are not numbers on {task.name}")
-    return Score(
-        model=model,
-        task=task.name,
-        metric=metric,
-        unit=unit.name,
-        higher_is_better=higher_is_better and unit is not PERPLEXITY,
-        samples=values,
-        weights=weights if is_weighted else None,
-    )
+        raise StatetrimError(f"{model} gives likelihoods that are not numbers on {task}")
+    kept_weights = weights if is_weighted else None
+    return Score(model, task, metric, PERPLEXITY.name, False, values, kept_weights)
 
 
 def silence_libraries() -> None:

@@ -26,17 +26,21 @@ class EvaluateOptions(Placement, ProgressOptions):
         default=None, help="File to write the scores to.", required=True
     )
     tasks: Sequence[str] = option(
-        default=("offline",),
-        help="Tasks or suites (likelihood, recall, offline), separated by commas.",
+        default=("text", "mqar"),
+        help="text, mqar, agreement, or tasks and groups of lm-eval, separated by commas.",
         check=checks.tasks,
     )
     data: str | Path | None = option(
         default=None,
-        help="Directory with the tasks' data files; by default they come from the hub.",
+        help="Directory with definitions for lm-eval, or rows of its tasks in TASK/test.jsonl; "
+        "by default rows come from the hub.",
         parse=Path,
     )
+    confirm_run_unsafe_code: bool = option(
+        default=False, help="Run tasks that execute what the model writes, such as humaneval."
+    )
     text: "str | Path | Corpus | None" = option(
-        default=None, help="Your own text, for the task 'text'.", check=checks.text_source
+        default=None, help="Your own text, for 'text' and 'agreement'.", check=checks.text_source
     )
     skip: int | str = option(
         default=0,

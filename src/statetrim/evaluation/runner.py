@@ -1,7 +1,7 @@
 """Runs the tasks of one model, in transformers or in vLLM."""
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ from ..runtime.loading import load_live
 from ..runtime.logits import FinalHiddenStates, LogitReader, LogitsAt, compare_logits
 from ..runtime.states import StateStorage, stored_states
 from ..storage.checkpoint import Checkpoint
-from ..tasks import TASKS, WITHOUT_HARNESS, Task, recall
+from ..tasks import TASKS, read_text, recall
 from ..tasks.unit import NATS, PERPLEXITY, SHARE
 from . import harness
 from .controls import MaskedModel
@@ -34,19 +34,18 @@ VLLM_BATCH = 256
 vLLM for a progress bar, and vLLM divides by the elapsed time of a disabled bar."""
 
 
-def check_tasks(tasks: Sequence[Task], options: EvaluateOptions) -> None:
-    """Raise StatetrimError if `tasks` cannot be run with these options."""
-    if (options.text is not None) != (TASKS["text"] in tasks):
-        raise StatetrimError("the task 'text' and --text SOURCE go together; give both or neither")
-    for task in tasks:
-        if options.engine == "vllm" and task.kind in WITHOUT_HARNESS:
+def check_tasks(options: EvaluateOptions) -> None:
+    """Raise StatetrimError if the tasks cannot be run with these options."""
+    if (options.text is not None) != read_text(options.tasks):
+        raise StatetrimError(
+            "the tasks 'text' and 'agreement' go together with --text SOURCE; give both or neither"
+        )
+    for name in options.tasks:
+        if options.engine == "vllm" and name in TASKS:
+            raise StatetrimError(f"{name} reads the model's own logits, so it needs --engine hf")
+        if options.layerwise and name not in TASKS:
             raise StatetrimError(
-                f"{task.name} reads the model's own logits, so it needs --engine hf"
-            )
-        if options.layerwise and task.kind not in WITHOUT_HARNESS:
-            raise StatetrimError(
-                f"{task.name} needs the whole model in memory; layerwise runs "
-                f"{', '.join(WITHOUT_HARNESS)}"
+                f"{name} needs the whole model in memory; layerwise runs {', '.join(TASKS)}"
             )
 
 
@@ -70,19 +69,25 @@ class ModelRunner:
         task = samples.task
 
         def report(done: int, total: int) -> None:
-            progress(Progress(done, total, "samples", f"{self.name}: {task.name}"))
+            progress(Progress(done, total, "samples", f"{self.name}: {task}"))
 
         report(0, 1)
-        if task.kind == "mqar":
+        if task == "mqar":
             return self._score_mqar(rows, report)
         if samples.ids is not None:
             return self._score_against_original(task, samples.ids, rows, report)
-        assert samples.directory is not None
         in_vllm = self.options.engine == "vllm"  # which has its own dtypes of states
         limit = self.options.limit if self.masked is None else rows.stop
         with nullcontext() if in_vllm else self._as_stored():
-            lm = self._load_lm()
-            return harness.run_task(lm, self.name, task, samples.directory, limit, report)
+            return harness.run_task(
+                self._load_lm(),
+                self.name,
+                task,
+                samples.in_lm_eval,
+                limit,
+                report,
+                unsafe_code=self.options.confirm_run_unsafe_code,
+            )
 
     def _as_stored(self) -> AbstractContextManager[None]:
         """Within, the states of the model are stored as asked for, or what its plan prunes is
@@ -159,7 +164,7 @@ class ModelRunner:
         return [self._share_score("mqar", "accuracy", means), *scores]
 
     def _score_against_original(
-        self, task: Task, all_ids: Tensor, rows: range, report: harness.ProgressCallback
+        self, task: str, all_ids: Tensor, rows: range, report: harness.ProgressCallback
     ) -> list[Score]:
         """Perplexity, for the task "text" only, then KL and top-1 agreement with the original; a
         sample is one of `rows` of the ids. Unloads this model while the original must run."""
@@ -167,7 +172,7 @@ class ModelRunner:
         batches, original_states = list(torch.split(ids.long(), size)), None
         is_original = self.model is self.original.checkpoint and not self.storage.is_lossy
         is_original = is_original and self.masked is None
-        key = task.name, rows.start
+        key = task, rows.start
         read_first = is_original or self.options.layerwise
         on_read, on_compared = _progress_callbacks(report, len(ids), size, read_first=read_first)
         model_logits: Callable[[int], LogitsAt]
@@ -192,10 +197,10 @@ class ModelRunner:
             log_likelihood += comparison.log_likelihood.tolist()
             on_compared(number + 1)
         scores = [
-            Score(self.name, task.name, "kl", NATS.name, False, kl),
-            self._share_score(task.name, "top1", top1),
+            Score(self.name, task, "kl", NATS.name, False, kl),
+            self._share_score(task, "top1", top1),
         ]
-        if task.kind == "text":
+        if task == "text":
             tokens = [float(ids.shape[1] - 1)] * len(ids)  # predicted tokens per sequence
             score = Score(
                 self.name, "text", "perplexity", PERPLEXITY.name, False, log_likelihood, tokens

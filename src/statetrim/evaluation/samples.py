@@ -1,35 +1,41 @@
-"""Task -> its samples: rows for lm-eval, or token ids; warns of text that a model has seen."""
+"""Task -> its samples: rows of lm-eval, or token ids; warns of text that a model has seen."""
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ..artifacts.steps import DataSource, read_seen_texts
-from ..errors import StatetrimError
+from ..artifacts.steps import read_seen_texts
 from ..runtime.corpus import Corpus
 from ..storage.checkpoint import Checkpoint
-from ..tasks import Row, Task, prepare_rows, recall, wikitext_pages, write_definition
+from ..tasks import TASKS, recall
 from . import harness
+from .options import EvaluateOptions
 
 DEFAULT_SAMPLES = 128  # at most, of a task without lm-eval
 FIRST_LOOK = 32  # samples, after which they are doubled until the verdict is decided
-AGREEMENT_LENGTH = 512
+TEXT_LENGTH = 512
+
+logger = logging.getLogger("statetrim")
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """A task with its samples: a directory for lm-eval, or token ids; MQAR generates its own."""
+    """A task with its samples: token ids, or a task of lm-eval; MQAR generates its own."""
 
-    task: Task
+    task: str
+    group: str
     digest: str
-    directory: Path | None = None
     ids: Tensor | None = None  # int32 [sequences, length]
+    in_lm_eval: Any = None
+
+    @property
+    def uses_harness(self) -> bool:
+        return self.in_lm_eval is not None
 
 
 def looks(most: int, *, all_at_once: bool) -> list[range]:
@@ -41,129 +47,69 @@ def looks(most: int, *, all_at_once: bool) -> list[range]:
     return [range(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
 
 
-@dataclass(frozen=True)
-class SampleSource:
-    """Where samples come from, and how many are taken; `skip` is in tokens of `text`."""
-
-    data: Path | None
-    text: Corpus | None
-    skip: int
-    limit: int | None
-
-    @property
-    def text_tokens(self) -> int:
-        """How many tokens of `text` are evaluated."""
-        return (self.limit or DEFAULT_SAMPLES) * AGREEMENT_LENGTH
-
-
-def prepare_samples(task: Task, source: SampleSource, tokenizer: Any, scratch: Path) -> Samples:
-    """A task with its samples. Rows from `data` or the hub are written to `scratch`/NAME with their
-    definition; a stock task without `data` uses lm-eval's own directory. Raises StatetrimError if a
-    source that is read holds no samples, or if lm-eval is needed and not installed."""
-    data, limit = source.data, source.limit
-    if task.kind == "mqar":
-        return Samples(task, f"seeded, loads {recall.PAIR_COUNTS}, {limit or DEFAULT_SAMPLES} rows")
-    if task.kind in ("agreement", "text"):
-        if source.text is not None and task.kind == "text":
-            tokens, skip = source.text_tokens, source.skip
-            ids = source.text.read(tokens=tokens, length=AGREEMENT_LENGTH, skip=skip).ids
-        else:
-            ids = _agreement_ids(task, data, tokenizer, limit)
-        return Samples(task, hashlib.sha256(ids.numpy().tobytes()).hexdigest(), ids=ids)
-    stock = harness.stock_tasks_directory()
-    if data is None and task.kind == "stock":
-        return Samples(task, "hub", (stock / task.stock).parent)
-    source_file = task.find_file(data) if data is not None else None
-    rows: list[Row] = prepare_rows(task, source_file, _token_spans(tokenizer), limit)
-    if not rows:
-        raise StatetrimError(f"{source_file or task.hub} holds no rows for {task.name}")
-    directory = scratch / task.name
-    directory.mkdir()
-    write_definition(task, rows, directory, stock)
-    content = (directory / f"{task.name}.jsonl").read_bytes()
-    return Samples(task, hashlib.sha256(content).hexdigest(), directory)
+def prepare_samples(
+    options: EvaluateOptions, text: Corpus | None, skip: int, tokenizer: Any
+) -> list[Samples]:
+    """The tasks with their samples, in order, where a group of lm-eval is its tasks. Raises
+    StatetrimError if a source holds too few, or if lm-eval is not installed or lacks a task."""
+    names, limit = list(dict.fromkeys(options.tasks)), options.limit
+    loaded = load_foreign(options.tasks, options.data, tokenizer, options.confirm_run_unsafe_code)
+    result = []
+    for name in names:
+        if name in TASKS:
+            digest = f"seeded, loads {recall.PAIR_COUNTS}, {limit or DEFAULT_SAMPLES} rows"
+            ids = None
+            if TASKS[name].reads_text:
+                assert text is not None
+                ids = text.read(tokens=text_tokens(limit), length=TEXT_LENGTH, skip=skip).ids
+                digest = hashlib.sha256(ids.numpy().tobytes()).hexdigest()
+            result.append(Samples(name, TASKS[name].group, digest, ids))
+        for task, in_lm_eval in loaded.get(name, {}).items():
+            digest = harness.rows_digest(in_lm_eval, limit)
+            group = harness.task_group(task, in_lm_eval)
+            result.append(Samples(task, group, digest, in_lm_eval=in_lm_eval))
+    return result
 
 
-def _agreement_ids(task: Task, data: Path | None, tokenizer: Any, limit: int | None) -> Tensor:
-    """The first `limit` (default: DEFAULT_SAMPLES) sequences of the text, or as many as it has; the
-    end-of-text token separates documents."""
-    if data is None:
-        raise StatetrimError(f"{task.name} needs --data, a directory with {task.files}")
-    ids: list[int] = []
-    rows = limit or DEFAULT_SAMPLES
-    for page in wikitext_pages(task.find_file(data)):
-        ids += tokenizer(page, add_special_tokens=False)["input_ids"]
-        ids += [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        if len(ids) >= rows * AGREEMENT_LENGTH:
-            break
-    rows = min(rows, len(ids) // AGREEMENT_LENGTH)
-    if not rows:
-        raise StatetrimError(f"{task.find_file(data)} is shorter than {AGREEMENT_LENGTH} tokens")
-    flat = torch.tensor(ids[: rows * AGREEMENT_LENGTH], dtype=torch.int32)
-    return flat.reshape(rows, AGREEMENT_LENGTH)
+def load_foreign(
+    names: Sequence[str], data: str | Path | None, tokenizer: Any, unsafe_code: bool = False
+) -> dict[str, dict[str, Any]]:
+    """The tasks of lm-eval among `names`, as `harness.load_tasks` gives them."""
+    foreign = [name for name in dict.fromkeys(names) if name not in TASKS]
+    if not foreign:
+        return {}
+    path = None if data is None else Path(data)
+    return harness.load_tasks(foreign, path, tokenizer, unsafe_code=unsafe_code)
 
 
-def _token_spans(tokenizer: Any) -> recall.Spans:
-    """Text -> the [start, end) characters of its tokens; refuses a slow tokenizer."""
-
-    def spans(text: str) -> list[tuple[int, int]]:
-        if not tokenizer.is_fast:
-            raise StatetrimError("recall tasks need a tokenizer.json, to locate its tokens")
-        encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        return [(int(start), int(end)) for start, end in encoding["offset_mapping"]]
-
-    return spans
+def text_tokens(limit: int | None) -> int:
+    """How many tokens of a text are evaluated."""
+    return (limit or DEFAULT_SAMPLES) * TEXT_LENGTH
 
 
-_MAX_TOKENS_READ = 2**23  # of a longer text only the name is compared
-_MAX_TEXTS = 16  # per model: each text in its records is read, and the records are not trusted
-
-logger = logging.getLogger("statetrim")
-
-
-def warn_of_seen_text(models: Mapping[str, Checkpoint], source: SampleSource) -> None:
-    """Log which models have seen some of the evaluated text, and how many tokens to skip."""
-    if source.text is None:
-        return
-    first = source.text.start + source.skip
-    evaluated = range(first, first + source.text_tokens)
+def warn_of_seen_text(
+    models: Mapping[str, Checkpoint], text: Corpus, skip: int, limit: int | None
+) -> None:
+    """Log which models have seen some of the evaluated text, by the path and range in their
+    records, and how many tokens to skip."""
+    first = text.start + skip
+    end = first + text_tokens(limit)
     names, most_seen = [], 0
     for name, model in models.items():
-        tokens_seen = _seen_until(model, source.text.whole, evaluated)
-        if tokens_seen:
+        seen = [x for x in read_seen_texts(model) if _same_source(x.source.text, text.text)]
+        if any(x.end > first and x.source.skip < end for x in seen):
             names.append(name)
-            most_seen = max(most_seen, tokens_seen)
+            most_seen = max(most_seen, *(x.end for x in seen))
     if names:
         logger.warning(
             "warning: %s was calibrated or trained on the start of %s; to measure on new text, use "
             "--skip %d",
             " and ".join(names),
-            source.text.text,
+            text.text,
             most_seen,
         )
 
 
-def _seen_until(model: Checkpoint, corpus: Corpus, evaluated: range) -> int:
-    """Where the part of a text ends that the model has seen; 0 if none of `evaluated`."""
-    records = [*dict.fromkeys(read_seen_texts(model))][:_MAX_TEXTS]
-    overlapping = [r for r in records if r.end > evaluated.start and r.source.skip < evaluated.stop]
-    if not overlapping:
-        return 0  # without reading any text
-    end, overlaps = 0, False
-    for record in records:
-        if _holds_recorded_tokens(record.source, corpus):
-            end = max(end, record.end)
-            overlaps = overlaps or record in overlapping
-    return end if overlaps else 0
-
-
-def _holds_recorded_tokens(record: DataSource, corpus: Corpus) -> bool:
-    """Whether a text source has, where `record` says, the tokens whose digest the record holds. The
-    file may have been moved, and another may have its name. False if it is too short."""
-    if record.skip + record.tokens > _MAX_TOKENS_READ:
-        return record.text == str(corpus.text)
-    try:
-        text_sequences = corpus.read(tokens=record.tokens, length=record.length, skip=record.skip)
-    except StatetrimError:  # the text is shorter than what the record describes
-        return False
-    return bool(text_sequences.lineage["digest"] == record.digest)
+def _same_source(recorded: str | None, text: str | Path) -> bool:
+    """Whether both name one file, or one dataset of the hub."""
+    return recorded is not None and Path(recorded).absolute() == Path(text).absolute()

@@ -49,7 +49,7 @@ def _find_model_violation(rule: Rule, scores: Scores, model: str) -> str | None:
     except StatetrimError as error:
         return f"{undecided}: {error}"
     matching, by_setting = (
-        [x for x in losses if rule.name in (x.task, *x.groups)] for losses in all_losses
+        [x for x in losses if rule.name in (x.task, x.group)] for losses in all_losses
     )
     if not matching:
         raise StatetrimError(f"--fail-if is about {rule.name!r}, but no such task was run")

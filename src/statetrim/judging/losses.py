@@ -13,8 +13,7 @@ from ..artifacts.scores import Score, Scores, pair_samples
 from ..errors import StatetrimError
 from ..maths.paired import TAIL, Interval, is_above_chance, mcnemar
 from ..maths.table import Table
-from ..tasks import TASKS
-from ..tasks.settings import setting_text
+from ..tasks import TASKS, chance_of, group_of, setting_text
 from ..tasks.unit import SHARE, UNITS, Unit
 
 MIN_ABOVE_CHANCE = 0.05
@@ -39,10 +38,9 @@ class Loss:
     too_few_samples: bool = False  # uninformative, but more samples could change that
 
     @property
-    def groups(self) -> tuple[str, ...]:
-        """The groups whose rules and limits apply to this metric."""
-        definition, possible = TASKS.get(self.task), self.unit.groups
-        return (definition.group,) if definition and definition.group in possible else possible
+    def group(self) -> str:
+        """The group whose rules and limits apply to this metric."""
+        return group_of(self.task, self.unit)
 
     @property
     def sentence(self) -> str:
@@ -91,7 +89,7 @@ def informative_losses(losses: Iterable[Loss]) -> list[Loss]:
 
 
 def main_metrics(scores: Scores, task: str) -> list[str]:
-    """The metric by which a task is judged; all metrics of a task that is not in TASKS, or whose
+    """The metric by which a task is judged; all metrics of a task of lm-eval, or of one whose
     metric was not measured."""
     metrics = scores.metrics(task)
     definition = TASKS.get(task)
@@ -158,22 +156,26 @@ def scores_table(scores: Scores) -> Table:
 def is_at_chance(scores: Scores, task: str, metric: str) -> bool:
     """Whether the original's share is not significantly more than MIN_ABOVE_CHANCE above guessing,
     or its perplexity per token is at least the vocabulary size. False for other metrics."""
-    score, definition = scores.find(scores.baseline, task, metric), TASKS.get(task)
+    score = scores.find(scores.baseline, task, metric)
     guess = UNITS[score.unit].guess
     if guess == "vocabulary":
         vocabulary = scores.lineage.get("vocabulary")
-        is_per_token = definition is not None and definition.kind == "text"  # others are by word
+        is_per_token = task == "text"  # lm-eval's are by word
         return is_per_token and type(vocabulary) is int and score.value >= vocabulary
     if guess != "share" or not score.higher_is_better:
         return False
-    needed = _min_informative_share(task, metric)
-    return not is_above_chance(score.samples, needed)
+    return not is_above_chance(score.samples, _min_informative_share(score))
 
 
-def _min_informative_share(task: str, metric: str) -> float:
-    """The share that the original must exceed for the metric to be informative."""
-    definition = TASKS.get(task)
-    return min((definition.chance_of(metric) if definition else 0.0) + MIN_ABOVE_CHANCE, 0.99)
+def known_chance(score: Score) -> float | None:
+    """The share of guessing: as stored, or that of our own task; None if it is not known."""
+    return chance_of(score.task, score.metric) if score.chance is None else score.chance
+
+
+def _min_informative_share(score: Score) -> float:
+    """The share that the original must exceed for the metric to be informative; a chance that is
+    not known counts as 0."""
+    return min((known_chance(score) or 0.0) + MIN_ABOVE_CHANCE, 0.99)
 
 
 def uninformative_flags(scores: Scores, task: str, metric: str) -> tuple[bool, bool]:
@@ -193,7 +195,7 @@ def _needs_more_samples(scores: Scores, task: str, metric: str) -> bool:
     """Whether the original's share is not significantly below the informative one either."""
     score = scores.find(scores.baseline, task, metric)
     wrong_shares = [1.0 - share for share in score.samples]
-    needed = 1 - _min_informative_share(task, metric)
+    needed = 1 - _min_informative_share(score)
     is_share = UNITS[score.unit].guess == "share"
     return is_share and not is_above_chance(wrong_shares, needed)
 
@@ -245,6 +247,36 @@ def metric_loss(scores: Scores, model: str, task: str, metric: str) -> Loss:
     )
 
 
+@dataclass(frozen=True)
+class MetricValue:
+    """A metric of one model, for people; the interval is that of its difference to the original,
+    added to the original's value, which has none itself."""
+
+    task: str
+    metric: str
+    unit: Unit
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+def metric_values(scores: Scores, model: str) -> list[MetricValue]:
+    """Every metric of a model. Raises StatetrimError if its samples are not the original's."""
+    values = []
+    for task in scores.tasks:
+        for metric in scores.metrics(task):
+            before = headline_score(scores, scores.baseline, task, metric).value
+            x = metric_loss(scores, model, task, metric)
+            low = high = None
+            if model != scores.baseline:
+                change = -x.loss if x.higher_is_better else x.loss
+                low, high = (x.unit.value_after(before, end) for end in (change.low, change.high))
+                if x.unit is SHARE:
+                    low, high = max(0.0, low), min(1.0, high)
+            values.append(MetricValue(task, metric, x.unit, x.after, low, high))
+    return values
+
+
 def mean_recall_text(scores: Scores, model: str) -> str | None:
     """The loss of mean recall, for people; None with fewer than two informative recall tasks."""
     tasks = {x.task for x in _informative_recall_losses(scores, model)}
@@ -266,4 +298,4 @@ def recall_change(scores: Scores, model: str) -> Interval | None:
 
 def _informative_recall_losses(scores: Scores, model: str) -> list[Loss]:
     losses = informative_losses(task_losses(scores, model))
-    return [x for x in losses if "recall" in x.groups]
+    return [x for x in losses if x.group == "recall"]

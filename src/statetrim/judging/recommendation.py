@@ -1,13 +1,11 @@
 """Measured shapes -> the recommended one: the rule of every comparison of shapes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..artifacts.decision import MeasuredShape, ShapeScore
-from ..maths.paired import UNBOUNDED_MARGIN, Interval
-from ..tasks import TASKS
-from ..tasks.unit import UNITS
-from .losses import Loss, is_setting
+from ..artifacts.decision import Decision, MeasuredShape
+from ..artifacts.scores import Scores
+from .losses import Loss, MetricValue, metric_values, setting_losses, task_losses
 from .verdict import (
     REQUIRED_GROUPS,
     LimitStatus,
@@ -61,18 +59,19 @@ class Recommendation:
     reason: str  # a sentence without its full stop
 
 
-def recommend(points: Sequence[MeasuredShape]) -> Recommendation:
+def recommend(points: Sequence[MeasuredShape], scores: Mapping[str, Scores]) -> Recommendation:
     """Choose the smallest state within the limits of the verdict, of equal sizes the one that loses
     least; if none is within the limits, the one that comes nearest.
 
-    The original is the first point without a method; another is the original with fewer bits per
-    number, which is compared but not chosen. There is no random cut to compare with, so this is no
-    verdict.
+    `scores` are by shape, of the original and of the cut, in this order. The original is the first
+    point without a method; another is the original with fewer bits per number, which is compared
+    but not chosen. There are no random cuts to compare with, so this is no verdict.
     """
     original = next((point for point in points if point.method == "none"), None)
-    if original is None or all(point.method == "none" for point in points):
+    others = [point for point in points if point is not original and str(point) in scores]
+    if original is None or all(point.method == "none" for point in others):
         return Recommendation([], None, "no shape was measured together with the original")
-    judged = [_judge_point(original, point) for point in points if point is not original]
+    judged = [_judge_point(original, point, scores[str(point)]) for point in others]
     cuts = [replace(cut, on_frontier=_is_on_frontier(cut, judged)) for cut in judged]
     rounded = [cut for cut in cuts if cut.point.method == "none"]
     chosen = min((cut for cut in cuts if cut not in rounded), key=lambda cut: cut.rank)
@@ -89,34 +88,27 @@ def recommend(points: Sequence[MeasuredShape]) -> Recommendation:
     return Recommendation(cuts, chosen, f"{size}: {reason}{worst}")
 
 
-def point_losses(original: MeasuredShape, point: MeasuredShape) -> list[Loss]:
-    """The losses against the original by main metric and by setting of a task."""
-    losses = []
-    for name, after in point.scores.items():
-        before, (task, _, metric) = original.scores.get(name), name.partition(" ")
-        definition = TASKS.get(task)
-        counted = definition is None or metric == definition.metric or is_setting(task, metric)
-        if before is not None and counted and after.unit in UNITS:
-            loss = Loss(
-                model=str(point),
-                task=task,
-                metric=metric,
-                unit=UNITS[after.unit],
-                before=before.value,
-                after=after.value,
-                samples=0,  # a decision does not store them
-                loss=_loss_interval(before, after),
-                higher_is_better=after.higher_is_better,
-                p=None,
-                uninformative=before.floor,
-            )
-            losses.append(loss)
-    return losses
+Measured = Sequence[tuple[MeasuredShape, Sequence[MetricValue]]]
+"""Shapes with all their metrics."""
 
 
-def _judge_point(original: MeasuredShape, point: MeasuredShape) -> JudgedCut:
+def measured_values(decision: Decision, scores: Mapping[str, Scores]) -> Measured:
+    """Every shape that has scores, with all its metrics; the original has those of the first."""
+    values = []
+    for point in decision.points:
+        if str(point) in scores:
+            of_shape = scores[str(point)]
+            values.append((point, metric_values(of_shape, of_shape.models[-1])))
+        elif point.method == "none" and scores:
+            first = next(iter(scores.values()))
+            values.append((point, metric_values(first, first.baseline)))
+    return values
+
+
+def _judge_point(original: MeasuredShape, point: MeasuredShape, scores: Scores) -> JudgedCut:
     """Compare the losses of a cut with their limits; `on_frontier` is not known yet."""
-    losses = with_limits(point_losses(original, point))
+    cut = scores.models[-1]
+    losses = with_limits([*task_losses(scores, cut), *setting_losses(scores, cut)])
     share = point.state_bytes / original.state_bytes
     largest = severity(losses[0]) if losses else 0.0
     return JudgedCut(point, share, _status_of_losses(losses), largest, losses)
@@ -125,7 +117,7 @@ def _judge_point(original: MeasuredShape, point: MeasuredShape) -> JudgedCut:
 def _status_of_losses(losses: Sequence[Loss]) -> LimitStatus:
     """The worst status; unclear if a required group of tasks is missing."""
     statuses = {limit_status(x) for x in losses}
-    groups = {group for x in losses for group in x.groups}
+    groups = {x.group for x in losses}
     if LimitStatus.BEYOND in statuses:
         return LimitStatus.BEYOND
     if LimitStatus.UNCLEAR in statuses or not groups.issuperset(REQUIRED_GROUPS):
@@ -141,13 +133,3 @@ def _is_on_frontier(cut: JudgedCut, cuts: Sequence[JudgedCut]) -> bool:
         if others != figures and all(a <= b for a, b in zip(others, figures, strict=True)):
             return False
     return True
-
-
-def _loss_interval(before: ShapeScore, after: ShapeScore) -> Interval:
-    """The loss against the original, in the unit of losses, from values and their bounds."""
-    unit, sign = UNITS[after.unit], -1.0 if after.higher_is_better else 1.0
-    estimate = sign * unit.change_between(before.value, after.value)
-    if after.low is None or after.high is None:
-        return Interval(estimate, estimate - UNBOUNDED_MARGIN, estimate + UNBOUNDED_MARGIN)
-    bounds = [sign * unit.change_between(before.value, x) for x in (after.low, after.high)]
-    return Interval(estimate, min(bounds), max(bounds))

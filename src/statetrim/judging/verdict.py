@@ -13,8 +13,7 @@ from typing import Any
 
 from ..artifacts.scores import Scores
 from ..errors import StatetrimError
-from ..tasks import TASKS
-from ..tasks.settings import setting_text
+from ..tasks import TASKS, setting_text
 from .control import (
     MIN_CONTROLS,
     ControlComparison,
@@ -25,7 +24,14 @@ from .control import (
     recorded_origin,
     trained_control_is_as_good,
 )
-from .losses import Loss, informative_losses, is_setting, setting_losses, task_losses
+from .losses import (
+    Loss,
+    informative_losses,
+    is_setting,
+    known_chance,
+    setting_losses,
+    task_losses,
+)
 
 
 @dataclass(frozen=True)
@@ -160,10 +166,13 @@ def source_mismatches(scores: Scores, model: str) -> Iterator[str]:
 
 
 def cut_warnings(scores: Scores, model: str) -> list[str]:
-    """Significant losses of recall."""
-    texts = []
+    """Significant losses of recall, and tasks whose score of guessing is not known."""
+    texts, unknown = list[str](), dict[str, None]()
     for x in informative_losses(task_losses(scores, model)):
-        if "recall" in x.groups and x.loss.low > 0:
+        score = scores.find(scores.baseline, x.task, x.metric)
+        if x.unit.guess == "share" and known_chance(score) is None:
+            unknown[x.task] = None
+        if x.group == "recall" and x.loss.low > 0:
             advice = "keep more channels, or calibrate and recover on text that needs recall"
             if limit_status(x) is LimitStatus.WITHIN:
                 advice = f"the limit is {ship_limit(x):g} points"
@@ -171,6 +180,8 @@ def cut_warnings(scores: Scores, model: str) -> list[str]:
                 f"recall falls by {x.loss.estimate:.1f} points on {x.task} (95%: "
                 f"{x.loss.low:.1f} to {x.loss.high:.1f}); {advice}"
             )
+    if unknown:
+        texts.append(f"what guessing scores on {', '.join(unknown)} is not known; 0 was assumed")
     return texts
 
 
@@ -197,7 +208,7 @@ class _Evidence:
         return next((x for x in self.settings if x.task == task), None)
 
     def worst_of_group(self, group: str) -> Loss | None:
-        return next((x for x in self.main if group in x.groups), None)
+        return next((x for x in self.main if x.group == group), None)
 
 
 def with_limits(losses: Sequence[Loss]) -> list[Loss]:
@@ -239,27 +250,27 @@ def _decide_outcome(
                 f"the loss is between {x.loss.low:.1f} and {x.loss.high:.1f}{x.unit.suffix} (limit "
                 f"{ship_limit(x):g})"
             )
-            return Outcome.UNKNOWN, reason, x.groups[0]
+            return Outcome.UNKNOWN, reason, x.group
     shown = _Evidence.of(earlier, earlier.models[-1]) if earlier else None
     for x in shown.limited if shown else ():
         if limit_status(x) is LimitStatus.BEYOND:
             reason = f"on the samples that chose its shape {loss_text(x)}, and on others not"
-            return Outcome.UNKNOWN, reason, x.groups[0]
+            return Outcome.UNKNOWN, reason, x.group
     return _against_controls(evidence, shown)
 
 
 def _beyond_limits(evidence: _Evidence, beyond: Sequence[Loss]) -> tuple[Outcome, str, str]:
     """The verdict on a cut of which these losses are beyond their limits."""
     worst = max(beyond, key=severity)
-    text, group = loss_text(worst), worst.groups[0]
+    text, group = loss_text(worst), worst.group
     setting = evidence.worst_setting(worst.task)
     if setting is not None and setting is not worst:
         text += f", and by {setting.unit.loss_text(setting.loss.estimate)} at {_setting(setting)}"
     if recorded_origin(evidence.scores, evidence.model).get("recovered") is True:
         return Outcome.STOP, f"{text}, after recovery", group
     for x in beyond:
-        if x.loss.estimate > _strictest_limit(x).recoverable:
-            most = f"{_strictest_limit(x).recoverable:g}{x.unit.suffix}"
+        if x.loss.estimate > LIMITS[x.group].recoverable:
+            most = f"{LIMITS[x.group].recoverable:g}{x.unit.suffix}"
             return Outcome.STOP, f"{text}; recovery restored up to {most} in measurements", group
     return Outcome.RECOVER, f"{text}, which recovery may restore", group
 
@@ -272,7 +283,7 @@ def _against_controls(evidence: _Evidence, shown: _Evidence | None) -> tuple[Out
     for group in REQUIRED_GROUPS:
         for x in evidence.main:
             compared = compare_with_controls(scores, x, ship_limit(x) or 0.0)
-            if group in x.groups and compared is not None:
+            if x.group == group and compared is not None:
                 comparisons.setdefault(group, compared)
     if len(comparisons) < len(REQUIRED_GROUPS):
         reason = f"{count or 'no'} random cuts of its shape were measured, and {MIN_CONTROLS} are "
@@ -300,7 +311,7 @@ def _against_controls(evidence: _Evidence, shown: _Evidence | None) -> tuple[Out
 
 def _missing_evidence_text(scores: Scores, model: str, group: str) -> str:
     """Why a group of tasks gives no evidence (not measured, or uninformative), and what helps."""
-    uninformative = next((x for x in task_losses(scores, model) if group in x.groups), None)
+    uninformative = next((x for x in task_losses(scores, model) if x.group == group), None)
     if uninformative is None:
         return f"its {group} was not measured: add `{DEFAULT_TASKS[group]}` to --tasks"
     if uninformative.unit.guess == "vocabulary":
@@ -311,17 +322,11 @@ def _missing_evidence_text(scores: Scores, model: str, group: str) -> str:
     return f"its {group} is unknown: {uninformative.why_uninformative}; {advice}"
 
 
-def _strictest_limit(x: Loss) -> Limit:
-    """The strictest limit of the groups of a loss, which must have one."""
-    limits = [LIMITS[group] for group in x.groups if group in LIMITS]
-    return min(limits, key=lambda limit: limit.ship)
-
-
 def ship_limit(x: Loss) -> float | None:
     """The largest loss to ship, in the unit of the loss; None if it has no limit."""
-    if not any(group in LIMITS for group in x.groups):
+    limit = LIMITS.get(x.group)
+    if limit is None:
         return None
-    limit = _strictest_limit(x)
     return limit.setting if is_setting(x.task, x.metric) else limit.ship
 
 
@@ -351,7 +356,7 @@ def loss_text(x: Loss) -> str:
     """A loss and its limit, for people; the loss must have one."""
     verb, suffix = "falls" if x.higher_is_better else "rises", x.unit.suffix
     size = f"{x.loss.estimate:.1f}{suffix}"
-    return f"{x.groups[0]} {verb} by {size} on {metric_label(x)} (limit {ship_limit(x):g}{suffix})"
+    return f"{x.group} {verb} by {size} on {metric_label(x)} (limit {ship_limit(x):g}{suffix})"
 
 
 def metric_label(x: Loss) -> str:

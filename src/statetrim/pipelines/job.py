@@ -25,6 +25,7 @@ from ..storage.auxiliary_files import auxiliary_files
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.json_file import read_json, write_json
 from ..storage.output import file_digest
+from ..tasks import read_text
 from ..version import __version__
 from .options import PLACEMENT_OPTIONS, TrimOptions
 
@@ -186,7 +187,7 @@ class Job:
         slices = self.slices
         if self.recovery_tokens:
             return slices.recovery.stop
-        return (slices.evaluation if "text" in self.options.tasks else slices.choice).stop
+        return (slices.evaluation if read_text(self.options.tasks) else slices.choice).stop
 
     @property
     def methods(self) -> list[str]:

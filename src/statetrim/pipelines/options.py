@@ -82,10 +82,12 @@ class TrimOptions(Devices):
         check=checks.token_count,
     )
     tasks: Sequence[str] = option(
-        default=("text", "mqar"), help="Tasks to measure, separated by commas.", check=checks.tasks
+        default=("text", "mqar"),
+        help="Tasks to measure, also those of lm-eval, separated by commas.",
+        check=checks.tasks,
     )
     data: str | Path | None = option(
-        default=None, help="Directory with the data files of other tasks.", parse=Path
+        default=None, help="Definitions and rows of lm-eval's tasks, as in evaluate.", parse=Path
     )
     limit: int = option(default=128, help="Samples per task, at most.", check=checks.at_least_one)
     length: int = option(default=512, help="Tokens per sequence.", check=checks.at_least_one)

@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..analysis.predict import predict
-from ..artifacts.decision import BY_LAYER, Decision, MeasuredShape, Prediction, ShapeScore
+from ..artifacts.decision import BY_LAYER, Decision, MeasuredShape, Prediction
 from ..artifacts.plan import Plan
-from ..artifacts.scores import Score, Scores
+from ..artifacts.scores import Scores
 from ..artifacts.sensitivity import Sensitivity
 from ..evaluation.original import OriginalResults
-from ..judging.losses import headline_score, metric_loss, uninformative_flags
+from ..geometry import Geometry
 from ..judging.recommendation import recommend
 from ..progress import OnProgress
 from ..runtime.corpus import Corpus
@@ -24,7 +24,6 @@ from ..runtime.states import StateStorage
 from ..serving.capacity.compare import default_capacity, known_capacities
 from ..storage.text import Sequences
 from ..tasks.recall import associations
-from ..tasks.unit import UNITS
 from ..version import __version__
 from .by_layer import allocate_by_layer, layer_sensitivity
 from .job import Job
@@ -33,6 +32,8 @@ from .stage import Stage
 from .stages import DECISION, PLAN, PRUNED, REFITTED, StageRunner
 
 MEASURED = 3  # shapes
+ROUNDED = "bfloat16"
+_ROUNDED_FILE = f"scores-{ROUNDED}.json"
 _PAIRS = 32  # per recall sequence, if the vocabulary is large enough
 _TOKENS_PER_COLUMN = 16  # of the least-squares fit; a layer has a column per value channel
 
@@ -64,22 +65,24 @@ def choose_shape(job: Job, directory: Path, observer: Observer) -> StageRunner:
             by_layer_job = replace(any_runner.job, target=by_layer.target)
             runners[BY_LAYER] = replace(any_runner, job=by_layer_job, shape=BY_LAYER)
             names.append(BY_LAYER)
-    points, files = list[MeasuredShape](), dict[str, str]()
+    points, paths, scores = [_original_shape(job)], dict[str, Path](), dict[str, Scores]()
     for name in names:
         runners[name].step = "compare"
-        path = _measured_scores(runners[name]).ensure(observer)
-        scores, files[name] = Scores.load(path), path.name
-        points = points or [_measured_shape(job, scores, 0)]
-        points.append(_measured_shape(runners[name].job, scores, 1))
-        recommendation = recommend(points)
+        paths[name] = _measured_scores(runners[name]).ensure(observer)
+        scores[name] = Scores.load(paths[name])
+        points.append(_shape_after(runners[name].job))
+        recommendation = recommend(points, scores)
         chosen = str(recommendation.chosen and recommendation.chosen.point)
         for point in points[1:]:
             if str(point) != chosen:  # so that the disk holds at most two cuts
                 for stage in _cut_stages(runners[str(point)]):
                     stage.discard()
     if job.options.compares_16_bit_state:
-        points.append(_measure_16_bit_state(any_runner))
-        recommendation = recommend(points)
+        points.append(_rounded_shape(job))
+        name = str(points[-1])
+        paths[name] = _rounded_scores(any_runner).ensure(observer)
+        scores[name] = Scores.load(paths[name])
+        recommendation = recommend(points, scores)
     refused = {str(target): engines for target, engines in job.candidates.items()}
     lineage = {"statetrim": __version__, "source": job.model.digest, "to": str(job.options.request)}
     Decision(
@@ -91,17 +94,17 @@ def choose_shape(job: Job, directory: Path, observer: Observer) -> StageRunner:
         refused,
         lineage,
         expected,
-        files,
+        {name: path.name for name, path in paths.items()},
     ).save(directory / DECISION)
     observer.on_message(f"shape {recommendation.reason}")
-    compared, chosen_by = runners[chosen], directory / files[chosen]
+    compared = runners[chosen]
     runner = StageRunner(
         compared.job,
         directory,
         observer,
         methods=compared.methods,
-        decided_by=[*decided_by, directory / DECISION, chosen_by],
-        chosen_by=Scores.load(chosen_by),
+        decided_by=[*decided_by, directory / DECISION, *paths.values()],
+        chosen_by=scores[chosen],
     )
     for stage, compared_stage in zip(_cut_stages(runner), _cut_stages(compared), strict=True):
         stage.adopt(compared_stage)
@@ -193,56 +196,46 @@ def _cut_stages(runner: StageRunner) -> list[Stage]:
     return [cut, *own_sums, refitted]
 
 
-def _measure_16_bit_state(runner: StageRunner) -> MeasuredShape:
+def _rounded_scores(runner: StageRunner) -> Stage:
     """The scores of the original with its state in bfloat16, an alternative to a cut. It is rounded
     after every token, as in decoding; rounding after every piece of a prompt costs far less."""
-    storage, model = StateStorage("bfloat16", piece=1), runner.job.model
-    runner = replace(runner, shape=storage.dtype, step="compare")
-    stage = runner.scores([], "scores-bfloat16.json", storage)
-    scores = Scores.load(stage.ensure(runner.observer))
-    original = _measured_shape(runner.job, scores, 0)
+    storage = StateStorage(ROUNDED, piece=1)
+    return replace(runner, shape=ROUNDED, step="compare").scores([], _ROUNDED_FILE, storage)
+
+
+def _rounded_shape(job: Job) -> MeasuredShape:
+    """The original with its state in bfloat16."""
+    original = _original_shape(job)
     rounded = [
         row.fit.sequences
-        for row in known_capacities(model, None, runner.job.options.counted_in)
-        if row.state_dtype == storage.dtype
+        for row in known_capacities(job.model, None, job.options.counted_in)
+        if row.state_dtype == ROUNDED
     ]
     return replace(
         original,
-        scores=_measured_shape(runner.job, scores, 1).scores,
         state_bytes=original.state_bytes // 2,
         sequences=rounded[0] if rounded else None,
-        state_dtype=storage.dtype,
+        state_dtype=ROUNDED,
     )
 
 
-def _measured_shape(job: Job, scores: Scores, model_index: int) -> MeasuredShape:
-    """The scores of one model: 0 is the original, 1 the cut of `job`."""
-    geometry = job.model.geometry if model_index == 0 else job.after
-    measured = {}
-    for score in scores.scores:
-        if score.model == scores.models[model_index]:
-            measured[f"{score.task} {score.metric}"] = _shape_score(scores, score)
+def _original_shape(job: Job) -> MeasuredShape:
+    return _shape(job, job.model.geometry, "none")
+
+
+def _shape_after(job: Job) -> MeasuredShape:
+    """The shape to which `job` cuts."""
+    shape = _shape(job, job.after, " and ".join(job.methods))
+    return replace(shape, widths=str(job.target) if job.after.widths else "")
+
+
+def _shape(job: Job, geometry: Geometry, method: str) -> MeasuredShape:
     rows = known_capacities(job.model, geometry, job.options.counted_in)
     counted = default_capacity(rows, cut=True)
     return MeasuredShape(
         keep=geometry.head_k_dim,
         keep_values=geometry.head_v_dim,
-        method="none" if model_index == 0 else " and ".join(job.methods),
+        method=method,
         state_bytes=4 * geometry.state_numel,
-        scores=measured,
-        widths=str(job.target) if model_index and geometry.widths else "",
         sequences=counted.fit.sequences if counted else None,
     )
-
-
-def _shape_score(scores: Scores, score: Score) -> ShapeScore:
-    """A score with an interval: the original's score changed by each end of the loss interval."""
-    low = high = None
-    if score.model != scores.baseline:
-        original = headline_score(scores, scores.baseline, score.task, score.metric).value
-        loss = metric_loss(scores, score.model, score.task, score.metric).loss
-        change, unit = -loss if score.higher_is_better else loss, UNITS[score.unit]
-        low, high = unit.value_after(original, change.low), unit.value_after(original, change.high)
-    value = headline_score(scores, score.model, score.task, score.metric).value
-    is_uninformative, _ = uninformative_flags(scores, score.task, score.metric)
-    return ShapeScore(value, low, high, score.unit, score.higher_is_better, is_uninformative)

@@ -37,6 +37,7 @@ from ..storage.output import ARTIFACTS, CARD
 from ..surgery.check import compare_cut
 from ..surgery.prune import prune
 from ..surgery.refit import refit
+from ..tasks import read_text
 from .job import RECOVERY_BATCH_SIZE, Job, needs_streaming
 from .observer import Observer
 from .stage import Make, Stage
@@ -247,7 +248,7 @@ class StageRunner:
             EvaluateOptions,
             options,
             baseline=job.model,
-            text=text if "text" in options.tasks else None,
+            text=text if read_text(options.tasks) else None,
             layerwise=bool(options.layerwise),
             state_dtype=stored.dtype,
             state_piece=stored.piece,

@@ -4,6 +4,7 @@ all are untrusted. The shell commands of a report have paths as the user gave th
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +87,17 @@ class Findings:
             return None
         return self.cut.name if self.cut.name in names[1:] else None
 
+    @cached_property
+    def compared_scores(self) -> dict[str, Scores]:
+        """Shape -> its scores by which one was chosen, as far as they lie next to it."""
+        if self.decision is None:
+            return {}
+        return self.decision.load_scores(Path(self.sources["decision"]).parent)
+
     @property
     def chosen_by(self) -> Scores | None:
-        """The scores by which the shape was chosen, if they lie next to the decision."""
-        if self.decision is None:
-            return None
-        return self.decision.chosen_scores(Path(self.sources["decision"]).parent)
+        """The scores by which the shape was chosen."""
+        return self.compared_scores.get(str(self.decision.chosen)) if self.decision else None
 
     @property
     def engine_faults(self) -> list[str]:

@@ -1,13 +1,14 @@
 """Syntax of the rules on which scripts fail: 'recall drop > 2%', or 'not ship'."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import StatetrimError
-from . import TASKS
+from . import GROUPS
 
 NOT_SHIP = "not ship"
-_RULE = re.compile(r"\s*(\w+)\s+(drop|rise)\s*>\s*(\d+(?:\.\d+)?)\s*(%|points?)\s*")
+_RULE = re.compile(r"\s*([\w.:+-]+)\s+(drop|rise)\s*>\s*(\d+(?:\.\d+)?)\s*(%|points?)\s*")
 
 
 @dataclass(frozen=True)
@@ -22,21 +23,23 @@ class Rule:
     relative: bool
 
 
-def check_rule(rule: str) -> None:
-    """Refuse a rule that cannot be parsed, before a long run starts."""
-    if rule.strip() != NOT_SHIP:
-        parse_rule(rule)
+def check_rule(rule: str, tasks: Sequence[str] | None = None) -> None:
+    """Refuse a rule that cannot be parsed, or that is about none of `tasks`, before a long run
+    starts."""
+    if rule.strip() == NOT_SHIP:
+        return
+    name = parse_rule(rule).name
+    if tasks is not None and name not in (*GROUPS, *tasks):
+        raise StatetrimError(f"--fail-if is about {name!r}, which is not among --tasks")
 
 
 def parse_rule(rule: str) -> Rule:
-    """Parse a rule such as 'recall drop > 2%'; refuses other text, also 'not ship', and unknown
-    names."""
+    """Parse a rule such as 'recall drop > 2%'; refuses other text, also 'not ship'."""
     match = _RULE.fullmatch(rule)
-    groups = {task.group for task in TASKS.values()}
-    if match is None or match[1] not in {*TASKS, *groups}:
+    if match is None:
         raise StatetrimError(
             f"{rule[:80]!r} is not a rule; write one such as 'recall drop > 2%' or "
-            f"'wikitext rise > 5%', with the name of a task or one of {', '.join(sorted(groups))}, "
-            f"and % of the original or percentage points; or '{NOT_SHIP}'"
+            f"'text rise > 5%', with the name of a task or one of {', '.join(GROUPS)}, and % of "
+            f"the original or percentage points; or '{NOT_SHIP}'"
         )
     return Rule(rule.strip(), match[1], match[2], float(match[3]), match[4] == "%")

@@ -25,8 +25,8 @@ class Unit:
     suffix: str  # of a loss
     digits: int  # of a loss that is shown with its margin
     groups: tuple[str, ...]
-    """Groups of tasks whose limits and rules apply to metrics of this unit. An unknown task belongs
-    to all of them, so that renaming a task does not hide its loss."""
+    """Groups of tasks whose limits and rules may apply to metrics of this unit; the first is that
+    of a task which no group names."""
     loss_title: str  # what losses are, for charts
     verdict_digits: int = 1  # of a loss in a verdict
     guess: Literal["share", "vocabulary"] | None = None
@@ -54,11 +54,6 @@ class Unit:
     def change(self, groups: Sequence[Pairs], tail: float = TAIL) -> Interval:
         """The change by paired samples, a mean over `groups`, with its interval."""
         return difference_interval(groups, tail)
-
-    def change_between(self, before: float, after: float) -> float:
-        """The change from one value to another; 0 if it cannot be given in this unit."""
-        step = self.step(before)
-        return (after - before) / step if step else 0.0
 
     def value_after(self, before: float, change: float) -> float:
         """The value that `change` leads to from a value of `before`."""
@@ -115,7 +110,7 @@ SHARE = _Share(
     "share",
     " points",
     digits=2,
-    groups=("recall", "accuracy"),
+    groups=("accuracy", "recall"),
     loss_title="percentage points lost",
     guess="share",
 )

@@ -41,8 +41,11 @@ def evaluate(
     from ...judging.gate import find_violation
     from ...progress import is_rank_zero
     from ...serving.deployment import ship_verdicts
+    from ...tasks.rule import check_rule
     from ..progress import run_with_progress
 
+    for rule in fail_if or []:
+        check_rule(rule, options.tasks)
     scores = run_with_progress(run, models, options)
     if not is_rank_zero():
         return

@@ -1,12 +1,15 @@
 """What a person sees when `trim` has finished: scores, checks, sizes, commands and verdict."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ...artifacts.decision import Decision, ShapeScore
+from ...artifacts.decision import Decision
 from ...artifacts.scores import Scores
 from ...artifacts.state_sizes import DTYPE_BYTES
 from ...artifacts.steps import TrimRecord
+from ...judging.losses import MetricValue
+from ...judging.recommendation import measured_values
 from ...maths.formatting import bytes_text
 from ...pipelines.job import Job
 from ...pipelines.stages import DECISION, RECORD
@@ -21,6 +24,7 @@ from ...serving.engines import ServedBy
 from ...storage.checkpoint import Checkpoint
 from ...storage.output import ARTIFACTS
 from ...tasks import TASKS
+from ...tasks.unit import SHARE
 from .. import terminal
 from ..measures.evaluate import show_scores, show_verdict
 from .observer import TerminalObserver
@@ -35,7 +39,8 @@ def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_js
     path, scores = artifacts / RECORD, Scores.load(artifacts / "scores.json")
     has_decision = (artifacts / DECISION).exists()
     decision = Decision.load(artifacts / DECISION) if has_decision else None
-    chosen_by = decision.chosen_scores(artifacts) if decision else None
+    compared = decision.load_scores(artifacts) if decision else {}
+    chosen_by = compared.get(str(decision.chosen)) if decision else None
     verdict = ship_verdict(scores, scores.models[1], cut, earlier=chosen_by)
     serving = job.options.counted_in
     if as_json:
@@ -50,7 +55,7 @@ def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_js
         terminal.print_json(results | TrimRecord.read_fields(path))
         return
     if decision:
-        _show_decision(decision, job)
+        _show_decision(decision, compared, job)
     show_scores(scores, [], str(artifacts / "scores.json"), as_json=False)
     record, state_storage = TrimRecord.load(path), scores.lineage.get("state")
     checks = record.checks
@@ -71,22 +76,18 @@ def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_js
     show_verdict(verdict, str(cut.path), steps_after_trim(verdict, job.model, cut))
 
 
-def _show_decision(decision: Decision, job: Job) -> None:
+def _show_decision(decision: Decision, compared: Mapping[str, Scores], job: Job) -> None:
     """Print a row per shape: its state and sequences as the engine serves it, and the scores by
     which tasks are judged; the others are only in the file."""
-    metrics = []
-    for name in decision.points[0].scores:
-        task, _, metric = name.partition(" ")
-        if task not in TASKS or metric == TASKS[task].metric:
-            metrics.append(name)
     serving = job.options.counted_in
     dtype = default_state_dtype(serving.engine, job.model)
-    rows = []
-    for point in decision.points:
+    rows, metrics = [], dict[str, None]()
+    for point, values in measured_values(decision, compared):
         size = point.state_bytes if point.is_rounded else point.bytes_in(DTYPE_BYTES[dtype])
         sequences = "" if point.sequences is None else count_text(point.sequences)
-        scores = [_measurement_text(point.scores[name]) for name in metrics]
-        rows.append((str(point), bytes_text(size), sequences, *scores))
+        main = [x for x in values if x.task not in TASKS or x.metric == TASKS[x.task].metric]
+        metrics |= dict.fromkeys(f"{x.task} {x.metric}" for x in main)
+        rows.append((str(point), bytes_text(size), sequences, *map(_measurement_text, main)))
     header = ("keys x values", f"state, {dtype}", "sequences", *metrics)
     terminal.print_table(f"{decision.model}: quality against state", header, rows, left=())
     terminal.print_text(f"{serving.counted}; intervals of 95%, paired with the original")
@@ -96,13 +97,13 @@ def _show_decision(decision: Decision, job: Job) -> None:
     terminal.print_text(f"chosen: {decision.sentence}")
 
 
-def _measurement_text(measurement: ShapeScore) -> str:
+def _measurement_text(x: MetricValue) -> str:
     """The value, a share in percent, and half of the interval's width, which the original lacks."""
-    scale, unit = (100, "%") if measurement.unit == "share" else (1, "")
-    text = f"{scale * measurement.value:.3g}{unit}"
-    if measurement.low is None or measurement.high is None:
+    scale, unit = (100, "%") if x.unit is SHARE else (1, "")
+    text = f"{scale * x.value:.3g}{unit}"
+    if x.low is None or x.high is None:
         return text
-    return f"{text} ±{scale * (measurement.high - measurement.low) / 2:.2g}"
+    return f"{text} ±{scale * (x.high - x.low) / 2:.2g}"
 
 
 def _load_line(cut: Checkpoint, runtime: str) -> str:

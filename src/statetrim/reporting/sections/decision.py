@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from ...artifacts.decision import Decision, MeasuredShape, ShapeScore
+from ...artifacts.decision import Decision, MeasuredShape
 from ...artifacts.state_sizes import DTYPE_BYTES
-from ...judging.recommendation import JudgedCut, recommend
+from ...judging.losses import MetricValue
+from ...judging.recommendation import JudgedCut, Measured, measured_values, recommend
 from ...judging.verdict import metric_label
 from ...maths.formatting import bytes_text, percent_text
 from ...maths.units import MIB
@@ -18,6 +19,7 @@ from ...serving.engine_names import BFLOAT16_ENGINES
 from ...serving.engines import Shape, compatibility_of_shape
 from ...serving.shapes import common_shapes
 from ...tasks import TASKS, setting_text
+from ...tasks.unit import SHARE
 from ..charts import ORIGINAL, Chart, Point, Series, line_chart, number_text
 from ..document import Block, Command, Missing, Picture, Table, Text, as_sentence
 from ..findings import Findings, command_arguments, shell_quoted, trim_command
@@ -43,7 +45,8 @@ def blocks(findings: Findings) -> Iterator[Block]:
             [trim_command(findings, shapes, "SMALLER")],
         )
         return
-    advice = recommend(decision.points)
+    advice = recommend(decision.points, findings.compared_scores)
+    measured = measured_values(decision, findings.compared_scores)
     yield Text(as_sentence(decision.sentence or advice.reason))
     if decision.expected:
         yield Text(as_sentence(decision.expected))
@@ -59,7 +62,7 @@ def blocks(findings: Findings) -> Iterator[Block]:
                 lines.append(f"statetrim prune {model} {shell_quoted(plan)} -o SMALL")
             yield Text("To take another shape, measured with a random cut, or only cut:")
             yield Command(lines)
-    drawings = _pictures(decision)
+    drawings = _pictures(decision, measured)
     for name, drawing in drawings.items():
         yield Picture(drawing, f"{name} by the size of the state.")
     if drawings:
@@ -68,7 +71,7 @@ def blocks(findings: Findings) -> Iterator[Block]:
         yield Text(f"{CAPTION} Cut until the curve bends." if has_curve else CAPTION)
         yield Table(
             ("keys x values", "cut", "state", "metric", "value", "95% interval"),
-            list(_score_rows(decision)),
+            list(_score_rows(decision, measured)),
             caption="All shapes and metrics in numbers, states in float32 unless a row says "
             "otherwise; the accuracy of a task with settings is "
             "the mean of those on which the original is above chance, the same for every shape",
@@ -137,32 +140,30 @@ def _shapes_table(findings: Findings, decision: Decision, cuts: Sequence[JudgedC
     return Table(header, rows, caption)
 
 
-def _score_rows(decision: Decision) -> Iterator[tuple[str, ...]]:
-    for point in decision.points:
-        for name, measured in point.scores.items():
-            low, high = _interval_bounds(measured)
-            task, _, metric = name.partition(" ")
-            as_text = percent_text if measured.unit == "share" else number_text
+def _score_rows(decision: Decision, measured: Measured) -> Iterator[tuple[str, ...]]:
+    for point, values in measured:
+        for x in values:
+            as_text = percent_text if x.unit is SHARE else number_text
+            bounds = [as_text(end) for end in (x.low, x.high) if end is not None]
             yield (
                 str(point),
                 _method_and_axes(decision, point),
                 bytes_text(point.state_bytes),
-                f"{task}, {setting_text(task, metric)}",
-                as_text(measured.value),
-                "" if low is None or high is None else f"{as_text(low)} to {as_text(high)}",
+                f"{x.task}, {setting_text(x.task, x.metric)}",
+                as_text(x.value),
+                " to ".join(bounds),
             )
 
 
-def _pictures(decision: Decision) -> dict[str, Chart]:
+def _pictures(decision: Decision, measured: Measured) -> dict[str, Chart]:
     """Charts by "task metric", one per metric that the verdict uses for a task; an unknown task
     shows all its metrics."""
-    names = dict.fromkeys(name for point in decision.points for name in point.scores)
+    names = dict.fromkeys((x.task, x.metric) for _, values in measured for x in values)
     charts = {}
-    for name in names:
-        task, _, metric = name.partition(" ")
+    for task, metric in names:
         is_main = task not in TASKS or metric == TASKS[task].metric
-        if is_main and (chart := _picture(decision, name)):
-            charts[name] = chart
+        if is_main and (chart := _picture(decision, measured, task, metric)):
+            charts[f"{task} {metric}"] = chart
     return charts
 
 
@@ -182,26 +183,20 @@ def _method_and_axes(decision: Decision, cut: MeasuredShape) -> str:
     return f"{cut.method}, {' and '.join(axes)}" if axes else str(cut.method)
 
 
-def _interval_bounds(measured: ShapeScore) -> tuple[float | None, float | None]:
-    """The interval, or (None, None) without one; that of a share is clamped to 0..1."""
-    low, high = measured.low, measured.high
-    if low is None or high is None:
-        return None, None
-    return (max(0.0, low), min(1.0, high)) if measured.unit == "share" else (low, high)
-
-
-def _picture(decision: Decision, name: str) -> Chart | None:
-    shown = [(cut, cut.scores[name]) for cut in decision.points if name in cut.scores]
+def _picture(decision: Decision, measured: Measured, task: str, metric: str) -> Chart | None:
+    shown, name = list[tuple[MeasuredShape, MetricValue]](), f"{task} {metric}"
+    for cut, values in measured:
+        shown += [(cut, x) for x in values if (x.task, x.metric) == (task, metric)]
     is_large = any(cut.state_bytes >= MIB for cut, _ in shown)
     scale, unit = (MIB, "MiB") if is_large else (1024, "KiB")
-    is_share = all(score.unit == "share" for _, score in shown)
+    is_share = all(x.unit is SHARE for _, x in shown)
     points_by_label: dict[str, list[Point]] = {}
     original_value = None
-    for cut, score in shown:
+    for cut, x in shown:
         if cut.method == "none" and not cut.is_rounded:
-            original_value = score.value
+            original_value = x.value
         shape = str(cut)[:20]
-        point = Point(cut.state_bytes / scale, score.value, *_interval_bounds(score), label=shape)
+        point = Point(cut.state_bytes / scale, x.value, x.low, x.high, label=shape)
         points_by_label.setdefault(_method_and_axes(decision, cut), []).append(point)
     series = []
     for label, points in points_by_label.items():
