@@ -35,7 +35,8 @@ class NaiveModel:
         return logits
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return x * (x.square().mean(-1, keepdim=True) + self.config.norm_eps).rsqrt() * weight
+        scale: Tensor = (x.square().mean(-1, keepdim=True) + self.config.norm_eps).rsqrt()
+        return x * scale * weight
 
     def _mixed(self, layer: int, block: Mapping[str, Tensor], x: Tensor) -> Tensor:
         heads, (batch, time, _) = self.config.num_heads, x.shape
