@@ -61,10 +61,6 @@ interface:
     cd tests && python -m helpers.interface command-line > data/interface/command-line.txt
     python tools/write_reference.py docs
 
-# Every redirection in a checkpoint on every model type; CI takes two types for each.
-redirections:
-    pytest -m "slow or not slow" tests/runtime/test_redirections.py
-
 # Every model type through trim, recovery, uneven cuts and pretended GPUs; CI takes a sample of them.
 model-types:
     pytest -m "slow or not slow" tests/runtime tests/recovery tests/snapshots tests/pipelines/test_trim.py tests/surgery/test_uneven.py

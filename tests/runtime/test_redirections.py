@@ -26,9 +26,7 @@ from statetrim.runtime.loading import load_live, load_tokenizer
 from statetrim.runtime.placement import Placement
 
 QUANTISED = "quantised qwen3_5_text"
-NESTED = "qwen3_5"
-OTHERS = ("delta_net", "qwen3_next", "mamba2", QUANTISED)
-TYPES = (NESTED, *OTHERS)
+TYPES = ("delta_net", "qwen3_next", "qwen3_5", "mamba2", QUANTISED)
 INDEX = "model.safetensors.index.json"
 
 Redirect = Callable[[Path, Path], Any]
@@ -255,16 +253,8 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     yield requested
 
 
-def on_every_type() -> Iterator[Any]:
-    """Every redirection on every type. CI takes the nested type, and one of the others in turn."""
-    for number, name in enumerate(REDIRECTIONS):
-        in_ci = (NESTED, OTHERS[number % len(OTHERS)])
-        for model_type in TYPES:
-            marks = () if model_type in in_ci else pytest.mark.slow
-            yield pytest.param(name, model_type, marks=marks)
-
-
-@pytest.mark.parametrize(("name", "model_type"), [*on_every_type()])
+@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("name", REDIRECTIONS)
 def test_no_file_of_a_checkpoint_redirects(
     name: str, model_type: str, pair: Any, tmp_path: Path, kernels: list[str]
 ) -> None:
