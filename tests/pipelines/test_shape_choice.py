@@ -12,8 +12,7 @@ import statetrim as st
 from helpers import tiny
 from helpers.refusal import check_refusal, run
 from statetrim.artifacts.steps import read_seen_texts
-from statetrim.commands.trimming import result
-from statetrim.commands.trimming.result import _engine_lines, _load_line
+from statetrim.commands.trimming.result import _load_line
 from statetrim.evaluation.evaluate import evaluate
 from statetrim.evaluation.options import EvaluateOptions
 from statetrim.pipelines import stages
@@ -22,7 +21,7 @@ from statetrim.pipelines.observer import Observer
 from statetrim.pipelines.options import TrimOptions
 from statetrim.serving import engines
 from statetrim.serving.capacity.compare import count_text
-from statetrim.serving.engines import NEEDS_PLUGIN, Shape, compatibility_of_shape
+from statetrim.serving.engines import NEEDS_PLUGIN, ServedBy, Shape, compatibility_of_shape
 
 Load = Callable[[str], Path]
 OPTIONS: dict[str, Any] = {
@@ -159,7 +158,8 @@ def test_widths_by_layer_are_one_of_the_shapes(
     page = (out / "statetrim" / "report" / "report.md").read_text()
     assert "by-layer (chosen)" in page
     assert _load_line(small, "transformers").startswith("load it:   statetrim.load(")
-    assert "served by" in page and NEEDS_PLUGIN in page and NEEDS_PLUGIN in _engine_lines(small)[0]
+    assert "served by" in page and NEEDS_PLUGIN in page
+    assert NEEDS_PLUGIN in ServedBy.of("qwen3_next", small.geometry).texts[0]
     quiet = RecordingObserver()
     st.trim(model, out=out, watch=quiet, **options)
     assert not quiet.started, "a finished job has nothing left to do"
@@ -170,7 +170,7 @@ def test_an_engine_that_serves_on_some_hardware_is_not_said_to_refuse(
 ) -> None:
     rows = compatibility_of_shape("qwen3_5", Shape(56, 56))
     monkeypatch.setattr(engines, "compatibility_of_geometry", lambda *_: rows)
-    lines = result._engine_lines(st.open(checkpoint("qwen3_5_text")))
+    lines = ServedBy.of("qwen3_5_text", st.open(checkpoint("qwen3_5_text")).geometry).texts
     refused = next(line for line in lines if line.startswith("refused by"))
     assert "llama.cpp on Ampere, " in refused
     assert "llama.cpp," not in refused and "vllm-cpu, " in refused
