@@ -21,14 +21,12 @@ from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.loading import load, load_live, load_tokenizer
 from statetrim.runtime.logits import LogitReader, compare_logits
 
-SHARED = Path(__file__).parents[3] / "shared"
-MODEL = SHARED / "models" / "tiny-delta_net"
+MODEL = Path(__file__).parents[2] / "models" / "tiny-delta_net"
 BATCHES = (1, 8)
 pytestmark = [
     # transformers, lm-eval and datasets warn about one another's habits
     pytest.mark.filterwarnings("ignore"),
 ]
-needs_data = pytest.mark.skipif(not MODEL.exists(), reason="the reference models are not here")
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +158,6 @@ def test_a_killed_run_resumes_and_ends_in_the_same_scores(
         st.evaluate([cut], baseline=model, out=out, **options)
 
 
-@needs_data
 def test_a_broken_rule_is_exit_code_1_and_a_sentence(small: Path, tmp_path: Path) -> None:
     command = ["evaluate", str(small), "--baseline", str(MODEL), "--tasks", "mqar", "--limit", "4"]
     gate = ["--fail-if", "recall drop > 2%", "--json", "-o", str(tmp_path / "a.json")]
