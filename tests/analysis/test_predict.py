@@ -80,12 +80,6 @@ def test_more_channels_miss_less(checkpoint: Any, tmp_path: Path) -> None:
     assert Prediction.load(tmp_path / "prediction.json") == prediction
 
 
-def test_a_file_that_holds_no_prediction_is_refused(tmp_path: Path) -> None:
-    Prediction({"6x8": {"text": {}}}).save(tmp_path / "prediction.json")
-    with pytest.raises(st.StatetrimError, match="errors of 6x8 are missing"):
-        Prediction.load(tmp_path / "prediction.json")
-
-
 def test_sources_must_agree(checkpoint: Any) -> None:
     model = st.open(checkpoint("delta_net"))
     plans = {"half": st.select(model, "l1", "50%x100%")}

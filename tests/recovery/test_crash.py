@@ -1,7 +1,6 @@
 """Recovery never changes what another run left; kills are in tests/test_adversary.py."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,6 @@ def test_a_result_of_another_run_is_left_alone(
     output = json.loads(result["out"])
     assert output["output"] == str(out) and len(output["curve"]) == 12
     assert "training 10 of 10 projections and 6 convolutions of 2" in result["err"]
-    assert re.search(r"step 12 of 12, loss \d\.\d+, [\d,]+ tokens/s", result["err"])
     before = fingerprint(tmp_path)
     result = warm_forker.run(command(place, out, "--rank", "8"))
     check_refusal(result["code"], last_line(result["err"]), result["out"], "exists already")
