@@ -262,7 +262,8 @@ def _write_inputs(root: Path) -> None:
     (root / "data" / "piqa" / "piqa_val.jsonl").write_text(f"{json.dumps(choice)}\n" * 2)
     recipe = {
         "model": str(root / "model"), "to": "8x100%", "text": str(few), "tokens": 512,
-        "tasks": ["mqar"], "limit": 2, "length": 32, "batch_size": 2, "control": False, "benchmark": False, "seed": 0,
+        "tasks": ["mqar"], "limit": 2, "length": 32, "batch_size": 2, "control": False,
+        "benchmark": False, "seed": 0,
     }  # fmt: skip
     (root / "recipe.yaml").write_text(json.dumps(recipe))  # JSON is YAML
 

@@ -115,7 +115,10 @@ CASES: dict[str, tuple[Callable[[], Verdict], Outcome, str]] = {
         Outcome.UNKNOWN, "3 random cuts of its shape were measured, and 4 are needed"),
     "the controls keep the limits too": (
         lambda: judged(GOOD, controls=random_cuts(0.895, 3.005, 0.01)),
-        Outcome.UNKNOWN, "do not show what the state holds"),
+        Outcome.UNKNOWN, "random cuts keep the limits too, and are as good"),
+    "better than controls that keep the limits": (
+        lambda: judged(GOOD, controls=random_cuts(0.9, 3.02, 0.1)),
+        Outcome.SHIP, "is better than 5 random cuts on text; recall does not depend on the state"),
     "no better than the controls, which lose more than the limit": (
         lambda: judged(model(recall=0.895, nats=3.005, kl=0.9)),
         Outcome.UNKNOWN, "on text it is within the spread of 5 random cuts"),
@@ -307,7 +310,7 @@ HIDDEN: dict[str, tuple[Callable[[], str | None], str]] = {
         lambda: gate({"original": ORIGINAL, "cut": GOOD}, "not ship"), "no random cuts"),
     "the control is the cut itself": (
         lambda: gate({"original": ORIGINAL, "cut": GOOD, **dict.fromkeys(RANDOM, GOOD)},
-                     "not ship"), "do not show what the state holds"),
+                     "not ship"), "these tasks do not show the state"),
     "the cut is called a control": (
         lambda: gate({"original": ORIGINAL, "rand": LOST}, "not ship"), "ship after recovery"),
 }  # fmt: skip

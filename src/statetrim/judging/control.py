@@ -158,7 +158,8 @@ def _loss(original: Score, cut: Score, count: int) -> float:
 
 
 def control_tasks(comparisons: Mapping[str, ControlComparison]) -> Iterator[str]:
-    """The tasks on which random cuts lose more than the limit."""
+    """The tasks on which random cuts lose more than the limit, or significantly more than the
+    cut."""
     for comparison in comparisons.values():
-        if comparison.shows_state:
+        if comparison.shows_state or comparison.is_better:
             yield comparison.task

@@ -290,7 +290,9 @@ def _against_controls(evidence: _Evidence, shown: _Evidence | None) -> tuple[Out
         return Outcome.UNKNOWN, f"{reason}needed for comparison", ""
     tasks = list(control_tasks(comparisons))
     if not tasks:
-        reason = "random cuts keep the limits too, so these tasks do not show what the state holds"
+        reason = (
+            "random cuts keep the limits too, and are as good: these tasks do not show the state"
+        )
         return Outcome.UNKNOWN, reason, ""
     for group, compared in comparisons.items():
         if compared.shows_state and not compared.is_better:
@@ -386,7 +388,7 @@ def _within_limits_text(
             bounds += f"; {setting.unit.loss_text(setting.loss.estimate)} at {_setting(setting)}"
         size = worst.unit.loss_text(worst.loss.estimate)
         parts.append(f"{size} of {group} on {worst.task} ({bounds})")
-        if compared.shows_state:
+        if compared.is_better:
             better.append(compared.task)
         else:
             lost = worst.unit.loss_text(compared.mean_loss)
