@@ -36,7 +36,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "to": ("4x4",), "for_": ("transformers",), "by_layer": (True,), "text": ("other.jsonl",),
     "tokens": (2048,), "recall": (0.5,), "method": ("l1",),
     "value_method": ("readout_l1",), "refit": (False,), "recover": (0, 2048), "tasks": (("mqar",),),
-    "data": (".",), "limit": (4,), "length": (32,), "batch_size": (4,), "control": (False,),
+    "data": ("model",), "limit": (4,), "length": (32,), "batch_size": (4,), "control": (False,),
     "benchmark": (True,), "layerwise": (True, False), "state_dtype": ("int8",), "seed": (1,),
 }  # fmt: skip
 """Other values of each option than `Reruns.options` has; a new option needs one."""
