@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 from xml.etree import ElementTree
 
@@ -313,10 +313,14 @@ def test_nobody_watches_so_nothing_is_shown(
 def test_a_notebook_shows_a_bar(
     checkpoint: Load, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
-    default, off = watched(checkpoint("delta_net"), text, tmp_path / "small", terminal=False)
-    assert re.search(r"selecting: +\d+%\|", default), default
-    assert "selecting" not in off
+    """A notebook's shell has a kernel; where a library merely imports IPython there is no shell."""
+    for shell in (SimpleNamespace(kernel=None), None):
+        ipython = SimpleNamespace(get_ipython=lambda shell=shell: shell)
+        monkeypatch.setitem(sys.modules, "IPython", ipython)
+        out = tmp_path / ("notebook" if shell else "imported")
+        default, off = watched(checkpoint("delta_net"), text, out, terminal=False)
+        assert bool(re.search(r"selecting: +\d+%\|", default)) == bool(shell), default
+        assert "selecting" not in off
 
 
 def test_a_function_is_told_of_every_stage(checkpoint: Load, text: Path, tmp_path: Path) -> None:

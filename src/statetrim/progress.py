@@ -53,7 +53,13 @@ def is_rank_zero() -> bool:
 
 def is_watched() -> bool:
     """Whether somebody sees a bar of this process: in a terminal or a notebook, of rank 0 only."""
-    return is_rank_zero() and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+    return is_rank_zero() and (sys.stderr.isatty() or _is_notebook())
+
+
+def _is_notebook() -> bool:
+    """Whether a notebook's kernel runs this process; libraries import IPython elsewhere, too."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 @contextmanager
