@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from statetrim.artifacts.scores import Score, Scores
+from statetrim.judging.limits import LIMITS, ship_limit
 from statetrim.judging.losses import task_losses
-from statetrim.judging.verdict import LIMITS, judge_cut, needs_samples, ship_limit
+from statetrim.judging.verdict import judge_cut, needs_samples
 
 TOKENS = 511.0  # predicted per sample of text
 MOST, FIRST, CONTROLS, CONTROL_SAMPLES = 128, 32, 8, 16

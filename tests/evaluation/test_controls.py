@@ -20,8 +20,9 @@ CUTS = {"keys": "50%x100%", "both axes": "50%x50%", "heads": "2heads"}
 
 @pytest.mark.parametrize("kind", CUTS)
 def test_a_masked_random_cut_scores_as_its_checkpoint(
-    kind: str, text: Path, tmp_path: Path
+    kind: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("statetrim.judging.limits.LIMITS", {})  # so that no loss is beyond one
     model = st.open(tiny.build("qwen3_5_text", tmp_path / "model"))
     chosen = {"method": "l1", "value_method": "readout_l1"} if kind != "heads" else {}
     plan = st.select(model, to=CUTS[kind], head_method="rand", **chosen)
@@ -36,6 +37,22 @@ def test_a_masked_random_cut_scores_as_its_checkpoint(
         if score.model == "drawn":
             masked = measured.find("random 1.1", score.task, score.metric)
             assert masked.samples == pytest.approx(score.samples, rel=1e-3, abs=1e-5)
+
+
+def test_only_shapes_that_random_cuts_may_decide_are_compared(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = st.open(tiny.build("delta_net", tmp_path / "model"))
+    for to in ("6x8", "4x8"):
+        st.prune(model, st.select(model, to=to, method="l1"), tmp_path / to)
+    shape = shape_text(st.open(tmp_path / "6x8").geometry)
+    compared = "statetrim.evaluation.evaluate.shapes_to_compare"
+    monkeypatch.setattr(compared, lambda scores: {shape})
+    cuts = [tmp_path / "6x8", tmp_path / "4x8"]
+    measured = st.evaluate(cuts, baseline=model, tasks=["text"], text=text, limit=2)
+    assert {score.model for score in measured.scores} == {
+        "model", "6x8", "4x8", *(f"random 1.{number}" for number in (1, 2, 3, 4))
+    }  # fmt: skip
 
 
 def test_random_plans_differ_and_keep_the_shape(tmp_path: Path) -> None:

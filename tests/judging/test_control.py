@@ -12,7 +12,7 @@ import statetrim as st
 from helpers.measured import Samples, model, random_cuts, scores
 from statetrim.judging.control import compare_with_controls, controls_of
 from statetrim.judging.losses import look_tail, metric_loss
-from statetrim.judging.verdict import Outcome, judge_cut
+from statetrim.judging.verdict import Outcome, judge_cut, shapes_to_compare
 from statetrim.maths.paired import TAIL, advantage_over_spread, difference_interval
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "studies"))
@@ -58,6 +58,13 @@ def test_a_cut_at_half_of_its_limits_ships_with_few_samples() -> None:
     runs = [simulation.run_experiment(simulation.Truth(0.5, 0.5), seed) for seed in range(50)]
     assert sum(run[0] == "ship" for run in runs) >= 45
     assert sum(run[1] for run in runs) < 50 * simulation.MOST / 2
+
+
+def test_a_cut_beyond_its_limits_needs_no_random_cuts() -> None:
+    bad = model(recall=0.4, nats=3.4, kl=0.3)
+    cuts = {"good": {"shape": "32x64"}, "bad": {"shape": "16x16"}}
+    measured = scores({"original": model(), "good": GOOD, "bad": bad}, cuts=cuts)
+    assert shapes_to_compare(measured) == {"32x64"}
 
 
 def test_looks_share_the_error_of_one_interval() -> None:

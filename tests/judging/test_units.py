@@ -4,8 +4,8 @@ import pytest
 
 import statetrim as st
 from statetrim.judging.gate import find_violation
+from statetrim.judging.limits import ship_limit
 from statetrim.judging.losses import metric_loss, metric_values, scores_table
-from statetrim.judging.verdict import ship_limit
 from statetrim.tasks.unit import UNITS, Unit
 
 BITS = Unit("bits", " bits", digits=3, groups=("perplexity",), loss_title="bits per byte")

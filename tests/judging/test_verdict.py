@@ -21,6 +21,7 @@ from helpers.measured import (
     shifted,
 )
 from statetrim.judging.gate import find_violation
+from statetrim.judging.limits import LIMITS, Limit
 from statetrim.judging.losses import (
     averaged_settings_text,
     mean_recall_text,
@@ -28,14 +29,7 @@ from statetrim.judging.losses import (
     recall_change,
     task_losses,
 )
-from statetrim.judging.verdict import (
-    LIMITS,
-    Limit,
-    Outcome,
-    Verdict,
-    cut_warnings,
-    judge_cut,
-)
+from statetrim.judging.verdict import Outcome, Verdict, cut_warnings, judge_cut
 
 ORIGINAL = model()
 LIKELIHOODS = ORIGINAL["text", "perplexity"]

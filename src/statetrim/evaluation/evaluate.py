@@ -15,7 +15,7 @@ from ..artifacts.record import as_fields, parse_record
 from ..artifacts.scores import Score, Scores
 from ..artifacts.steps import read_origin, vocabulary_size
 from ..errors import StatetrimError
-from ..judging.verdict import REQUIRED_GROUPS, needs_samples
+from ..judging.verdict import REQUIRED_GROUPS, needs_samples, shapes_to_compare
 from ..maths.units import parse_token_count
 from ..options import takes_options
 from ..progress import OnProgress, progress_reporter
@@ -118,33 +118,39 @@ def _sample_until_decided(
 ) -> Scores:
     """The scores of all runners after as many looks as decide the verdict on every cut.
 
-    Only the first look runs lm-eval, which takes all its samples, and masked models, which need
-    few, on one task of each required group.
+    Only the first look runs lm-eval, which takes all its samples. Masked models come last: few
+    samples of the first look are enough, on one task of each required group, and a cut that does
+    not keep its limits needs none.
     """
     by_key, sizes = dict[tuple[str, str, str], Score](), list[int]()
     original, most = runners[0].original, all_looks[-1].stop
+
+    def add(runner: ModelRunner, due: Sequence[Samples], rows: range) -> dict[str, list[Score]]:
+        by_task: dict[str, list[Score]] = {x.task: [] for x in due}
+        for score in score_tasks(runner, due, rows):
+            by_task[score.task].append(score)
+            key = score.model, score.task, score.metric
+            by_key[key] = _joined(by_key[key], score) if key in by_key else score
+        return by_task
+
     for look in all_looks:
-        for runner, following in zip(runners, [*runners[1:], None], strict=True):
+        for runner in (x for x in runners if x.masked is None):
             due = [x for x in samples if not sizes or not x.uses_harness]
-            rows = look
-            if runner.masked is not None:
-                if sizes:
-                    continue
-                due, rows = _control_samples(samples), look[:CONTROL_SAMPLES]
-            by_task: dict[str, list[Score]] = {x.task: [] for x in due}
-            for score in score_tasks(runner, due, rows):
-                by_task[score.task].append(score)
-                key = score.model, score.task, score.metric
-                by_key[key] = _joined(by_key[key], score) if key in by_key else score
-            runner.close(following)
+            by_task = add(runner, due, look)
+            runner.close(None)
             if runner is runners[0]:
-                original.scores |= {(task, rows.start): scored for task, scored in by_task.items()}
+                original.scores |= {(task, look.start): scored for task, scored in by_task.items()}
         sizes.append(look.stop)
         looked = {"looks": {"sizes": list(sizes), "most": most}}
         scores = Scores(empty.models, list(by_key.values()), empty.lineage | looked)
         if not needs_samples(scores):
             break
-    return scores
+    shapes = shapes_to_compare(scores)
+    masked = [x for x in runners if x.masked is not None and x.masked.shape in shapes]
+    for runner, following in zip(masked, [*masked[1:], None], strict=False):
+        add(runner, _control_samples(samples), all_looks[0][:CONTROL_SAMPLES])
+        runner.close(following)
+    return replace(scores, scores=list(by_key.values()))
 
 
 def _control_samples(samples: Sequence[Samples]) -> list[Samples]:

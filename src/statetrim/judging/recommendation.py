@@ -5,16 +5,9 @@ from dataclasses import dataclass, replace
 
 from ..artifacts.decision import Decision, MeasuredShape
 from ..artifacts.scores import Scores
+from .limits import LimitStatus, limit_status, loss_text, metric_label, severity, with_limits
 from .losses import Loss, MetricValue, metric_values, setting_losses, task_losses
-from .verdict import (
-    REQUIRED_GROUPS,
-    LimitStatus,
-    limit_status,
-    loss_text,
-    metric_label,
-    severity,
-    with_limits,
-)
+from .verdict import REQUIRED_GROUPS
 
 _SIZE_STEPS = 8
 """Sizes are compared in eighths of the original's state; smaller differences are a tie."""

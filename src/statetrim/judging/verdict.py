@@ -13,7 +13,6 @@ from typing import Any
 
 from ..artifacts.scores import Scores
 from ..errors import StatetrimError
-from ..tasks import TASKS, setting_text
 from .control import (
     MIN_CONTROLS,
     ControlComparison,
@@ -24,32 +23,19 @@ from .control import (
     recorded_origin,
     trained_control_is_as_good,
 )
-from .losses import (
-    Loss,
-    informative_losses,
-    is_setting,
-    known_chance,
-    setting_losses,
-    task_losses,
+from .limits import (
+    LIMITS,
+    LimitStatus,
+    limit_status,
+    loss_text,
+    metric_label,
+    setting_label,
+    severity,
+    ship_limit,
+    with_limits,
 )
+from .losses import Loss, informative_losses, known_chance, setting_losses, task_losses
 
-
-@dataclass(frozen=True)
-class Limit:
-    """What a group of tasks may lose, in the unit of `Loss.loss`."""
-
-    ship: float  # largest loss to ship
-    recoverable: float  # largest loss of which recovery restored most in a measurement
-    setting: float  # largest loss on one setting of a task
-
-
-LIMITS: Mapping[str, Limit] = {
-    "perplexity": Limit(ship=3.0, recoverable=10.0, setting=3.0),
-    "recall": Limit(ship=3.0, recoverable=25.0, setting=10.0),
-    "accuracy": Limit(ship=2.0, recoverable=5.0, setting=10.0),
-}
-"""Percent of perplexity, points of recall and accuracy. KL from the original has no limit: its
-effects show in the other metrics. `recoverable` follows results/recall.md and recovery.md."""
 REQUIRED_GROUPS = ("perplexity", "recall")
 """Without an informative task of each group there is not enough evidence."""
 DEFAULT_TASKS = {"perplexity": "text", "recall": "mqar"}
@@ -65,14 +51,6 @@ class Outcome(StrEnum):
     UNKNOWN = "not enough evidence"
 
 
-class LimitStatus(StrEnum):
-    """How a loss compares with its limit."""
-
-    WITHIN = "within the limit"
-    BEYOND = "beyond the limit"
-    UNCLEAR = "too wide to tell"
-
-
 @dataclass(frozen=True)
 class Verdict:
     """Whether to ship one cut model, why, and the figures that decide it."""
@@ -86,17 +64,6 @@ class Verdict:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def limit_status(x: Loss) -> LimitStatus | None:
-    """Within: the upper end of the interval is at most the limit. Beyond: the lower end is above
-    it. Unclear: the limit is between. None: it has no limit."""
-    limit = ship_limit(x)
-    if limit is None:
-        return None
-    if x.loss.high <= limit:
-        return LimitStatus.WITHIN
-    return LimitStatus.BEYOND if x.loss.low > limit else LimitStatus.UNCLEAR
 
 
 def judge_cut(
@@ -140,16 +107,28 @@ def judge_cut(
 def needs_samples(scores: Scores) -> bool:
     """Whether more samples could decide the verdict on a cut: a limit lies within an interval, or
     it is not known whether the original is above chance; not if a loss is beyond its limit."""
+    for evidence in _without_loss_beyond_limit(scores):
+        statuses = {limit_status(x) for x in evidence.limited}
+        few = any(x.too_few_samples for x in task_losses(scores, evidence.model))
+        if few or LimitStatus.UNCLEAR in statuses:
+            return True
+    return False
+
+
+def shapes_to_compare(scores: Scores) -> set[str | None]:
+    """The shapes whose random cuts may decide a verdict: no loss beyond its limit does."""
+    cuts = _without_loss_beyond_limit(scores)
+    return {recorded_origin(scores, evidence.model).get("shape") for evidence in cuts}
+
+
+def _without_loss_beyond_limit(scores: Scores) -> Iterator["_Evidence"]:
     for name in cut_models(scores):
         try:
             evidence = _Evidence.of(scores, name)
         except StatetrimError:
             continue
-        statuses = {limit_status(x) for x in evidence.limited}
-        few = any(x.too_few_samples for x in task_losses(scores, name))
-        if LimitStatus.BEYOND not in statuses and (few or LimitStatus.UNCLEAR in statuses):
-            return True
-    return False
+        if all(limit_status(x) is not LimitStatus.BEYOND for x in evidence.limited):
+            yield evidence
 
 
 def cut_models(scores: Scores) -> list[str]:
@@ -211,12 +190,6 @@ class _Evidence:
         return next((x for x in self.main if x.group == group), None)
 
 
-def with_limits(losses: Sequence[Loss]) -> list[Loss]:
-    """The informative losses that have a limit, the worst first."""
-    limited = [x for x in informative_losses(losses) if ship_limit(x) is not None]
-    return sorted(limited, key=severity, reverse=True)
-
-
 def _has_same_weights(scores: Scores, model: str, earlier: Scores) -> bool:
     """Whether the last model of `earlier` has the weights of `model`, by their digests."""
     digests, others = scores.lineage.get("models"), earlier.lineage.get("models")
@@ -265,7 +238,9 @@ def _beyond_limits(evidence: _Evidence, beyond: Sequence[Loss]) -> tuple[Outcome
     text, group = loss_text(worst), worst.group
     setting = evidence.worst_setting(worst.task)
     if setting is not None and setting is not worst:
-        text += f", and by {setting.unit.loss_text(setting.loss.estimate)} at {_setting(setting)}"
+        text += (
+            f", and by {setting.unit.loss_text(setting.loss.estimate)} at {setting_label(setting)}"
+        )
     if recorded_origin(evidence.scores, evidence.model).get("recovered") is True:
         return Outcome.STOP, f"{text}, after recovery", group
     for x in beyond:
@@ -324,20 +299,6 @@ def _missing_evidence_text(scores: Scores, model: str, group: str) -> str:
     return f"its {group} is unknown: {uninformative.why_uninformative}; {advice}"
 
 
-def ship_limit(x: Loss) -> float | None:
-    """The largest loss to ship, in the unit of the loss; None if it has no limit."""
-    limit = LIMITS.get(x.group)
-    if limit is None:
-        return None
-    return limit.setting if is_setting(x.task, x.metric) else limit.ship
-
-
-def severity(x: Loss) -> float:
-    """The ratio of a loss to its limit, above 1 beyond the limit; -1 without a limit."""
-    limit = ship_limit(x)
-    return x.loss.estimate / limit if limit else -1.0
-
-
 def _fact_text(evidence: _Evidence, x: Loss) -> str:
     low, high = round(x.loss.low, 1) + 0.0, round(x.loss.high, 1) + 0.0  # + 0.0 avoids -0.0
     text = (
@@ -346,31 +307,12 @@ def _fact_text(evidence: _Evidence, x: Loss) -> str:
     )
     setting = evidence.worst_setting(x.task)
     if setting is not None:
-        text += f"; at {_setting(setting)} {setting.unit.loss_text(setting.loss.estimate)}"
+        text += f"; at {setting_label(setting)} {setting.unit.loss_text(setting.loss.estimate)}"
     compared = compare_with_controls(evidence.scores, x, ship_limit(x) or 0.0)
     if compared is None:
         return text
     least, most = (x.unit.loss_text(bound(compared.losses)) for bound in (min, max))
     return f"{text}; {len(compared.losses)} random cuts lose {least} to {most}"
-
-
-def loss_text(x: Loss) -> str:
-    """A loss and its limit, for people; the loss must have one."""
-    verb, suffix = "falls" if x.higher_is_better else "rises", x.unit.suffix
-    size = f"{x.loss.estimate:.1f}{suffix}"
-    return f"{x.group} {verb} by {size} on {metric_label(x)} (limit {ship_limit(x):g}{suffix})"
-
-
-def metric_label(x: Loss) -> str:
-    """The task, with the setting or metric if it is not the one by which the task is judged."""
-    definition = TASKS.get(x.task)
-    if definition and x.metric == definition.metric:
-        return x.task
-    return f"{x.task} at {_setting(x)}" if is_setting(x.task, x.metric) else f"{x.task}, {x.metric}"
-
-
-def _setting(x: Loss) -> str:
-    return setting_text(x.task, x.metric)
 
 
 def _within_limits_text(
@@ -385,13 +327,15 @@ def _within_limits_text(
         bounds = f"at most {worst.unit.loss_text(worst.loss.high)}"
         setting = evidence.worst_setting(worst.task)
         if setting is not None:
-            bounds += f"; {setting.unit.loss_text(setting.loss.estimate)} at {_setting(setting)}"
+            bounds += (
+                f"; {setting.unit.loss_text(setting.loss.estimate)} at {setting_label(setting)}"
+            )
         size = worst.unit.loss_text(worst.loss.estimate)
         parts.append(f"{size} of {group} on {worst.task} ({bounds})")
         if compared.is_better:
             better.append(compared.task)
         else:
-            lost = worst.unit.loss_text(compared.mean_loss)
+            lost = worst.unit.loss_text(max(0.0, compared.mean_loss))
             other += f"; {group} does not depend on the state here: a random cut loses {lost}"
     return (
         f"it loses {' and '.join(parts)}, within the limits, and is better than {count} random "

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 
 from ...artifacts.decision import Decision, MeasuredShape
 from ...artifacts.state_sizes import DTYPE_BYTES
+from ...judging.limits import metric_label
 from ...judging.losses import MetricValue
 from ...judging.recommendation import JudgedCut, Measured, measured_values, recommend
-from ...judging.verdict import metric_label
 from ...maths.formatting import bytes_text, percent_text
 from ...maths.units import MIB
 from ...serving.capacity.compare import (

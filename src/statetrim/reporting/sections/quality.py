@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from ...artifacts.scores import Scores
 from ...errors import StatetrimError
 from ...judging.control import random_cuts
+from ...judging.limits import limit_status, ship_limit
 from ...judging.losses import (
     Loss,
     averaged_settings_text,
@@ -12,7 +13,6 @@ from ...judging.losses import (
     scores_table,
     task_losses,
 )
-from ...judging.verdict import limit_status, ship_limit
 from ...maths.units import is_number
 from ...tasks.unit import UNITS
 from ..charts import interval_chart
