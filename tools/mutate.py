@@ -29,12 +29,12 @@ from changed_tests import ROOT, tests_of
 CORE = tuple(
     f"src/statetrim/{name}.py"
     for name in (
-        "artifacts/statistics", "artifacts/statistics", "calibration/sums", "geometry",
-        "judging/control", "judging/gate", "judging/losses", "judging/verdict", "maths/paired",
+        "artifacts/statistics", "calibration/sums", "geometry",
+        "judging/control", "judging/gate", "judging/limits", "judging/losses", "judging/verdict", "maths/paired",
         "option_types", "pipelines/recipe", "pipelines/shape_choice", "pipelines/stage", "request",
         "selection/allocate", "serving/capacity/arithmetic", "serving/capacity/parts",
         "serving/shapes", "snapshots/coding", "snapshots/layout", "snapshots/low_rank",
-        "snapshots/prompt", "snapshots/prompt", "storage/quantized/blocks",
+        "snapshots/prompt", "storage/quantized/blocks",
         "storage/quantized/compare", "storage/quantized/find", "storage/quantized/read",
         "storage/quantized/rewrite", "storage/quantized/scheme", "surgery/check", "surgery/refit",
     )
@@ -130,13 +130,16 @@ def tests_for(path: str) -> list[str]:
         if any(text in file.read_text() for text in imports):
             importing.append(str(file.relative_to(ROOT)))
     folder = tests_of(path)
-    return importing if folder == "tests" else list(dict.fromkeys([*importing, folder]))
+    if folder != "tests":
+        for file in sorted((ROOT / folder).rglob("test_*.py")):
+            importing.append(str(file.relative_to(ROOT)))
+    return list(dict.fromkeys(importing))
 
 
-def failing_test(source_root: Path, tests: list[str]) -> tuple[str | None, list[str]]:
-    """The first test that fails with the package in `source_root`, None if all pass; and the tests
-    that ran, the quickest first. They run in a fork of this process, which has imported what all of
-    them import."""
+def failing_test(source_root: Path, tests: list[str]) -> tuple[str | None, dict[str, float]]:
+    """The first test that fails with the package in `source_root`, None if all pass; and the
+    seconds of the tests that ran. They run in a fork of this process, which has imported what all
+    of them import."""
     with tempfile.NamedTemporaryFile() as output:
         arguments = (source_root, tests, output.name)
         process = multiprocessing.get_context("fork").Process(target=_run, args=arguments)
@@ -145,16 +148,15 @@ def failing_test(source_root: Path, tests: list[str]) -> tuple[str | None, list[
         if process.is_alive():
             process.kill()
             process.join()
-            return "it did not end", []
+            return "it did not end", {}
         printed = Path(output.name).read_text()
     seconds = dict[str, float]()
     for time_text, test in re.findall(r"^([\d.]+)s (?:setup|call) +(.+)$", printed, re.MULTILINE):
         seconds[test] = seconds.get(test, 0.0) + float(time_text)
-    quickest_first = sorted(seconds, key=lambda test: seconds[test])
     if process.exitcode == 0:
-        return None, quickest_first
+        return None, seconds
     failures = re.findall(r"^(?:FAILED|ERROR) (\S+)", printed, re.MULTILINE)
-    return (failures[0] if failures else f"exit code {process.exitcode}"), quickest_first
+    return (failures[0] if failures else f"exit code {process.exitcode}"), seconds
 
 
 def _run(source_root: Path, tests: list[str], output: str) -> None:
@@ -170,24 +172,29 @@ def _run(source_root: Path, tests: list[str], output: str) -> None:
 
 
 def main(count: int, seed: int, files: list[str]) -> None:
-    noticed, tests = 0, dict[str, list[str]]()
+    noticed, seconds, timed = 0, dict[str, float](), set[str]()
     changes = choose_changes(count, seed, files)
     with tempfile.TemporaryDirectory() as scratch:
         source_root = Path(scratch) / "src"
         shutil.copytree(ROOT / "src", source_root)
         for path, changed, words in changes:
-            if path not in tests:
-                failing, tests[path] = failing_test(source_root, tests_for(path))
+            test_files = tests_for(path)
+            if new := [file for file in test_files if file not in timed]:
+                failing, durations = failing_test(source_root, new)
                 if failing:
                     sys.exit(f"{failing} fails without a change")
+                seconds |= durations
+                timed.update(new)
+            tests = [test for test in seconds if test.partition("::")[0] in test_files]
+            tests.sort(key=lambda test: seconds[test])
             copy = Path(scratch) / path
             copy.write_text(changed)
-            start, (failing, _) = time.time(), failing_test(source_root, tests[path])
+            start, (failing, _) = time.time(), failing_test(source_root, tests)
             shutil.copy(ROOT / path, copy)
             noticed += failing is not None
             word = "noticed" if failing else "NOT NOTICED"
-            seconds = time.time() - start
-            print(f"{word} {path}:{words} ({failing or 'no test'}, {seconds:.0f} s)", flush=True)
+            took = time.time() - start
+            print(f"{word} {path}:{words} ({failing or 'no test'}, {took:.0f} s)", flush=True)
     print(f"{noticed} of {len(changes)} changes noticed")
 
 
