@@ -1,5 +1,6 @@
 """Index arithmetic, on tables small enough to check by hand."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 import statetrim as st
-from statetrim.geometry import kept_masks, resolve_width, row_indices
+from statetrim.geometry import Geometry, kept_masks, resolve_width, row_indices
 from statetrim.request import Side
 
 
@@ -75,3 +76,18 @@ def test_a_shared_norm_only_loses_length() -> None:
     claim = st.ChannelRows("n", "shared_norm", row_indices(1, 4), 4, axis="value")
     kept = {"value": torch.tensor([[2, 3], [0, 1], [1, 3]])}
     assert kept_masks([claim], kept)[0].tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    "field, largest",
+    [
+        ("conv_key_heads", 16_777_216), ("conv_value_heads", 16_777_216), ("conv_width", 1024),
+        ("num_v_heads", 4096), ("head_k_dim", 65_536), ("head_v_dim", 65_536), ("copies", 4096),
+        ("shared_values", 4096),
+    ],
+)  # fmt: skip
+def test_numbers_of_untrusted_files_have_a_largest_value(field: str, largest: int) -> None:
+    geometry = Geometry((0,), 1, 1, 8, 8)
+    replace(geometry, **{field: largest}).check()
+    with pytest.raises(ValueError, match=field):
+        replace(geometry, **{field: largest + 1}).check()
