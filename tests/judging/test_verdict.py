@@ -18,6 +18,7 @@ from helpers.measured import (
     random_cuts,
     rows,
     scores,
+    shape_scores,
     shifted,
 )
 from statetrim.judging.gate import find_violation
@@ -178,6 +179,11 @@ def test_facts_are_compared_with_random_cuts() -> None:
     assert re.search(r"; at \d+ pairs 40\.\d points; 5 random cuts lose 48\.\d points to 51", first)
     assert second.startswith("text perplexity ") and re.search(r"loss 6\.\d%, 95%: [56]\.", second)
     assert any("recall falls by" in text for text in result.warnings)
+
+
+def test_no_fact_shows_a_negative_zero() -> None:
+    facts = judge_cut(shape_scores(recall=0.0, perplexity=0.0, margin=0.03)).facts
+    assert facts and not any("-0.0" in fact for fact in facts), facts
 
 
 def test_the_reason_names_the_worst_setting() -> None:
