@@ -91,3 +91,9 @@ def test_numbers_of_untrusted_files_have_a_largest_value(field: str, largest: in
     replace(geometry, **{field: largest}).check()
     with pytest.raises(ValueError, match=field):
         replace(geometry, **{field: largest + 1}).check()
+
+
+def test_a_convolution_is_over_the_heads_that_are_named() -> None:
+    geometry = Geometry((0, 2), 1, 1, 8, 4, conv_width=3)
+    assert geometry.conv_numel == 0
+    assert replace(geometry, conv_key_heads=2, conv_value_heads=1).conv_numel == 2 * 3 * (16 + 4)

@@ -10,10 +10,12 @@ from scipy import stats
 
 import statetrim as st
 from helpers.measured import Samples, model, random_cuts, scores
+from statetrim.artifacts.scores import Score
 from statetrim.judging.control import compare_with_controls, controls_of
+from statetrim.judging.limits import LimitStatus, limit_status
 from statetrim.judging.losses import look_tail, metric_loss
 from statetrim.judging.verdict import Outcome, judge_cut, shapes_to_compare
-from statetrim.maths.paired import TAIL, advantage_over_spread, difference_interval
+from statetrim.maths.paired import TAIL, Interval, advantage_over_spread, difference_interval
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "studies"))
 import simulate_verdicts as simulation
@@ -98,6 +100,36 @@ def test_a_control_of_another_shape_does_not_count() -> None:
     assert judge_cut(same).outcome is Outcome.SHIP
     verdict = judge_cut(other)
     assert verdict.outcome is Outcome.UNKNOWN and "no random cuts of its shape" in verdict.reason
+
+
+def test_perplexity_is_compared_per_token_of_each_document() -> None:
+    weights = [50.0, 100.0, 400.0]
+
+    def measured(name: str, nats: float) -> Score:
+        samples = [-weight * nats for weight in weights]
+        return Score(name, "text", "perplexity", "perplexity", False, samples, weights)
+
+    controls = {f"random {seed}": 3.2 + 0.1 * seed for seed in range(4)}
+    figures = {"original": 3.0, "cut": 3.05, **controls}
+    lineage = {"controls": {name: {} for name in controls}}
+    text = [measured(name, nats) for name, nats in figures.items()]
+    both = st.Scores(["original", "cut"], text, lineage)
+    loss = metric_loss(both, "cut", "text", "perplexity")
+    compared = compare_with_controls(both, loss, 3.0)
+    assert compared is not None
+    assert compared.advantage.estimate == pytest.approx(3.35 - 3.05)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "status"),
+    [
+        (1.0, 3.0, LimitStatus.WITHIN), (1.0, 3.01, LimitStatus.UNCLEAR),
+        (3.0, 4.0, LimitStatus.UNCLEAR), (3.01, 4.0, LimitStatus.BEYOND),
+    ],
+)  # fmt: skip
+def test_a_loss_at_its_limit_keeps_it(low: float, high: float, status: LimitStatus) -> None:
+    loss = metric_loss(scores({"original": model(), "cut": GOOD}), "cut", "text", "perplexity")
+    assert limit_status(replace(loss, loss=Interval((low + high) / 2, low, high))) is status
 
 
 def test_a_cut_that_loses_more_than_one_of_its_random_cuts_is_not_better() -> None:
