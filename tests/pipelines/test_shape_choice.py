@@ -115,11 +115,7 @@ def test_listed_shapes_are_all_measured_and_the_winner_is_the_result(
 
 @pytest.mark.parametrize("engine", [None, "mlx"])
 def test_widths_by_layer_are_one_of_the_shapes(
-    engine: str | None,
-    checkpoint: Load,
-    text: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    engine: str | None, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from statetrim.judging import recommendation
     from statetrim.pipelines import by_layer
@@ -137,7 +133,9 @@ def test_widths_by_layer_are_one_of_the_shapes(
         evaluate.run(models, chosen)
 
     monkeypatch.setattr(stages, "evaluate", SimpleNamespace(run=record))
-    model, out, watch = st.open(checkpoint("qwen3_next")), tmp_path / "small", RecordingObserver()
+    dims = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}  # which vLLM serves
+    model = st.open(tiny.build("qwen3_next", tmp_path / "model", **dims))
+    out, watch = tmp_path / "small", RecordingObserver()
     options = OPTIONS | {"text": text, "to": 0.5, "for_": engine, "by_layer": True}
     small = st.trim(model, out=out, watch=watch, **options)
     assert "sensitivity" in watch.started and "prune (by-layer)" in watch.started
@@ -152,7 +150,7 @@ def test_widths_by_layer_are_one_of_the_shapes(
     assert f"→ {counted}" in decision.expected or "not known" in decision.expected
     assert f"widths by layer: {point.widths}" in watch.messages
     assert (out / "statetrim" / "sensitivity.json").exists()
-    _check_16_bit_state(decision, in_vllm=engine is None)
+    _check_16_bit_state(decision, model, in_vllm=engine is None)
     pieces = [chosen.state_piece for chosen in evaluated if chosen.state_dtype == "bfloat16"]
     assert pieces == [1] * (engine is None), "rounded after every token, as in decoding"
     page = (out / "statetrim" / "report" / "report.md").read_text()
@@ -176,7 +174,7 @@ def test_an_engine_that_serves_on_some_hardware_is_not_said_to_refuse(
     assert "llama.cpp," not in refused and "vllm-cpu, " in refused
 
 
-def _check_16_bit_state(decision: st.Decision, *, in_vllm: bool) -> None:
+def _check_16_bit_state(decision: st.Decision, model: st.Checkpoint, *, in_vllm: bool) -> None:
     """For vLLM the original with a state in bfloat16 is one of the points; MLX-LM has no option."""
     rounded = [point for point in decision.points if point.is_rounded]
     assert len(rounded) == in_vllm
@@ -186,6 +184,10 @@ def _check_16_bit_state(decision: st.Decision, *, in_vllm: bool) -> None:
         assert str(point) == f"{original} in bfloat16" and point.method == "none"
         assert 2 * point.state_bytes == original.state_bytes
         assert str(point) in decision.files
+        counted = st.inspect(model, memory_gib=16).deployment.capacity
+        assert [point.sequences] == [
+            row.fit.sequences for row in counted if row.state_dtype == "bfloat16"
+        ]
 
 
 def test_one_shape_in_all_layers_is_not_compared_twice(

@@ -206,17 +206,12 @@ def _rounded_scores(runner: StageRunner) -> Stage:
 def _rounded_shape(job: Job) -> MeasuredShape:
     """The original with its state in bfloat16."""
     original = _original_shape(job)
-    rounded = [
-        row.fit.sequences
-        for row in known_capacities(job.model, None, job.options.counted_in)
-        if row.state_dtype == ROUNDED
-    ]
-    return replace(
-        original,
-        state_bytes=original.state_bytes // 2,
-        sequences=rounded[0] if rounded else None,
-        state_dtype=ROUNDED,
-    )
+    sequences = None
+    for row in known_capacities(job.model, None, job.options.counted_in):
+        if row.state_dtype == ROUNDED:
+            sequences = row.fit.sequences
+    size = original.state_bytes // 2
+    return replace(original, state_bytes=size, sequences=sequences, state_dtype=ROUNDED)
 
 
 def _original_shape(job: Job) -> MeasuredShape:
