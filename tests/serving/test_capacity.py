@@ -242,6 +242,11 @@ def test_users_figures_follow_from_their_settings() -> None:
     slot = arithmetic.llamacpp(caches, serving)  # llama.cpp #27211
     assert slot.stored_bytes / 2**20 == pytest.approx(149.6, abs=0.05)
     assert slot.host_bytes / 2**30 == pytest.approx(4.7, abs=0.05)
+    convolution = 48 * 3 * (2 * 16 + 48) * 128 * 2
+    keys_and_values = 4096 * 16 * 2 * 4 * 256
+    moved = 48 * 48 * 128 * 128 * 4 + convolution + keys_and_values
+    for engine in (arithmetic.vllm, arithmetic.sglang):
+        assert engine(caches, serving).transfer_bytes == moved
     gains = []
     for context in (512, 32768):  # vLLM #55196: 1.00x and, on another model, 1.84x
         short = replace(serving, memory=40 * 2**30, context=context)
