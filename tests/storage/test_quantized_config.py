@@ -12,6 +12,7 @@ import statetrim as st
 from helpers.quantized import FLOAT8, FORMATS, INT8, Format, find, in_memory
 from statetrim.storage.quantized.element import INT4
 from statetrim.storage.quantized.read import dequantize
+from statetrim.storage.quantized.scheme import schemes_in
 
 ROWS, COLUMNS = 64, 96
 
@@ -50,6 +51,21 @@ def test_a_config_that_its_tensors_do_not_fit_is_refused(
     stored = in_memory(FORMATS[name].quantize(weight()))
     with pytest.raises(st.StatetrimError, match=r"a\.weight.*fits no group"):
         find(stored, with_weights(FORMATS[name], **changes), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("described", "blocks"),
+    [
+        ({}, [(None, None), (1, None)]), ({"group_size": -1}, [(1, None)]),
+        ({"group_size": 32}, [(1, 32)]), ({"strategy": "group", "group_size": 32}, [(1, 32)]),
+        ({"strategy": "tensor"}, [(None, None)]), ({"strategy": "channel"}, [(1, None)]),
+        ({"strategy": "block", "block_structure": [8, 16]}, [(8, 16)]), ({"strategy": "x"}, []),
+    ],
+)  # fmt: skip
+def test_what_shares_a_scale(described: dict[str, Any], blocks: list[Any]) -> None:
+    """By compressed-tensors' defaults; without a strategy, the group size tells it."""
+    config = {"quantization_config": {"config_groups": {"a": {"weights": INT8 | described}}}}
+    assert [(x.rows, x.columns) for x in schemes_in(config)] == blocks
 
 
 @pytest.mark.parametrize("size", [0, -2, "16", True, 2**40])
