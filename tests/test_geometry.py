@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 import statetrim as st
-from statetrim.geometry import Geometry, kept_masks, resolve_width, row_indices
+from statetrim.geometry import Geometry, allowed_head_counts, kept_masks, resolve_width, row_indices
 from statetrim.request import Side
 
 
@@ -97,3 +97,10 @@ def test_a_convolution_is_over_the_heads_that_are_named() -> None:
     geometry = Geometry((0, 2), 1, 1, 8, 4, conv_width=3)
     assert geometry.conv_numel == 0
     assert replace(geometry, conv_key_heads=2, conv_value_heads=1).conv_numel == 2 * 3 * (16 + 4)
+
+
+def test_numbers_of_heads_that_a_model_can_keep() -> None:
+    counts = {}
+    for heads in ((1, 3), (2, 4), (4, 4)):
+        counts[heads] = allowed_head_counts(Geometry((0,), *heads, 8, 8))
+    assert counts == {(1, 3): [1, 2], (2, 4): [2], (4, 4): [1, 2, 3]}

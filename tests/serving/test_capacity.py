@@ -257,6 +257,15 @@ def test_users_figures_follow_from_their_settings() -> None:
     assert arithmetic.vllm(caches, drafts).sequences == pytest.approx(3, abs=0.3)
 
 
+def test_replayed_inputs_take_two_parts_below_float32() -> None:
+    """SGLang: 16 inputs of each of 48 layers; 48 values and 16 keys of 128, and 48 gates."""
+    caches = recorded_model({"model": "Qwen3.5-27B", "cut": {}})
+    for size, parts in ((2, 2), (4, 1)):
+        serving = arithmetic.Settings(memory=1, context=1, conv_bytes=size)
+        inputs = parts * (48 + 16) * 128 * size + 48 * 4
+        assert arithmetic.sglang_ring_bytes(caches, serving) == 48 * 16 * inputs
+
+
 @pytest.mark.parametrize(
     ("options", "value"),
     [

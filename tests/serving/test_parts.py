@@ -11,7 +11,7 @@ import statetrim as st
 from helpers.plugin_pages import HEADS, page_size, pages
 from statetrim.serving.capacity.arithmetic import CacheModel, Settings, layer_bytes
 from statetrim.serving.capacity.compare import state_layers
-from statetrim.serving.capacity.parts import Heads, in_parts
+from statetrim.serving.capacity.parts import Heads, Paging, in_parts
 
 HYBRID = {
     "model_type": "qwen3_next", "num_hidden_layers": 8, "hidden_size": 64, "head_dim": 16,
@@ -54,6 +54,13 @@ def check_parts(seed: int) -> None:
         assert stored.layers == count * group.layers, (seed, layer, whole)
         stored_size = layer_bytes(stored, caches, settings, 3 + drafts)
         assert stored_size == size(layer.part(count)), (seed, layer, whole)
+
+
+def test_a_page_is_a_multiple_of_a_kernel_block_of_tokens() -> None:
+    geometry = st.Geometry((0,), 4, 4, 64, 64, 8, 4, 4)
+    caches = CacheModel(state_layers(geometry), 4, 2, 2, 2 * 256)
+    settings = Settings(1, 1, kv_bytes=1.0)
+    assert Paging.of(caches, geometry, settings).unit == 16 * 2 * 2 * 256
 
 
 def test_calculator_and_plugin_have_the_same_parts() -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import statetrim as st
 from statetrim.runtime.placement import Placement
-from statetrim.surgery.check import compare_cut
+from statetrim.surgery.check import _relative_gap, compare_cut
 
 Load = Callable[[str], Path]
 
@@ -93,3 +93,9 @@ def test_a_layer_whose_output_is_zero_is_equal(checkpoint: Load, tmp_path: Path)
                 weights[name] = torch.zeros_like(weights[name])
         save_file(weights, shard, {"format": "pt"})
     assert compare_cut(*cut(model, tmp_path / "small")).sliced_against_masked < 1e-5
+
+
+def test_a_gap_is_relative_to_the_largest_value() -> None:
+    expected = torch.tensor([-20.0, 1.0])
+    assert float(_relative_gap(expected, expected + 2)) == pytest.approx(0.1)
+    assert math.isinf(_relative_gap(0 * expected, expected))
