@@ -48,6 +48,17 @@ def windows_of(tokenizer: Path, options: Any) -> Tensor:
     return torch.tensor(encoded[:count]).reshape(options.windows, options.length)
 
 
+def parse(results: str, windows: int) -> Any:
+    """Arguments of the two runs that measure a model and its cut."""
+    parser = study_parser(
+        __doc__, "model", "cut", "test", "work", results=results, windows=windows, length=256
+    )
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    options.sources = {"original": options.model, "cut": options.cut}
+    return options
+
+
 def write(results: Path, packages: tuple[str, ...], rows: list[Row]) -> None:
     versions = {package: version(package) for package in packages}
     results.write_text(json.dumps({"versions": versions, "rows": rows}, indent=2) + "\n")
@@ -55,13 +66,8 @@ def write(results: Path, packages: tuple[str, ...], rows: list[Row]) -> None:
 
 def run_tools() -> None:
     """Measure both models, unquantised and by every tool, and write one row for each."""
-    options = study_parser(
-        __doc__, "model", "cut", "test", "work", results="results/quantise-cut.json", windows=80,
-        length=256,
-    ).parse_args()  # fmt: skip
-    options.work.mkdir(parents=True, exist_ok=True)
-    rows = []
-    for name, source in (("original", options.model), ("cut", options.cut)):
+    options, rows = parse("results/quantise-cut.json", windows=80), []
+    for name, source in options.sources.items():
         for tool, quantise in TOOLS.items():
             out = options.work / f"{name}-{tool.replace(' ', '-')}"
             if not (out / "config.json").exists():
@@ -192,13 +198,8 @@ def run_gguf() -> None:
     from ask_llamacpp import convert
     from convert_and_quantise import quantise
 
-    options = study_parser(
-        __doc__, "model", "cut", "test", "work", results="results/quantise-gguf.json", windows=40,
-        length=256,
-    ).parse_args()  # fmt: skip
-    options.work.mkdir(parents=True, exist_ok=True)
-    rows = []
-    for name, source in (("original", options.model), ("cut", options.cut)):
+    options, rows = parse("results/quantise-gguf.json", windows=40), []
+    for name, source in options.sources.items():
         windows, plain = windows_of(source, options), options.work / f"{name}.gguf"
         if not plain.exists():
             convert(source, plain, "float32", Path(sys.prefix, "llama.cpp/convert_hf_to_gguf.py"))

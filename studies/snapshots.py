@@ -10,8 +10,7 @@ divergence from the model without a copy, and the change of recall (MQAR: the pa
 the questions the rest). Over turns, states are coded after every turn. Intervals are 95 %, paired
 by sequence. A seed takes other calibration text, other test text and other recall sequences.
 `--minutes` ends a run early, and the next one resumes it. `cuts` measures a cut, a code, or both:
-losses are against the original without a copy, shares are of its float32 bytes. The speech model is
-measured by speech.py.
+losses are against the original without a copy, shares are of its float32 bytes.
 """
 
 from __future__ import annotations

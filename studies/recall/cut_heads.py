@@ -3,8 +3,8 @@
     python studies/recall/cut_heads.py MODEL --text train.jsonl --test wiki.valid.raw \
         --results results/recall/cut-heads-NAME.jsonl
 
-`heads.py` masks and tries every combination; here `select`, `prune` and `refit` make checkpoints.
-One JSON line per cut; cuts that the results hold are not measured again.
+`select`, `prune` and `refit` make the checkpoints. One JSON line per cut; cuts that the results
+hold are not measured again.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import torch
 
 import statetrim as st
 from judge import Judge, Row, Rows, study_parser
-from masking import Masked
 from statetrim.geometry import allowed_head_counts
-from statetrim.runtime.loading import load_live, load_tokenizer
+from statetrim.runtime.loading import load_live
 
 
 def variants(geometry: st.Geometry) -> list[tuple[Row, dict[str, Any]]]:
@@ -64,8 +63,7 @@ def main() -> None:
         for row, selection in variants(model.geometry)
         if not results.has(base | row)
     ]
-    original = Masked(load_live(model))
-    judge = Judge(original, options.test, load_tokenizer(model), options.windows, options.rows)
+    judge = Judge(model, options.test, options.windows, options.rows)
     calibration_options = {"tokens": options.tokens, "length": 256, "progress": False}
     methods = ["product", "readout_greedy", "head_rank"]
     statistics = st.calibrate(model, options.text, methods=methods, **calibration_options)
@@ -78,9 +76,8 @@ def main() -> None:
                 sums = st.calibrate(cut, options.text, original=model, **calibration_options)
             small = st.refit(cut, sums, out=Path(directory) / "small", progress=False)
             for refitted, checkpoint in ((False, cut), (True, small)):
-                judge.model = Masked(load_live(checkpoint))
                 size = {"state_bytes": 4 * small.geometry.state_numel, "refitted": refitted}
-                results.add(row | size | judge.figures_of(judge.samples(None)))
+                results.add(row | size | judge.figures(judge.samples(load_live(checkpoint))))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
 Cuts MODEL by the defaults on text and recall sequences, refits it on the same mix, then trains it
 in stages: the first layer's mixer to the original's output, then all mixers end to end. Widths by
-layer, those of compare_pages.py in `--pages`, are trained end to end only. The control is the
+layer, those of `studies/uneven.py pages` in `--pages`, are trained end to end only. The control is the
 original after the second stage. The seed is that of the calibration and of the training, each on
 text of its own. One JSON line per model; finished steps are not repeated.
 """
@@ -20,12 +20,10 @@ import torch
 from torch import Tensor
 
 import statetrim as st
-from judge import LOADS, Judge, Row, Rows, study_parser
-from masking import Masked
-from mixes import SHAPES
+from judge import LOADS, SHAPES, Judge, Row, Rows, study_parser
 from statetrim import defaults
 from statetrim.maths.paired import Pairs, difference_interval
-from statetrim.runtime.loading import load_live, load_tokenizer
+from statetrim.runtime.loading import load_live
 from statetrim.storage.json_file import read_json
 
 # Share of the bytes, and the heads for which pages were counted: None for the model's own.
@@ -44,10 +42,7 @@ class Study:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.model = options, st.open(options.model)
-        tokenizer = load_tokenizer(self.model)
-        live = load_live(self.model)
-        sizes = options.windows, options.rows
-        self.judge = Judge(Masked(live), options.test, tokenizer, *sizes)
+        self.judge = Judge(self.model, options.test, options.windows, options.rows)
         self.samples: dict[str, dict[str, Tensor]] = {}
 
     def cut(self, shape: str) -> st.Checkpoint:
@@ -113,9 +108,8 @@ class Study:
 
     def figures(self, name: str, model: st.Checkpoint, against: str | None) -> Row:
         """Figures against the original, and against `against`, a model measured before."""
-        self.judge.model = Masked(load_live(model))
-        self.samples[name] = samples = self.judge.samples(None)
-        row: Row = self.judge.figures_of(samples)
+        self.samples[name] = samples = self.judge.samples(load_live(model))
+        row = self.judge.figures(samples)
         if against is not None:
             row["against control"] = differences = {}
             for key in ("nll", *(f"recall {pairs}" for pairs in LOADS)):

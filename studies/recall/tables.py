@@ -1,5 +1,5 @@
-"""The tables of results/recall.md, from the results of the other scripts in this folder, and those
-of heads and of other recall tasks in two-axes.md and uneven.md.
+"""The tables of results/recall.md, from the lines in results/recall, and those of heads and of other
+recall tasks in two-axes.md and uneven.md.
 
     python studies/recall/tables.py page
 """
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from judge import LOADS
-from mixes import SHAPES
+from judge import LOADS, SHAPES
 from runner import Row, fill, read_rows, start, table
 
 PAIRS = f"recall at {' / '.join(map(str, LOADS))} pairs"

@@ -3,10 +3,10 @@
     python tools/engines/coded_checkpoints.py ENGINES SERVER MODEL --text TEXT --work WORK -o OUT
 
 ENGINES holds the environment `llamacpp`, SERVER is the llama-server of make_llamacpp_server.sh, and
-MODEL a `qwen3_5_text` checkpoint, or with --layers the tokenizer of a random model with the layer
-sizes of Qwen3.5-27B. Each slot reads a conversation turn by turn. Then it goes back, turn by turn
-from the last: to generate an answer again, or with another turn in its place. The same requests go
-to a server without checkpoints, one with plain ones, and one with coded ones for each error.
+MODEL a `qwen3_5_text` checkpoint. Each slot reads a conversation turn by turn. Then it goes back,
+turn by turn from the last: to generate an answer again, or with another turn in its place. The same
+requests go to a server without checkpoints, one with plain ones, and one with coded ones for each
+error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import re
 import socket
 import statistics
@@ -26,8 +25,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coded_prompts import gguf
-
 import statetrim as st
 from statetrim.runtime.corpus import Corpus
 
@@ -37,6 +34,14 @@ CODED = re.compile(
 )
 DECODED = re.compile(r"decoded context checkpoint: \d+ -> \d+ bytes, ([\d.]+) ms")
 CREATED = re.compile(r"created context checkpoint .*?size = ([\d.]+) MiB")
+CONVERT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from ask_llamacpp import convert
+converter = Path(sys.prefix) / "llama.cpp" / "convert_hf_to_gguf.py"
+convert(Path(sys.argv[2]), Path(sys.argv[3]), "float32", converter)
+"""
 
 
 @dataclass
@@ -78,12 +83,6 @@ class Server:
         with OPENER.open(request, timeout=3600) as answer:
             parsed: dict[str, Any] = json.load(answer)
         return parsed | {"seconds": time.perf_counter() - began}
-
-    @property
-    def processor_seconds(self) -> float:
-        """Of all threads, since a busy machine counts for nothing."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     @property
     def resident_bytes(self) -> int:
@@ -180,25 +179,6 @@ def generate_again(options: argparse.Namespace, extra: list[str]) -> dict[str, A
     return {"again": {"different": different, "coded": len(run.coded)}}
 
 
-def time_one_branch(options: argparse.Namespace, error: float) -> dict[str, Any]:
-    """CPU time of reading a turn, and of an answer that is generated again."""
-    extra = ["--ctx-checkpoint-error", str(error)] if error else []
-    server, prompt = start(options, f"within-{error}", extra), options.slots[0][: options.turn]
-    seconds = [server.processor_seconds]
-    try:
-        for _ in range(2):
-            server.complete(0, prompt, n_predict=1)
-            time.sleep(5)  # the checkpoint is being coded
-            seconds.append(server.processor_seconds)
-    finally:
-        server.stop()
-    run = read_log(server, Run())
-    result = {"model": options.gguf.stem, "error": error, "turn": options.turn}
-    result |= {"read_seconds": seconds[1] - seconds[0]}
-    result |= {"read_again_seconds": seconds[2] - seconds[1]}
-    return result | (coding(run) if error else {})
-
-
 def divergence(expected: dict[int, float], measured: dict[int, float]) -> float | None:
     """KL in nats, None where a server reports no probabilities."""
     if not expected or expected.keys() != measured.keys():
@@ -246,14 +226,12 @@ def prepare(options: argparse.Namespace) -> None:
     """The model as GGUF, and the token ids of every slot."""
     model = st.open(options.model)
     options.work.mkdir(parents=True, exist_ok=True)
-    options.gguf = gguf(model, options.engines, options.work / "model.gguf")
-    if options.layers:
-        template, options.gguf = options.gguf, options.work / f"random-{options.layers}.gguf"
-        if not options.gguf.exists():
-            python = options.engines / "llamacpp" / "bin" / "python"
-            script = Path(__file__).parent / "in_llamacpp" / "random_model.py"
-            command = [python, script, template, options.gguf, str(options.layers)]
-            subprocess.run(command, check=True)
+    options.gguf = options.work / "model.gguf"
+    if not options.gguf.exists():
+        python = options.engines / "llamacpp" / "bin" / "python"
+        drivers = Path(st.__file__).parent / "verification" / "drivers"
+        command = [python, "-c", CONVERT, drivers, model.path, options.gguf]
+        subprocess.run(command, check=True, capture_output=True)
     length = (options.turns + 2) * options.turn
     ids = Corpus(options.text, model).read(tokens=options.parallel * length, length=length).ids
     options.slots = ids.tolist()
@@ -288,7 +266,6 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("-o", "--out", type=Path, required=True)
-    parser.add_argument("--layers", type=int, default=0)
     parser.add_argument("--errors", type=float, nargs="+", default=[0.05])
     parser.add_argument("--parallel", type=int, default=4)
     parser.add_argument("--turn", type=int, default=48)
@@ -297,12 +274,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     prepare(options)
-    if options.layers:
-        lines = [time_one_branch(options, error) for error in (0, *options.errors)]
-    else:
-        lines = compare(options)
     with options.out.open("a") as file:
-        for line in lines:
+        for line in compare(options):
             print(json.dumps(line))
             file.write(json.dumps(line) + "\n")
 
