@@ -78,10 +78,6 @@ pictures:
 screenshots REPORT OUT:
     python tools/screenshots.py {{REPORT}} {{OUT}}
 
-# Calibrate, select, prune, evaluate and plot: one table for a model (results/reference-evaluation.md).
-evaluate-reference MODEL DATA OUT:
-    python studies/evaluate_reference.py {{MODEL}} {{DATA}} {{OUT}}
-
 # Time and memory of a prune beside cp, on a synthetic 20 GB checkpoint below DIRECTORY (results/scale.md).
 bench-prune DIRECTORY:
     python benchmarks/bench_prune.py {{DIRECTORY}}
@@ -93,10 +89,6 @@ bench-layerwise DIRECTORY TOKENIZER TEXT:
 # Pre-train a small model from scratch, for example: just train-tiny delta_net OUT --preset fixture
 train-tiny kind out *options:
     python studies/train_tiny.py {{kind}} {{out}} {{options}}
-
-# What an analysis costs beside a bare forward pass (results/rank-analysis.md).
-bench-analyze:
-    python benchmarks/bench_analyze.py
 
 # The pictures and the table of results/rank-analysis.md; TEXT to calibrate on, TEST held out.
 figures MODEL TEXT TEST *OPTIONS:
@@ -114,10 +106,6 @@ recover-reference MODELS TEXT TEST WORK *OPTIONS:
     python studies/recovery.py run {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} --data layerwise --methods l1 grad drrqr --keep 0.5 {{OPTIONS}}
     python studies/recovery.py run {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} --tokens 98304 --methods grad drrqr --keep 0.5 {{OPTIONS}}
     python studies/recovery.py page
-
-# A step of recovery beside bare forward and backward passes (results/recovery.md).
-bench-recover MODEL TEXT:
-    OMP_NUM_THREADS=1 python benchmarks/bench_recover.py {{MODEL}} --text {{TEXT}}
 
 # Every method on MODEL: NLL, KL and recall after the cut; resumes if interrupted (results/methods.md).
 compare-methods MODEL TEXT TEST *OPTIONS:
@@ -159,10 +147,6 @@ evaluate-vllm ENGINES MODELS DATA OUT:
     VLLM_CPU_OMP_THREADS_BIND="0|1" {{ENGINES}}/vllm/bin/python -m statetrim evaluate {{MODELS}}/qwen3_5_text-64x64-refitted --baseline {{MODELS}}/qwen3_5_text-128 --tasks lambada_openai --data {{DATA}} --limit 32 --engine vllm --engine-option dtype=bfloat16 --engine-option tensor_parallel_size=2 --engine-option max_model_len=1024 --engine-option enforce_eager=true --engine-option kv_cache_memory_bytes=268435456 -o {{OUT}}/evaluate-vllm-two-workers.json
     python tools/engines/compare_scores.py {{OUT}}/transformers-float32.json {{OUT}}/evaluate-vllm.json
     python tools/engines/compare_scores.py {{OUT}}/evaluate-vllm.json {{OUT}}/evaluate-vllm-two-workers.json
-
-# Cuts that `trim --for ENGINE` makes of those models, and the engines that run here beside transformers.
-trim-for ENGINES MODELS OUT TEXT TEST:
-    python tools/engines/trim_for.py {{ENGINES}} {{MODELS}} {{OUT}} --text {{TEXT}} --test {{TEST}}
 
 # Which rows of the engine matrix are older than the newest release on the package registry.
 engines-outdated:
@@ -225,15 +209,6 @@ compare-snapshots MODEL TEXT TEST WORK *OPTIONS:
     python studies/snapshots.py cuts {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
     python studies/snapshots.py page
 
-# The same on neovad's Mamba-2, with the clips in the source distribution SDIST of pyannote.audio (results/snapshots.md).
-compare-snapshots-audio MODEL SDIST:
-    python studies/speech.py codes {{MODEL}} --clips {{SDIST}}
-    python studies/snapshots.py page
-
-# Prompts that MLX-LM and llama.cpp save, coded, restored and continued (docs/stored-states.md).
-coded-prompts ENGINES MODEL TEXT WORK:
-    python tools/engines/coded_prompts.py {{ENGINES}} {{MODEL}} --text {{TEXT}} --work {{WORK}}
-
 # llama-server with coded checkpoints from fresh sources, the codec's large tests, and conversations that branch; MODELS has the small trained models (results/coded-checkpoints.md).
 coded-checkpoints ENGINES MODELS TEXT WORK:
     tools/engines/make_llamacpp_server.sh {{WORK}}/server
@@ -241,7 +216,6 @@ coded-checkpoints ENGINES MODELS TEXT WORK:
     c++ -std=c++17 -O3 plugins/llamacpp/codec_main.cpp plugins/llamacpp/common/state-codec.cpp -o {{WORK}}/codec
     python tools/engines/check_state_codec.py {{WORK}}/codec {{MODELS}}/tiny-qwen3_5_hybrid {{MODELS}}/tiny-gated_deltanet6 {{MODELS}}/tiny-delta_net --text {{TEXT}} -o results/state-codec.jsonl
     python tools/engines/coded_checkpoints.py {{ENGINES}} {{WORK}}/server/build/bin/llama-server {{MODELS}}/tiny-qwen3_5_hybrid --text {{TEXT}} --work {{WORK}} -o results/coded-checkpoints.jsonl --errors 0.02 0.05
-    python tools/engines/coded_checkpoints.py {{ENGINES}} {{WORK}}/server/build/bin/llama-server {{MODELS}}/tiny-qwen3_5_hybrid --text {{TEXT}} --work {{WORK}} -o results/coded-checkpoints.jsonl --layers 4 --parallel 1 --turn 128
 
 # Time of encoding and decoding compared with plain int8, one thread (docs/stored-states.md).
 bench-snapshots:
@@ -265,13 +239,11 @@ check-uneven ENGINES MODELS TEXT WORK:
     {{ENGINES}}/vllm/bin/python -m pip install --no-deps ./plugins/vllm
     python tools/engines/check_uneven.py {{ENGINES}} {{MODELS}} --text {{TEXT}} --work {{WORK}}
 
-# The paper's tables and figures on MODEL: quality, PCA, rotations, calibration; then results/paper.md.
+# The paper's tables and figures on MODEL: quality and PCA; then results/paper.md.
 paper MODEL TEXT TEST WORK:
     python studies/paper/quality.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}}
     python studies/paper/quality.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} --stages cut --keep 0.5 --scores q k
     python studies/paper/pca.py {{MODEL}} --text {{TEXT}} --test {{TEST}}
-    python studies/paper/rotation.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --tokens 8192
-    python studies/paper/calibration.py {{MODEL}} --text {{TEXT}} --test {{TEST}}
     python studies/paper/ledger.py page
 
 # The scripts of studies/ to the end: training until recall, and the paper's; CI takes one of them.

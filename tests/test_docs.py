@@ -97,7 +97,8 @@ def test_links_between_pages_lead_somewhere() -> None:
 
 
 def test_every_result_has_its_command_date_and_commit() -> None:
-    """In the table of results/README.md; a script or recipe that a row names must exist."""
+    """In the table of results/README.md; a script or recipe that a row names must exist, or the row
+    names the last commit that has it: `git show COMMIT:PATH`."""
     text = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(.+?)` \| `(.+?)`.* \| \d{4}-\d\d-\d\d \| [0-9a-f]{7} \|$", text, re.M)
     assert len(rows) == sum(line.startswith("| `") for line in text.splitlines()), (
@@ -114,8 +115,27 @@ def test_every_result_has_its_command_date_and_commit() -> None:
     recipes = set(re.findall(r"^([\w-]+)[^:=\n]*:", (ROOT / "justfile").read_text(), re.M))
     for _, command in rows:
         program, *words = command.split()
-        is_runnable = {"just": lambda w: w in recipes, "python": lambda w: (ROOT / w).is_file()}
+        is_runnable = {
+            "just": lambda w: w in recipes,
+            "python": lambda w: (ROOT / w).is_file(),
+            "git": lambda w: w == "show",
+        }
         assert program == "statetrim" or is_runnable[program](words[0]), command
+
+
+def test_scripts_that_left_the_tree_are_in_the_commit_that_a_page_names() -> None:
+    shown = set()
+    for page in (ROOT / "results").glob("*.md"):
+        shown |= set(re.findall(r"`git show ([0-9a-f]{7}:[^` ]+)`", page.read_text("utf-8")))
+    assert len(shown) > 10
+    for name in shown:
+        if has_object(name.partition(":")[0]):  # a shallow clone or an archive does not
+            assert has_object(name), name
+
+
+def has_object(name: str) -> bool:
+    command = ["git", "cat-file", "-e", name]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 0
 
 
 GENERATED = ("commands.md", "api.md")

@@ -125,7 +125,7 @@ NO_SWAPS = 1e6
 
 
 def hybrids(e: Evidence) -> Outcome:
-    """Half of the key channels of every linear layer, refitted (studies/recall/layers.py)."""
+    """Half of the key channels of every linear layer, refitted (results/recall)."""
     changes = {}
     for model, name in HYBRIDS.items():
         rows = Rows(RESULTS / "recall" / f"layers-{model}.jsonl")

@@ -4,9 +4,9 @@
 
 Cuts MODEL by the defaults on text and recall sequences, refits it on the same mix, then trains it
 in stages: the first layer's mixer to the original's output, then all mixers end to end. Widths by
-layer, those of `studies/uneven.py pages` in `--pages`, are trained end to end only. The control is the
-original after the second stage. The seed is that of the calibration and of the training, each on
-text of its own. One JSON line per model; finished steps are not repeated.
+layer, those that `uneven.py pages` wrote to `--pages`, are trained end to end only. The control is
+the original after the second stage. The seed is that of the calibration and of the training, each
+on text of its own. One JSON line per model; finished steps are not repeated.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The tables of results/recall.md, from the lines in results/recall, and those of heads and of other
-recall tasks in two-axes.md and uneven.md.
+"""The tables of results/recall.md, from the lines in results/recall; and those of heads and other
+recall tasks, in two-axes.md and uneven.md.
 
     python studies/recall/tables.py page
 """
