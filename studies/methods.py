@@ -135,7 +135,9 @@ class Study:
                 self.statistics[kind] = collect_statistics(self.model, self.text, kind)
             statistics = self.statistics[kind]
         to = f"{row['keep']:.1%}x100%"
-        plan = st.select(self.model, method, to, seed=row["seed"], statistics=statistics, **options)
+        plan = st.select(
+            self.model, method, to, seed=row["seed"], statistics=statistics, method_options=options
+        )
         channels = json.dumps([kept.tolist() for kept in plan.kept.values()])
         if channels not in self.figures:
             with tempfile.TemporaryDirectory() as directory:

@@ -73,7 +73,7 @@ class CheckpointCache:
             seed=sample,
             statistics=self.sums[sample] if needs else None,
             progress=False,
-            **({} if row["method"] == "rand" else {"score": row["score"]}),
+            method_options=None if row["method"] == "rand" else {"score": row["score"]},
         )
         return st.prune(self.model, plan, out)
 
