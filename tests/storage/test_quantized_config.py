@@ -63,7 +63,7 @@ def test_a_config_that_its_tensors_do_not_fit_is_refused(
     ],
 )  # fmt: skip
 def test_what_shares_a_scale(described: dict[str, Any], blocks: list[Any]) -> None:
-    """By compressed-tensors' defaults; without a strategy, the group size tells it."""
+    """By compressed-tensors' defaults; without a strategy, the group size decides."""
     config = {"quantization_config": {"config_groups": {"a": {"weights": INT8 | described}}}}
     assert [(x.rows, x.columns) for x in schemes_in(config)] == blocks
 
