@@ -1,6 +1,5 @@
 """The report shows what the artifacts hold, and executes nothing that they contain."""
 
-import base64
 import json
 import re
 import shutil
@@ -8,7 +7,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,14 +14,13 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
-from matplotlib.image import imread
 
 import statetrim as st
 from helpers import tiny
 from statetrim.artifacts.decision import MeasuredShape
 from statetrim.artifacts.plan import PLAN_FILE
-from statetrim.reporting.charts import Point, Series, channel_map, interval_chart, line_chart
-from statetrim.reporting.figures import inline_svg, png_uri
+from statetrim.reporting.charts import Point, Series, interval_chart, line_chart
+from statetrim.reporting.figures import inline_svg
 from statetrim.reporting.findings import read_findings
 from statetrim.reporting.render import render_markdown
 from statetrim.reporting.report import build_document
@@ -138,7 +135,19 @@ def check_page(html: str) -> Page:
     page = Page(html)
     assert not page.open
     assert {tag for tag, _ in page.tags}.isdisjoint(
-        {"script", "link", "iframe", "object", "embed", "form", "base", "video", "use", "image"}
+        {
+            "script",
+            "link",
+            "iframe",
+            "object",
+            "embed",
+            "form",
+            "base",
+            "video",
+            "use",
+            "image",
+            "img",
+        }
     )
     identifiers = [a["id"] for _, a in page.tags if "id" in a]
     assert len(identifiers) == len(set(identifiers))
@@ -147,9 +156,7 @@ def check_page(html: str) -> Page:
         for name in ("src", "href", "data", "action", "xlink:href"):
             value = attributes.get(name)
             if value is not None:
-                assert value.startswith(("#", "data:image/png;base64,")), value
-        if tag == "img":
-            assert attributes["alt"]
+                assert value.startswith("#"), value
         if tag == "svg":
             assert attributes["role"] == "img" and attributes["aria-label"]
     assert "url(" not in html and "@import" not in html
@@ -180,11 +187,6 @@ def test_figures_are_those_of_the_artifacts(full: Path, artifacts: Path) -> None
     assert "2.5 (0.50x)" in text
     assert "Warning: MODEL." in text and "1.0e-07" in text
     assert "5.313% to 94.69%" in text  # a shape of the decision: 50 ± 2.365 * 53.45 / sqrt(8)
-    kept = st.Plan.load(artifacts / "SMALL" / PLAN_FILE).kept[0][0].tolist()
-    shown = re.search(r"\| 0 \| 0 \| ([-0-9, ]+) \|", full.with_suffix(".md").read_text())
-    assert shown
-    ends = [run.split("-") for run in shown[1].split(", ")]
-    assert [n for run in ends for n in range(int(run[0]), int(run[-1]) + 1)] == kept
 
 
 def test_what_is_missing_names_the_command(artifacts: Path, tmp_path: Path) -> None:
@@ -201,15 +203,6 @@ def test_what_is_missing_names_the_command(artifacts: Path, tmp_path: Path) -> N
         "prune",
     ):
         assert f"statetrim {command}" in text, command
-
-
-def test_a_picture_of_kept_channels_has_their_bits() -> None:
-    mask = torch.tensor([[1, 0, 0, 1, 1, 0, 0, 0, 1, 0], [0] * 10], dtype=torch.bool)
-    written = base64.b64decode(png_uri(channel_map(mask)).partition("base64,")[2])
-    pixels = imread(BytesIO(written), format="png")  # [height, channels, RGBA]
-    kept = pixels[..., 0] == np.float32(0x0B / 255)
-    assert kept[0].tolist() == mask[0].tolist() and not kept[pixels.shape[0] // 2].any()
-    assert (pixels[..., 3] == 0).all(1).sum() == 2, "a gap below each head"
 
 
 @pytest.mark.parametrize("value", [1e308, -1e308, 5e-324, 0.0, 3.0])
@@ -367,7 +360,7 @@ def test_values_alone(artifacts: Path, tmp_path: Path) -> None:
     page = st.report(cut, out=tmp_path / "out", baseline=model)
     html = page.read_text()
     check_page(html)
-    assert "kept value channels" in html and "kept key/query channels" not in html
+    assert "channels of a value head" in html and "rand" in html
 
 
 def test_a_link_out_of_the_checkpoint_is_not_read(artifacts: Path, tmp_path: Path) -> None:

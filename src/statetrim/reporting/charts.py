@@ -1,4 +1,4 @@
-"""Numbers -> charts: line charts, intervals, bars, heat maps, maps of kept channels.
+"""Numbers -> charts: line charts, intervals, bars and heat maps.
 
 A chart is a function that draws on matplotlib's axes when a page or a file needs it (`figures`).
 Charts are narrow enough to be readable on a phone. One with nothing to draw is None; the report
@@ -231,21 +231,6 @@ def heat_map(values: Tensor, names: Sequence[str], title: str, top: float) -> Ch
         bar.set_ticks([0, top or 1], labels=["0%", f"{100 * top:.0f}%"])
 
     return Chart(title, 0.9 + 0.24 * rows, draw)
-
-
-def channel_map(kept: Tensor) -> Tensor:
-    """`kept` bool [heads, channels] -> RGBA pixels uint8 [height, channels, 4]: a band per head,
-    dark where a channel is kept, with a gap below."""
-    heads, channels = kept.shape
-    repeat = min(8, max(2, channels // (3 * heads)))
-    palette = torch.tensor([_rgba(EMPTY), _rgba(FULL), [0, 0, 0, 0]], dtype=torch.uint8)
-    bands = kept.long().repeat_interleave(repeat, 0)
-    bands[repeat - 1 :: repeat] = 2
-    return palette[bands]
-
-
-def _rgba(colour: str) -> list[int]:
-    return [*bytes.fromhex(colour.removeprefix("#")), 255]
 
 
 def _assign_styles(series: Sequence[Series]) -> list[str]:

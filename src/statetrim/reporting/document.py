@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from torch import Tensor
-
 from .charts import Chart
 
 NUMERIC = re.compile(
@@ -85,23 +83,7 @@ class Picture(Part):
     caption: str
 
 
-@dataclass(frozen=True, eq=False)
-class Image:
-    """Pixels with a text alternative."""
-
-    pixels: Tensor  # uint8 [height, width, 4]
-    alt: str
-
-
-@dataclass(frozen=True)
-class Gallery(Part):
-    """Small named images under one caption."""
-
-    images: Sequence[tuple[str, Image]]
-    caption: str
-
-
-Block = Text | Command | Missing | Table | Picture | Gallery
+Block = Text | Command | Missing | Table | Picture
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Charts by matplotlib: as SVG inside a page, whose colours they follow, and as files."""
 
-import base64
 import textwrap
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping
@@ -8,8 +7,6 @@ from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from ..errors import StatetrimError
 from ..storage.atomic import atomic_write
@@ -19,7 +16,6 @@ from .theme import LIGHT
 try:
     import matplotlib
     from matplotlib.figure import Figure
-    from matplotlib.image import imsave
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 except ImportError:
     raise StatetrimError('figures need matplotlib: pip install "statetrim[report]"') from None
@@ -94,13 +90,6 @@ def _make_plain(element: ElementTree.Element, shapes: Mapping[str, str]) -> None
         element.set("fill", "var(--ink)")
     for name in ("id", "clip-path"):
         element.attrib.pop(name, None)
-
-
-def png_uri(pixels: Tensor) -> str:
-    """RGBA pixels, uint8 [height, width, 4], as a data: URI."""
-    written = BytesIO()
-    imsave(written, pixels.numpy(), format="png")
-    return f"data:image/png;base64,{base64.b64encode(written.getvalue()).decode()}"
 
 
 def save_all(sheets: Mapping[str, Sheet], directory: str | Path) -> list[Path]:

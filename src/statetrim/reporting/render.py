@@ -8,7 +8,6 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from torch import Tensor
 
 from ..artifacts.card.markdown import escape, one_line
 from .charts import Chart
@@ -16,7 +15,6 @@ from .document import (
     Block,
     Command,
     Document,
-    Gallery,
     Missing,
     Picture,
     Section,
@@ -46,7 +44,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"sentence": as_sentence, "svg": _svg, "png": _png}
+    environment.filters |= {"sentence": as_sentence, "svg": _svg}
     return environment
 
 
@@ -54,12 +52,6 @@ def _svg(chart: Chart) -> Markup:
     from .figures import inline_svg  # a page without charts needs no matplotlib
 
     return Markup(inline_svg(chart))
-
-
-def _png(pixels: Tensor) -> str:
-    from .figures import png_uri
-
-    return png_uri(pixels)
 
 
 def render_markdown(document: Document) -> str:
@@ -89,14 +81,14 @@ def _section_lines(section: Section) -> Iterator[str]:
 
 
 def _block_lines(block: Block) -> list[str]:
-    """Lines of Markdown, escaped; of a picture or gallery only the caption."""
+    """Lines of Markdown, escaped; of a picture only the caption."""
     if isinstance(block, Text):
         return [f"> {escape(block.text)}" if block.tone else escape(block.text)]
     if isinstance(block, Command):
         return _code_lines(block.lines)
     if isinstance(block, Missing):
         return [escape(block.text), *(["", *_code_lines(block.lines)] if block.lines else [])]
-    if isinstance(block, Picture | Gallery):
+    if isinstance(block, Picture):
         return [f"*In report.html: {escape(block.caption)}*"]
     dashes = ["---:" if kind == "number" else "---" for kind in block.column_kinds]
     lines = [f"{escape(block.caption)}:", ""] if block.caption else []

@@ -1,6 +1,6 @@
 """Colours of the page, in its light and dark scheme, and of charts.
 
-Cells of heat maps and channel maps have one colour scale in both schemes: dark is full or kept.
+Cells of heat maps have one colour scale in both schemes: dark is full.
 """
 
 COLOURS = {
@@ -36,6 +36,6 @@ DASHES = {name: (0, dash) for name, dash in zip(SERIES, _DASHES, strict=True) if
 """Colour of a line -> its dashes, in points; lines without are solid."""
 
 EMPTY, FULL = "#e9f0f8", "#0b3c70"
-"""Both ends of the scale of shares, 0 and 1; kept channels have the second."""
+"""Both ends of the scale of shares, 0 and 1."""
 DIVERGING = ("#053061", "#4393c3", "#f7f7f7", "#d6604d", "#67001f")
 ON_EMPTY, ON_FULL = "#1b2431", "#fffffe"  # text on a cell; no colour of the page, which may change

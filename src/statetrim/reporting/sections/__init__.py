@@ -6,7 +6,7 @@ not given, it yields `Missing`, and the section is listed at the end.
 
 from importlib.util import find_spec
 
-from ..document import Gallery, Picture, Section
+from ..document import Picture, Section
 from ..findings import Findings
 from . import cut, decision, engines, measured, quality, recovery, reproduce, state
 
@@ -34,7 +34,7 @@ def build_sections(findings: Findings) -> list[Section]:
         blocks = []
         for block in blocks_of(findings):
             is_empty = isinstance(block, Picture) and block.chart is None
-            if not is_empty and (draws or not isinstance(block, Picture | Gallery)):
+            if not is_empty and (draws or not isinstance(block, Picture)):
                 blocks.append(block)
         if blocks:
             built.append(Section(title, blocks))
