@@ -10,20 +10,34 @@ from __future__ import annotations
 
 import logging
 import tempfile
+import textwrap
+from collections.abc import Sequence
+from math import gamma, pi, sqrt
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 import statetrim as st
 from runner import RESULTS, study_parser, table
-from statetrim.reporting import figures as figure_files
+from statetrim.artifacts.analysis import filter_similarity
+from statetrim.maths.formatting import evenly_spaced
 from statetrim.reporting import pictures as figures
+from statetrim.reporting.charts import Chart, Sheet, sheet
+from statetrim.reporting.figures import WIDTH, figure
+from statetrim.reporting.theme import LIGHT
 from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.loading import load
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 METHODS = ("rand", "l1", "s_wanda", "grad", "drrqr", "energy", "product")
 TOKENS, LENGTH, STRIDE = 4 * 2048, 2048, 16
+MAX_FILTER_LAYERS = 4
+DIVERGING = ("#053061", "#4393c3", "#f7f7f7", "#d6604d", "#67001f")
 MAX_SVG_BYTES = 64 * 1024  # larger files are not committed
 
 
@@ -69,12 +83,85 @@ def draw(analyses: dict[str, st.Analysis], out: Path) -> None:
         "utilization": figures.utilization_curves(analyses),
         "spectra": figures.spectra(compared, list(original.layers)[layer], head),
         "heat-map": figures.heat_map(first_and_last),
-        "filters": figures.filter_picture(original),
+        "filters": filter_picture(original),
     }
     for name, picture in pictures.items():
-        for path in figure_files.save(picture, out / name):
+        for path in save(picture, out / name):
             if path.suffix == ".svg" and path.stat().st_size > MAX_SVG_BYTES:
                 path.unlink()
+
+
+def save(sheet: Sheet, path: Path) -> list[Path]:
+    """Write PATH.png and PATH.svg; equal sheets give equal bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    width = WIDTH * len(sheet.panels)
+    caption = textwrap.fill(sheet.caption, int(14 * width))
+    height = max(panel.height for panel in sheet.panels) + 0.5 + 0.16 * caption.count("\n")
+    files = [path.with_name(f"{path.name}.{suffix}") for suffix in ("png", "svg")]
+    with figure(width, height) as drawn:
+        places = drawn.subfigures(1, len(sheet.panels), squeeze=False)[0]
+        for panel, place in zip(sheet.panels, places, strict=True):
+            panel.draw(place.subplots())
+            place.suptitle(panel.title, x=0.02, ha="left")
+        drawn.supxlabel(caption, x=0.01, ha="left", size=9, color=LIGHT["faint"])
+        for file, metadata in zip(files, ({"Software": None}, {"Date": None}), strict=True):
+            drawn.savefig(file, dpi=200, metadata=metadata)
+    return files
+
+
+def filter_picture(analysis: st.Analysis) -> Sheet:
+    """Filters of the short convolution of queries and keys, which the model must have, each scaled
+    to norm one, by head, in at most MAX_FILTER_LAYERS layers at even distances."""
+    width = analysis.geometry.conv_width
+    layers = evenly_spaced(list(analysis.layers), MAX_FILTER_LAYERS)
+    random_cosine = gamma(width / 2) / (sqrt(pi) * gamma((width + 1) / 2))  # mean |cosine|
+    return sheet(
+        [_filter_chart("query", analysis, layers), _filter_chart("key", analysis, layers)],
+        "How to read it: every column is the filter of one channel, oldest token at the top, red "
+        "above zero and blue below, the darker the stronger; lines part the heads. Stripes that "
+        "run through a head are filters its channels share. Above each head, the mean |cosine| "
+        f"between its filters: 1 means alike up to sign, {random_cosine:.2f} is what random "
+        f"filters give.",
+    )
+
+
+def _filter_chart(side: str, analysis: st.Analysis, layers: Sequence[int]) -> Chart:
+    """A band per layer: its heads side by side, the similarity of their filters above."""
+
+    def draw(axes: Axes) -> None:
+        from matplotlib.colors import LinearSegmentedColormap
+
+        scale = LinearSegmentedColormap.from_list("signs", DIVERGING)
+        for row, layer in enumerate(layers):
+            statistics = analysis.layers[layer]
+            filters = statistics.query_filters if side == "query" else statistics.key_filters
+            assert filters is not None
+            top, heads = 1.7 * row, len(filters)
+            band = (0, heads, top + 1, top)
+            axes.imshow(
+                _unit_taps(filters).numpy(), scale, extent=band, aspect="auto", vmin=-1, vmax=1
+            )
+            axes.vlines(range(1, heads), top, top + 1, color=LIGHT["ink"], linewidth=0.8)
+            for head, value in enumerate(filter_similarity(filters).tolist()):
+                if heads <= 12:
+                    axes.text(head + 0.5, top - 0.08, f"{value:.2f}", ha="center")
+        axes.set_xlim(0, heads)
+        axes.set_ylim(1.7 * len(layers) - 0.6, -0.4)
+        axes.set_yticks(
+            [1.7 * row + 0.5 for row in range(len(layers))], map("layer {}".format, layers)
+        )
+        axes.set_xlabel("head")
+        axes.grid(False)
+
+    return Chart(f"{side} filters by head", 0.6 + 0.9 * len(layers), draw)
+
+
+def _unit_taps(filters: Tensor) -> Tensor:
+    """`filters` [heads, channels, copies, width], each scaled to norm one -> [width, columns]."""
+    taps = filters.transpose(1, 2).reshape(-1, filters.shape[-1]).float()
+    norms = taps.norm(dim=-1, keepdim=True).clamp(min=1e-30)
+    unit_taps: Tensor = taps / norms
+    return unit_taps.nan_to_num(0).t()
 
 
 def analyses_table(analyses: dict[str, st.Analysis], losses: dict[str, float]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import statetrim as st
-from helpers import raw, tiny
+from helpers import raw
 from helpers.refusal import assert_refused, run
 
 
@@ -61,21 +61,3 @@ def test_an_interrupted_evaluation_keeps_files_of_yours(checkpoint: Any, tmp_pat
             progress=False,
         )  # fmt: skip
     assert (tmp_path / "scores.json.partial" / "mine").read_text() == "mine"
-
-
-SENSITIVITY: dict[str, Any] = {
-    "widths": [0.5], "axes": ["key"], "method": "l1", "value_method": "readout_l1",
-    "calibration_tokens": 256, "windows": 2, "rows": 2, "progress": False,
-}  # fmt: skip
-
-
-def test_a_picture_of_yours_stays(checkpoint: Any, tmp_path: Path) -> None:
-    """`analyze --sensitivity --figures` once replaced it."""
-    pytest.importorskip("matplotlib")
-    text, model = tiny.write_text(tmp_path / "text.jsonl", 2000), checkpoint("delta_net")
-    (tmp_path / "figures").mkdir()
-    (tmp_path / "figures" / "sensitivity.png").write_text("mine")
-    paths = {"out": tmp_path / "found.json", "figures": tmp_path / "figures"}
-    with pytest.raises(st.StatetrimError, match="not overwritten"):
-        st.sensitivity(model, text, **paths, **SENSITIVITY)
-    assert (tmp_path / "figures" / "sensitivity.png").read_text() == "mine"

@@ -6,7 +6,7 @@ layer gets the same input as in the original, so its own error needs no second m
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,8 +68,6 @@ def sensitivity(
     batch_size: int = 8,
     placement: Placement | None = None,
     out: str | Path | None = None,
-    pictures: Mapping[str, Path] | None = None,
-    draw: Callable[[Sensitivity, Path], Any] | None = None,
     progress: OnProgress = ignore_progress,
 ) -> Sensitivity:
     """Measure the loss of pruning each layer alone, for each of `plans` and each axis it prunes.
@@ -79,9 +77,7 @@ def sensitivity(
     axis; the errors of the layers' outputs take about two more. With weights on disk, each
     evaluation reads them once.
     With `out` the result is written there, and intermediate results to `OUT.partial`, from which
-    the same call resumes after an interruption; StatetrimError is raised if `out` exists. `draw`,
-    called only with `out`, writes figures into a directory; `pictures` maps their names to the
-    paths they are published at.
+    the same call resumes after an interruption; StatetrimError is raised if `out` exists.
     """
     variants = list(_variants(require_prunable(model), plans))
     tables = [[*variant.identity, variant.kept.tolist()] for variant in variants]
@@ -95,25 +91,14 @@ def sensitivity(
         "rows": rows,
         "plans": hashlib.sha256(json.dumps(tables).encode()).hexdigest(),
     }
-    picture_paths = sorted(str(path) for path in (pictures or {}).values())
-    record = {"format": "statetrim sensitivity job", "pictures": picture_paths, **lineage}
+    record = {"format": "statetrim sensitivity job", **lineage}
 
     def measure(directory: Path | None) -> Sensitivity:
         live = load_live(model, placement)
         experiment = _Experiment(live, data, rows, batch_size)
-        result = _measure(experiment, variants, directory, lineage, progress)
-        if draw is not None and directory is not None:
-            draw(result, directory)
-        return result
+        return _measure(experiment, variants, directory, lineage, progress)
 
-    return run_and_save(
-        out,
-        record,
-        measure,
-        Sensitivity.load,
-        temporary_patterns=[_PARTIAL_FILE],
-        extra_files=pictures,
-    )
+    return run_and_save(out, record, measure, Sensitivity.load, temporary_patterns=[_PARTIAL_FILE])
 
 
 def _measure(

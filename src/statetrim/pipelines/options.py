@@ -175,4 +175,3 @@ class SensitivityOptions(Placement, ProgressOptions):
     skip: int | str = option(default=0, default_text="0", help=SKIP_HELP, check=checks.token_count)
     batch_size: int = option(default=8, help=BATCH_SIZE_HELP, check=checks.at_least_one)
     out: str | Path | None = option(default=None, help="JSON file to write.")
-    figures: str | Path | None = option(default=None, help="Directory for the figure.")

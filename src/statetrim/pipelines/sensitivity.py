@@ -1,9 +1,8 @@
 """Sensitivity by layer: calibrate, choose channels at a few widths, prune each layer alone."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from ..analysis import sensitivity as analysis
 from ..artifacts.plan import Plan
@@ -33,16 +32,12 @@ def sensitivity(model: ModelLike, options: SensitivityOptions) -> Sensitivity:
 
     Channels are chosen on `calibration_tokens` of `text` after `skip`; the `windows` that are
     measured follow them. The cost is one such evaluation for each layer, width and axis, and a few
-    more. With `out` the run can be interrupted and resumed, and its figure is drawn into the
-    directory `figures`.
+    more. With `out` the run can be interrupted and resumed.
     """
-    figure_paths, draw = _figure_outputs(options.out, options.figures)
     if options.out is not None:  # before calibration starts
-        outputs = [Path(options.out), *figure_paths.values()]
-        for path in outputs:
-            check_writable(path)
+        check_writable(options.out)
         if not partial_path(Path(options.out)).exists():  # no interrupted run to resume
-            check_absent(*outputs)
+            check_absent(Path(options.out))
     checkpoint, skip = require_prunable(as_checkpoint(model)), parse_token_count(options.skip)
     corpus = as_corpus(options.text, checkpoint)
     methods = [options.method, options.value_method]
@@ -72,31 +67,8 @@ def sensitivity(model: ModelLike, options: SensitivityOptions) -> Sensitivity:
             batch_size=options.batch_size,
             placement=options.placement,
             out=options.out,
-            pictures=figure_paths,
-            draw=draw,
             progress=on_progress,
         )
-
-
-def _figure_outputs(
-    out: str | Path | None, figures: str | Path | None
-) -> tuple[dict[str, Path], Callable[[Sensitivity, Path], Any] | None]:
-    """Final path of each figure by its path relative to the working directory, and the function
-    that draws the figures there; empty and None if no figures are requested."""
-    if figures is None:
-        return {}, None
-    if out is None:
-        raise StatetrimError("figures need a result; give out as well")
-    from ..reporting.figures import SUFFIXES, save  # matplotlib may be absent
-    from ..reporting.pictures import sensitivity_sheet
-
-    names = [f"sensitivity.{suffix}" for suffix in SUFFIXES]
-    figure_paths = {f"figures/{name}": Path(figures) / name for name in names}
-
-    def draw(result: Sensitivity, directory: Path) -> None:
-        save(sensitivity_sheet(result), directory / "figures" / "sensitivity")
-
-    return figure_paths, draw
 
 
 def layer_plans(

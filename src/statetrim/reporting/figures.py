@@ -1,16 +1,13 @@
-"""Charts by matplotlib: as SVG inside a page, whose colours they follow, and as files."""
+"""Charts by matplotlib: as SVG inside a page, whose colours they follow."""
 
-import textwrap
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 from ..errors import StatetrimError
-from ..storage.atomic import atomic_write
-from .charts import Chart, Sheet
+from .charts import Chart
 from .theme import LIGHT
 
 try:
@@ -20,7 +17,6 @@ try:
 except ImportError:
     raise StatetrimError('figures need matplotlib: pip install "statetrim[report]"') from None
 
-SUFFIXES = ("png", "svg")
 WIDTH = 4.6  # inches of a chart
 _SVG = "http://www.w3.org/2000/svg"
 _LINK = "{http://www.w3.org/1999/xlink}href"
@@ -53,13 +49,13 @@ _PAGE_COLOURS = {colour: f"var(--{name})" for name, colour in LIGHT.items()}
 def inline_svg(chart: Chart) -> str:
     """An SVG element whose colours are those of the page, without styles, links and identifiers,
     which a page with a strict policy or with several charts could not hold."""
-    with _figure(WIDTH, chart.height) as figure:
-        chart.draw(figure.subplots())
-        for axes in figure.axes:  # a clip path would be a reference
+    with figure(WIDTH, chart.height) as drawn:
+        chart.draw(drawn.subplots())
+        for axes in drawn.axes:  # a clip path would be a reference
             for artist in axes.get_children():
                 artist.set_clip_on(False)
         written = BytesIO()
-        figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
+        drawn.savefig(written, format="svg", transparent=True, metadata={"Date": None})
     root = ElementTree.fromstring(written.getvalue())  # our own output
     shapes = {}
     for element in root.iter(f"{{{_SVG}}}path"):
@@ -92,39 +88,8 @@ def _make_plain(element: ElementTree.Element, shapes: Mapping[str, str]) -> None
         element.attrib.pop(name, None)
 
 
-def save_all(sheets: Mapping[str, Sheet], directory: str | Path) -> list[Path]:
-    """Write every sheet to `directory` under its name; returns the paths of all files."""
-    paths: list[Path] = []
-    for name, sheet in sheets.items():
-        paths += save(sheet, Path(directory) / name)
-    return paths
-
-
-def save(sheet: Sheet, path: str | Path) -> list[Path]:
-    """Write PATH.png and PATH.svg, replacing existing files, and return their paths.
-
-    Missing directories are created; equal sheets give equal bytes.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    width = WIDTH * len(sheet.panels)
-    caption = textwrap.fill(sheet.caption, int(14 * width))
-    height = max(panel.height for panel in sheet.panels) + 0.5 + 0.16 * caption.count("\n")
-    files = [path.with_name(f"{path.name}.{suffix}") for suffix in SUFFIXES]
-    with _figure(width, height) as figure:
-        places = figure.subfigures(1, len(sheet.panels), squeeze=False)[0]
-        for panel, place in zip(sheet.panels, places, strict=True):
-            panel.draw(place.subplots())
-            place.suptitle(panel.title, x=0.02, ha="left")
-        figure.supxlabel(caption, x=0.01, ha="left", size=9, color=LIGHT["faint"])
-        for file, metadata in zip(files, ({"Software": None}, {"Date": None}), strict=True):
-            with atomic_write(file) as written:
-                figure.savefig(written, format=file.suffix[1:], dpi=200, metadata=metadata)
-    return files
-
-
 @contextmanager
-def _figure(width: float, height: float) -> Iterator[Figure]:
+def figure(width: float, height: float) -> Iterator[Figure]:
     """Within, an empty figure in our style; without pyplot, which would keep global state."""
     with matplotlib.rc_context(_STYLE):
         yield Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1))

@@ -1,52 +1,23 @@
-"""Pictures of rank analyses and of sensitivities, for the report and for `analyze --figures`.
+"""Pictures of rank analyses and of sensitivities.
 
 Of several analyses the first is the original's; a method has one colour in all pictures.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from math import gamma, pi, sqrt
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 import torch
-from torch import Tensor
 
-from ..artifacts.analysis import BINS, BINS_PER_DECADE, LOWEST_DECADE, Analysis, filter_similarity
+from ..artifacts.analysis import BINS, BINS_PER_DECADE, LOWEST_DECADE, Analysis
 from ..artifacts.sensitivity import LayerCut, Sensitivity, variant_text
 from ..errors import StatetrimError
 from ..maths.formatting import evenly_spaced, percent_text
 from ..maths.paired import Interval
 from ..reporting import charts
-from .charts import ORIGINAL, Chart, Point, Series, Sheet, line_chart, sheet
-from .theme import DIVERGING, LIGHT, SERIES
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from .charts import ORIGINAL, Point, Series, Sheet, line_chart, sheet
+from .theme import SERIES
 
 METHODS = ("drrqr", "grad", "l1", "s_wanda", "rand", "energy", "product")  # by number of colour
 MAX_CURVE_POINTS = 300
-MAX_FILTER_LAYERS = 4
-
-
-SHEET_NAMES = ("utilization", "spectra", "heat-map", "filters")
-"""The keys that `sheets` may return."""
-
-
-def sheets(analyses: Mapping[str, Analysis]) -> dict[str, Sheet]:
-    """Figures by file name; the spectra are of the first analysis' head with the highest rank.
-
-    Filters are of the first analysis, and left out if it has no short convolution. Raises
-    StatetrimError if another analysis lacks that head.
-    """
-    first = next(iter(analyses.values()))
-    layer, head = fullest_head(first)
-    by_name = {
-        "utilization": utilization_curves(analyses),
-        "spectra": spectra(analyses, layer, head),
-        "heat-map": heat_map(analyses),
-    }
-    if first.geometry.conv_width:
-        by_name["filters"] = filter_picture(first)
-    return by_name
 
 
 def fullest_head(analysis: Analysis) -> tuple[int, int]:
@@ -145,61 +116,6 @@ def heat_map(analyses: Mapping[str, Analysis]) -> Sheet:
         "largest possible rank that the head's state uses, on average after the burn-in. Dark "
         "heads are full, pale heads keep little.",
     )
-
-
-def filter_picture(analysis: Analysis) -> Sheet:
-    """Filters of the short convolution of queries and keys, which the model must have, each scaled
-    to norm one, by head, in at most MAX_FILTER_LAYERS layers at even distances."""
-    width = analysis.geometry.conv_width
-    layers = evenly_spaced(list(analysis.layers), MAX_FILTER_LAYERS)
-    random_cosine = gamma(width / 2) / (sqrt(pi) * gamma((width + 1) / 2))  # mean |cosine|
-    return sheet(
-        [_filter_chart("query", analysis, layers), _filter_chart("key", analysis, layers)],
-        "How to read it: every column is the filter of one channel, oldest token at the top, red "
-        "above zero and blue below, the darker the stronger; lines part the heads. Stripes that "
-        "run through a head are filters its channels share. Above each head, the mean |cosine| "
-        f"between its filters: 1 means alike up to sign, {random_cosine:.2f} is what random "
-        f"filters give.",
-    )
-
-
-def _filter_chart(side: str, analysis: Analysis, layers: Sequence[int]) -> Chart:
-    """A band per layer: its heads side by side, the similarity of their filters above."""
-
-    def draw(axes: "Axes") -> None:
-        from matplotlib.colors import LinearSegmentedColormap
-
-        scale = LinearSegmentedColormap.from_list("signs", DIVERGING)
-        for row, layer in enumerate(layers):
-            statistics = analysis.layers[layer]
-            filters = statistics.query_filters if side == "query" else statistics.key_filters
-            assert filters is not None
-            top, heads = 1.7 * row, len(filters)
-            band = (0, heads, top + 1, top)
-            axes.imshow(
-                _unit_taps(filters).numpy(), scale, extent=band, aspect="auto", vmin=-1, vmax=1
-            )
-            axes.vlines(range(1, heads), top, top + 1, color=LIGHT["ink"], linewidth=0.8)
-            for head, value in enumerate(filter_similarity(filters).tolist()):
-                if heads <= 12:
-                    axes.text(head + 0.5, top - 0.08, f"{value:.2f}", ha="center")
-        axes.set_xlim(0, heads)
-        axes.set_ylim(1.7 * len(layers) - 0.6, -0.4)
-        axes.set_yticks(
-            [1.7 * row + 0.5 for row in range(len(layers))], map("layer {}".format, layers)
-        )
-        axes.set_xlabel("head")
-        axes.grid(False)
-
-    return Chart(f"{side} filters by head", 0.6 + 0.9 * len(layers), draw)
-
-
-def _unit_taps(filters: Tensor) -> Tensor:
-    """`filters` [heads, channels, copies, width], each scaled to norm one -> [width, columns]."""
-    taps = filters.transpose(1, 2).reshape(-1, filters.shape[-1]).float()
-    norms = taps.norm(dim=-1, keepdim=True).clamp(min=1e-30)
-    unit_taps: Tensor = taps / norms
-    return unit_taps.nan_to_num(0).t()
 
 
 def _with_styles(analyses: Mapping[str, Analysis]) -> Iterator[tuple[str, Analysis, str]]:

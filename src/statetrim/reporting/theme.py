@@ -37,5 +37,4 @@ DASHES = {name: (0, dash) for name, dash in zip(SERIES, _DASHES, strict=True) if
 
 EMPTY, FULL = "#e9f0f8", "#0b3c70"
 """Both ends of the scale of shares, 0 and 1."""
-DIVERGING = ("#053061", "#4393c3", "#f7f7f7", "#d6604d", "#67001f")
 ON_EMPTY, ON_FULL = "#1b2431", "#fffffe"  # text on a cell; no colour of the page, which may change

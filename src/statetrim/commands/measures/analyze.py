@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,6 @@ SENSITIVITY_WINDOW = 256  # tokens; `analyze` itself reads longer sequences
 SHARES = (0.5, 0.25)  # of the bytes, for which --sensitivity proposes widths by layer
 
 Output = Annotated[Path, typer.Option("-o", "--output", help="JSON file to write.")]
-Figures = Annotated[Path | None, typer.Option(help="Directory for PNG and SVG figures.")]
 ByLayer = Annotated[
     bool,
     typer.Option(
@@ -45,7 +44,6 @@ def analyze(
     model: Model,
     output: Output,
     options: AnalyzeOptions,
-    figures: Figures = None,
     sensitivity: ByLayer = False,
     widths: Widths = "0.5,0.25",
     family: FamilyFile = None,
@@ -62,16 +60,16 @@ def analyze(
                 flag = name.replace("_", "-")
                 raise StatetrimError(f"--sensitivity does not use --{flag}; leave it out")
         opened = arguments.open_model(model, family)
-        _run_sensitivity(opened, options, parse_names(widths), output, figures, as_json)
+        _run_sensitivity(opened, options, parse_names(widths), output, as_json)
         return
     if options.baseline is not None:
         baseline = arguments.open_model(str(options.baseline), family)
         options = replace(options, baseline=baseline)
-    _run_utilization(arguments.open_model(model, family), options, output, figures, as_json)
+    _run_utilization(arguments.open_model(model, family), options, output, as_json)
 
 
 def _run_utilization(
-    model: Checkpoint, options: AnalyzeOptions, output: Path, figures: Path | None, as_json: bool
+    model: Checkpoint, options: AnalyzeOptions, output: Path, as_json: bool
 ) -> None:
     from ...analysis.analyze import analyze as run
     from ...artifacts.analysis import Analysis
@@ -79,43 +77,26 @@ def _run_utilization(
     from ...storage.output import run_and_save
     from ..progress import run_with_progress
 
-    figure_paths = {}
-    if figures:
-        # Imported before the work starts: matplotlib may be missing.
-        from ...reporting.figures import SUFFIXES, save_all
-        from ...reporting.pictures import SHEET_NAMES, sheets
-
-        names = [f"{sheet}.{suffix}" for sheet in SHEET_NAMES for suffix in SUFFIXES]
-        figure_paths = {f"figures/{name}": figures / name for name in names}
     baseline = options.baseline
     models = [model] if baseline is None else [model, as_checkpoint(baseline)]
     record = {
         "format": "statetrim analyze",
         "models": [checkpoint.digest for checkpoint in models],
-        "figures": str(figures),
         "options": as_record(options),
     }
-
-    def measure(directory: Path | None) -> Analysis:
-        analysis = run_with_progress(run, model, options, "analysing")
-        if figures and directory:
-            compared = {"before": analysis.baseline} if analysis.baseline else {}
-            label = "after" if analysis.baseline else model.name
-            save_all(sheets({**compared, label: analysis}), directory / "figures")
-        return analysis
-
-    arrays = {"result.safetensors": output.with_suffix(".safetensors")}
     analysis = run_and_save(
-        output, record, measure, Analysis.load, extra_files=arrays | figure_paths
+        output,
+        record,
+        lambda _: run_with_progress(run, model, options, "analysing"),
+        Analysis.load,
+        extra_files={"result.safetensors": output.with_suffix(".safetensors")},
     )
-    drawn = [path for path in figure_paths.values() if path.exists()]
     if as_json:
-        summary = {"analysis": str(output), "figures": [str(path) for path in drawn]}
         before = {"baseline": analysis.baseline.summary()} if analysis.baseline else {}
-        terminal.print_json({**summary, **analysis.summary(), **before})
+        terminal.print_json({"analysis": str(output), **analysis.summary(), **before})
         return
     _show_analysis(analysis)
-    _show_files(output, drawn)
+    terminal.print_text(f"written to {output}")
 
 
 def _show_analysis(analysis: Analysis) -> None:
@@ -137,17 +118,11 @@ def _show_analysis(analysis: Analysis) -> None:
         terminal.print_text(line)
 
 
-def _show_files(output: Path, figures: Sequence[Path]) -> None:
-    pictures = f", and {len(figures)} pictures" if figures else ""
-    terminal.print_text(f"written to {output}{pictures}")
-
-
 def _run_sensitivity(
     model: Checkpoint,
     options: AnalyzeOptions,
     widths: list[str],
     output: Path,
-    figures: Path | None,
     as_json: bool,
 ) -> None:
     from ...maths.units import parse_token_count
@@ -164,15 +139,12 @@ def _run_sensitivity(
         windows=parse_token_count(options.tokens) // length,
         length=length,
         out=output,
-        figures=figures,
     )
     result = run_with_progress(run, model, chosen, "cutting one layer after the other")
-    figure_files = [figures / f"sensitivity.{end}" for end in ("png", "svg")] if figures else []
     if as_json:
         terminal.print_json(
             {
                 "sensitivity": str(output),
-                "figures": [str(path) for path in figure_files],
                 "finding": result.sentence,
                 "cuts": [_cut_json(result, cut) for cut in result.cuts],
             }
@@ -185,7 +157,7 @@ def _run_sensitivity(
             ("vLLM", f"As much of vLLM's cache, with its plugin, as one shape of {share:.0%}"),
         ):
             _show_allocation(memory, partial(allocate_for_engine, model, result, share, engine))
-    _show_files(output, figure_files)
+    terminal.print_text(f"written to {output}")
 
 
 def _show_sensitivity(sensitivity: Sensitivity) -> None:
