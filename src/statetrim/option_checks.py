@@ -3,7 +3,6 @@
 None of them imports torch, so that the command line answers a mistake at once.
 """
 
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -88,13 +87,6 @@ def text_source(name: str, value: Any) -> None:
 
     if isinstance(value, str | Path):
         check_text_source(value)
-
-
-def executables(name: str, value: Iterable[str | Path]) -> None:
-    """Programs that can be started."""
-    for program in value:
-        if shutil.which(program) is None:
-            raise StatetrimError(f"{program} cannot be started: it is not a program")
 
 
 def one_of(*choices: str) -> Check:

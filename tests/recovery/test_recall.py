@@ -165,8 +165,6 @@ def test_end_to_end_on_recall_is_recorded_and_stock(
         right = predictions[:, answer_positions] == ids[:, answer_positions + 1]
         accuracy = float(right.double().mean())
         assert content["held_out"][index]["recall"] == pytest.approx(accuracy, abs=1e-3)
-    plain = RecoverOptions(**OPTIONS | {"recall": 0.0})
-    assert not {"recall", "patience", "layers", "whole"} & set(plain.result_options)  # as in 0.1
 
 
 def test_recall_that_gains_no_more_ends_the_run(

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from ..artifacts.decision import Prediction
 from ..artifacts.plan import Plan
-from ..errors import StatetrimError
 from ..maths.least_squares import fit_least_squares, relative_residual
 from ..progress import Advance, OnProgress, counter, ignore_progress
 from ..runtime.kernel_hooks import hook_kernels, without_bias
@@ -66,10 +65,7 @@ def predict(
 
     The sums of a layer take 8 bytes x n (n + hidden size) per plan and source, n being value heads
     x kept value channels; to stay within `max_bytes` the data is read several times if needed.
-    Raises StatetrimError if the two mappings have different sources.
     """
-    if set(fitted_on) != set(measured_on) or not fitted_on:
-        raise StatetrimError("a prediction needs the same sources to fit and to measure on")
     live = load_live(require_prunable(model), placement)
     sources = [
         source.batches(batch_size) for source in (*fitted_on.values(), *measured_on.values())

@@ -27,7 +27,5 @@ def doctor(as_json: Json = False) -> None:
         terminal.print_text(f"kernels of {module}: {outcome}")
     for problem in environment.problems:
         terminal.print_text(f"problem: {problem}", "bold yellow")
-    for option in environment.optional:
-        terminal.print_text(f"optional: {option}")
     if not environment.problems:
         terminal.print_text("no problem found", "bold green")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .. import option_checks as checks
 from ..common_options import SKIP_HELP, TEXT_HELP, ProgressOptions, parse_names
 from ..errors import StatetrimError
-from ..options import changed_options, option, options, output_option
+from ..options import as_record, changed_options, option, options, output_option
 from ..runtime.placement import OneDevice
 
 if TYPE_CHECKING:
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 NOT_LAYERWISE = ("temperature", "micro_batch", "save_every", "report_to")
 """Options that layerwise recovery does not use."""
+NOT_IN_RESULT = (
+    "tokens", "length", "skip", "control", "device", "micro_batch", "gradient_checkpointing",
+    "shard", "save_every", "report_to",
+)  # fmt: skip
+"""Options of the data, and those that do not change what is learned."""
 
 
 @dataclass
@@ -150,24 +155,8 @@ class RecoverOptions(OneDevice):
     def result_options(self) -> dict[str, Any]:
         """The options of training that change the result, as the record holds them; a resumed run
         may change others, except those of the data and `control`, which are elsewhere there."""
-        return {
-            "rank": self.rank,
-            "alpha": self.alpha,
-            "learning_rate": self.learning_rate,
-            "last_learning_rate": self.final_learning_rate,
-            "warm_up": self.warm_up,
-            "batch_size": self.batch_size,
-            "temperature": self.temperature,
-            "also": list(self.also),
-            "mixed_precision": self.mixed_precision,
-            "layerwise": self.layerwise,
-            "seed": self.seed,
-            **({"dtype": str(self.dtype)} if self.dtype else {}),
-            # Left out by default, so that records from before these options existed still match.
-            **({"recall": self.recall, "patience": self.patience} if self.recall else {}),
-            **({"layers": sorted(set(self.layers))} if self.layers else {}),
-            **({"whole": True} if self.whole else {}),
-        }
+        chosen = as_record(self) | {"last_learning_rate": self.final_learning_rate}
+        return {name: value for name, value in chosen.items() if name not in NOT_IN_RESULT}
 
 
 def _ignore_coverage(coverage: Coverage) -> None:

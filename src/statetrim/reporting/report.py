@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import StatetrimError
-from ..maths.formatting import shorten
+from ..errors import StatetrimError, errors_of
 from ..storage.json_file import write_text
 from ..storage.models import ModelLike, as_checkpoint
 from ..storage.output import check_absent, open_output, partial_path
@@ -55,17 +54,11 @@ def report(
     }
     with open_output(output_path, "job.json", record, files=pages) as work:
         if not work.done:
-            try:
+            problem = "a record among the artifacts holds values that mean nothing"
+            hint = "; leave it out or write it again"
+            with errors_of(problem, hint, _BAD_RECORD_ERRORS):
                 document = build_document(read_findings(cut, files, original))
                 page = render_page(document)
-            except StatetrimError:
-                raise
-            except _BAD_RECORD_ERRORS as error:
-                reason = shorten(f"{type(error).__name__}: {error}", 120)
-                raise StatetrimError(
-                    f"a record among the artifacts holds values that mean nothing ({reason}); "
-                    f"leave it out or write it again"
-                ) from error
             if len(page.encode()) > MAX_PAGE_BYTES:
                 raise StatetrimError(
                     f"the report would be {len(page.encode()) / 1e6:.1f} MB, more than a page "

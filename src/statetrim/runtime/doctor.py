@@ -16,14 +16,7 @@ from ..version import __version__
 from .loading import GPU_KERNELS
 from .placement import default_device
 
-EXTRAS = {
-    "": "nothing works",
-    "models": "no command that runs a model works",
-    "evaluate": "the tasks of lm-eval cannot be run",
-    "recover": "`recover` cannot train adapters",
-    "report": "reports have no pictures",
-}
-"""What does not work without the packages of an extra."""
+EXTRAS = ("", "models", "evaluate", "recover", "report")
 SYSTEM_FIELDS = (
     "os", "python_version", "torch_version", "cuda_compiled_version", "nvidia_driver_version",
 )  # fmt: skip
@@ -41,18 +34,14 @@ class Package:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong, and how to fix it: not installed, or a version that is not allowed."""
-        requirement = f'"statetrim[{self.extra}]"' if self.extra else "statetrim"
-        if self.version is None:
-            consequence = EXTRAS[self.extra]
-            return f"{self.name} is not installed, so {consequence}: pip install {requirement}"
+        """What is wrong with the installed version, and how to fix it; None if nothing is."""
         allowed = Requirement(self.name + self.allowed).specifier
-        if not allowed.contains(self.version, prereleases=True):
-            return (
-                f"{self.name} {self.version} is installed, and statetrim is tested with "
-                f"{self.allowed}: pip install '{self.name}{self.allowed}'"
-            )
-        return None
+        if self.version is None or allowed.contains(self.version, prereleases=True):
+            return None
+        return (
+            f"{self.name} {self.version} is installed, and statetrim is tested with "
+            f"{self.allowed}: pip install '{self.name}{self.allowed}'"
+        )
 
 
 @dataclass(frozen=True)
@@ -67,7 +56,6 @@ class Environment:
     packages: tuple[Package, ...]
     kernels: dict[str, str]  # package -> "imports", "not installed", or why it does not import
     problems: tuple[str, ...]
-    optional: tuple[str, ...]  # what the extras that are not installed are for
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -79,11 +67,7 @@ def doctor() -> Environment:
     packages = required_packages()
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     kernels = {module: _try_import(module) for module in GPU_KERNELS}
-    problems, optional = list[str](), list[str]()
-    for package in packages:
-        is_missing_extra = package.extra and package.version is None
-        if package.problem is not None:
-            (optional if is_missing_extra else problems).append(package.problem)
+    versions = [package.problem for package in packages if package.problem is not None]
     return Environment(
         statetrim=__version__,
         system={name: getattr(info, name) for name in SYSTEM_FIELDS},
@@ -91,8 +75,7 @@ def doctor() -> Environment:
         gpus=tuple(map(torch.cuda.get_device_name, range(num_gpus))),
         packages=packages,
         kernels=kernels,
-        problems=(*problems, *_device_problems(), *_kernel_problems(kernels)),
-        optional=tuple(optional),
+        problems=(*versions, *_device_problems(), *_kernel_problems(kernels)),
     )
 
 

@@ -22,7 +22,4 @@ def benchmark(
         return
     table = timings.table()
     terminal.print_table(table.title, table.header, table.rows)
-    for label, lines in timings.lineage.get("log", {}).items():  # of vLLM, about its cache
-        for line in lines:
-            terminal.print_text(f"{label}: {line}")
     terminal.print_text(f"medians (ratio to that of the first model); written to {options.out}")

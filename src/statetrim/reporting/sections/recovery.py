@@ -28,7 +28,8 @@ def blocks(findings: Findings) -> Iterator[Block]:
         )
         return
     options = record.options
-    yield Table(("", "recovery"), [(name, str(value)) for name, value in options.items()])
+    chosen = {name: value for name, value in options.items() if value not in (None, False, [])}
+    yield Table(("", "recovery"), [(name, str(value)) for name, value in chosen.items()])
     curve = [line for line in record.curve if line.get("step") is not None]
     series, rows = [], []
     for name in ("loss", "ce", "kl"):

@@ -48,15 +48,6 @@ def cut_quantized(
     return _outputs(result, code_blocks, scale_blocks)
 
 
-def cut_values(tensor: QuantizedTensor, edit: TensorEdit, stored: StoredTensors) -> Tensor:
-    """The values that `cut_quantized` stores, float32."""
-    rows, columns = _kept(tensor, edit)
-    outputs = collect_all(cut_quantized(tensor, edit, stored), stored)
-    if tensor.global_scale is not None:
-        outputs.setdefault(tensor.global_scale, stored.read_stored(tensor.global_scale))
-    return dequantize(tensor.resized(len(rows), len(columns)), StoredInMemory(outputs))
-
-
 def is_exact(tensor: QuantizedTensor, edit: TensorEdit) -> bool:
     """Whether every block of the cut has elements of one block only, and no value changes."""
     if edit.column_factors is not None:
