@@ -140,7 +140,7 @@ def test_the_command_line_fills_every_option(
 
     words = "--tokens 1 --length 2 --skip 3 --batch-size 4 --rank 6 --alpha 7 --learning-rate 0.8"
     words += " --also mlp --mixed-precision --control --shard --gradient-checkpointing --seed 10"
-    words += " --device cpu --dtype bfloat16 --recall 0.5 --patience 2 --layers 0 --whole"
+    words += " --device cpu --dtype bfloat16 --recall 0.5 --layers 0 --whole"
     changed = set()
     in_memory = "--micro-batch 5 --temperature 9 --save-every 11 --report-to x"
     for more in ("--layerwise", in_memory):

@@ -12,7 +12,6 @@ from torch.nn import functional
 import statetrim as st
 from helpers import tiny
 from helpers.recovery_runs import record
-from statetrim.recovery import schedule
 from statetrim.recovery.adapters import attach_adapters
 from statetrim.recovery.data import TrainingRows, load_training_rows
 from statetrim.recovery.distillation import Distillation, get_logit_head
@@ -167,33 +166,6 @@ def test_end_to_end_on_recall_is_recorded_and_stock(
         assert content["held_out"][index]["recall"] == pytest.approx(accuracy, abs=1e-3)
 
 
-def test_recall_that_gains_no_more_ends_the_run(
-    recover: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    accuracies = iter([0.1, 0.3, 0.2, 0.3, 0.9])  # of all four rows at once
-    monkeypatch.setattr(Distillation, "recall_accuracy", lambda self, ids: next(accuracies))
-    _, content = recover(patience=2, tokens=2048)
-    assert [line["recall"] for line in content["held_out"]] == [0.1, 0.3, 0.2, 0.3]
-    assert len(content["curve"]) == 3 and next(accuracies) == 0.9
-
-
-def test_a_mixer_that_gains_no_more_is_left_as_it_is(recover: Any) -> None:
-    rates = {"learning_rate": 1e-30, "last_learning_rate": 1e-30}  # nothing is learned
-    _, content = recover(layerwise=True, patience=2, tokens=2048, **rates)
-    steps = [line["layer"] for line in content["curve"]]
-    assert {layer: steps.count(layer) for layer in steps} == dict.fromkeys(set(steps), 2)
-
-
-def test_stalled() -> None:
-    assert not schedule.has_stalled([0.5, 0.4, 0.4], 0)
-    assert not schedule.has_stalled([0.4, 0.5], 2)
-    assert not schedule.has_stalled([0.4, 0.3, 0.5], 2)
-    assert schedule.has_stalled([0.4, 0.3, 0.4], 2)
-    due = [step for step in range(1, 104) if schedule.is_check_due(step, 103)]
-    assert due[-3:] == [95, 100, 103]
-    assert [schedule.warm_up_steps(0.05, steps) for steps in (1, 20, 103)] == [1, 1, 6]
-
-
 @tiny.every_type(*tiny.ONE_OF_EACH_MIXER)
 def test_whole_mixers_of_every_family_can_be_written_back(
     model_type: str, checkpoint: Callable[[str], Path]
@@ -267,7 +239,6 @@ def test_layerwise_loss_weighs_text_and_recall_by_their_own_size(
     [
         ({"recall": 1.0}, "must be a fraction between 0 and 1"),
         ({"recall": -0.1}, "must be a fraction between 0 and 1"),
-        ({"recall": 0.0, "patience": 3}, "give --recall with it"),
         ({"layers": [9]}, "layer 9 has no linear attention"),
         ({"layerwise": True, "layers": [9]}, "layer 9 has no linear attention"),
     ],

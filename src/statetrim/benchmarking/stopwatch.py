@@ -1,11 +1,8 @@
 """Time several functions in turns, so that noise affects all alike, and measure peak memory."""
 
-import ctypes
-import gc
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
@@ -99,45 +96,14 @@ def _median_and_quartiles(values: list[float]) -> tuple[float, tuple[float, floa
     return median, (low, high)
 
 
-_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-
-
-def measure_peak_memory(work: Callable[[], object], device: torch.device) -> int | None:
-    """Run `work` and return its peak in bytes, in addition to what was in use before.
-
-    On a GPU it is allocated memory, else resident memory of this process. None if the system does
-    not report that (other than Linux); `work` may then not have run.
-    """
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        work()
-        torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
-    try:
-        _release_free_memory()
-        _RESET.write_text("5")  # Linux: reset the high-water mark
-        resident = _read_status_kib("VmRSS")
-        work()
-        peak = _read_status_kib("VmHWM")
-    except OSError:
+def measure_peak_memory(work: Work, device: torch.device) -> int | None:
+    """Run `work` on a GPU and return the peak of allocated memory in bytes, in addition to what was
+    allocated before; None without a GPU."""
+    if device.type != "cuda":
         return None
-    return None if resident is None or peak is None else max(0, peak - resident) * 1024
-
-
-def _release_free_memory() -> None:
-    """Return freed memory to the system: work that reused it would seem to need none."""
-    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only in glibc
-    if malloc_trim is not None:
-        gc.collect()
-        malloc_trim(0)
-
-
-def _read_status_kib(name: str) -> int | None:
-    """A field of /proc/self/status, in KiB; None without such a field."""
-    for line in _STATUS.read_text().splitlines():
-        field, _, value = line.partition(":")
-        if field == name:
-            return int(value.split()[0])
-    return None
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    work()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before

@@ -24,7 +24,7 @@ from ..storage.safetensors_file import save_tensors
 from .adapters import Adapters, TrainingResult, Update, adapt_mixer, select_mixers
 from .data import Batch, RecallRows, TrainingRows
 from .options import RecoverOptions
-from .schedule import has_stalled, is_check_due, warm_up_steps
+from .schedule import is_check_due, warm_up_steps
 
 
 class LayerwiseRecovery:
@@ -139,8 +139,8 @@ class _MixerTraining:
         from transformers.optimization import get_cosine_with_min_lr_schedule_with_warmup
 
         self.layer, self.name, self.mixer, self.adapters = layer, name, mixer, adapters
-        self.mixed_precision, self.patience = options.mixed_precision, options.patience
-        self.steps, self.answer_positions, self.stopped = steps, answer_positions, False
+        self.mixed_precision = options.mixed_precision
+        self.steps, self.answer_positions = steps, answer_positions
         self.trained = {n: p for n, p in mixer.named_parameters() if p.requires_grad}
         self.optimizer = torch.optim.AdamW(
             self.trained.values(), lr=options.learning_rate, weight_decay=0.0
@@ -156,14 +156,12 @@ class _MixerTraining:
         self.held_out_call: MixerCall | None = None
 
     def measure_held_out(self, tokens: int) -> None:
-        """Append the error on the held-out call; set `stopped` if it no longer falls."""
+        """Append the error on the held-out call."""
         assert self.held_out_call is not None
         all_recall = torch.ones(len(self.held_out_call.output), dtype=torch.bool)
         with torch.no_grad():
             error = float(self._relative_error(self.held_out_call, all_recall))
         self.held_out_curve.append({"layer": self.layer, "tokens": tokens, "recall_error": error})
-        negated_errors = [-line["recall_error"] for line in self.held_out_curve]
-        self.stopped = has_stalled(negated_errors, self.patience)
 
     def _relative_error(self, call: MixerCall, is_recall: Tensor) -> Any:
         """Mean squared error relative to the target's mean square, a scalar tensor: of all
@@ -184,10 +182,8 @@ class _MixerTraining:
         return total
 
     def step(self, call: MixerCall, is_recall: Tensor, tokens: int) -> float:
-        """Train on one call of the teacher's mixer and return the loss before it; once stopped, do
-        nothing and return the last loss. Raises StatetrimError if the loss is not finite."""
-        if self.stopped:
-            return float(self.curve[-1]["loss"])
+        """Train on one call of the teacher's mixer and return the loss before it. Raises
+        StatetrimError if the loss is not finite."""
         loss = self._relative_error(call, is_recall)
         if not bool(loss.isfinite()):
             raise StatetrimError(

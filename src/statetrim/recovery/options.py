@@ -111,11 +111,6 @@ class RecoverOptions(OneDevice):
         help="Fraction of the tokens that are generated recall sequences, such as 0.5.",
         check=checks.fraction,
     )
-    patience: int = option(
-        default=0,
-        help="Stop when held-out recall has not improved for this many of its 20 checks; 0 never "
-        "stops.",
-    )
     layers: Sequence[int] = option(
         default=(),
         help="Linear-attention layers to train, such as 0,4; by default all.",
@@ -136,10 +131,6 @@ class RecoverOptions(OneDevice):
             )
         if not (self.alpha > 0 and self.temperature > 0 and 0 <= self.warm_up < 1):
             raise StatetrimError("alpha and temperature must be positive, the warm-up in [0, 1)")
-        if self.patience < 0 or (self.patience and not self.recall):
-            raise StatetrimError(
-                "patience is a number of checks of held-out recall; give --recall with it, or 0"
-            )
         for name in changed_options(self):
             if self.layerwise and name in NOT_LAYERWISE:
                 flag = f"--{name.replace('_', '-')}"

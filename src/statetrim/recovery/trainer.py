@@ -34,7 +34,7 @@ from .data import TrainingRows
 from .distillation import Distillation
 from .fsdp import check_sharded, gather_full, shard_like
 from .options import RecoverOptions
-from .schedule import has_stalled, is_check_due, warm_up_steps
+from .schedule import is_check_due, warm_up_steps
 
 STATE_FILE = "trainer_state.json"  # the name that the Trainer expects
 TENSORS_FILE = "training.safetensors"
@@ -160,8 +160,7 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
         return lines
 
     def log_held_out_recall(self) -> None:
-        """Measure and log held-out recall. Every process measures all of it, so that all processes
-        come to the same decision to stop."""
+        """Measure and log held-out recall. Every process measures all of it."""
         assert self.recall is not None
         model = self.accelerator.unwrap_model(self.model)
         correct = sum(
@@ -254,7 +253,7 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
 
 class _Callback(TrainerCallback):  # type: ignore[misc]
     """Reports progress; checks before the first step that all trained parameters have gradients.
-    With recall, measures it on held-out sequences, and stops when it no longer rises."""
+    With recall, measures it on held-out sequences."""
 
     def __init__(
         self, trainer: RecoveryTrainer, options: RecoverOptions, progress: OnProgress
@@ -272,10 +271,6 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         should_log = control.should_log
         self.trainer.log_held_out_recall()
         control.should_log = should_log  # logging resets it, and the step is not logged yet
-        shares = [line["recall"] for line in self.trainer.held_out_curve]
-        if has_stalled(shares, self.options.patience):
-            control.should_training_stop = True
-            control.should_save = False  # a resumed run must come to the same decision
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.gradients_checked:
