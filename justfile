@@ -49,7 +49,7 @@ quickstart:
 
 # Every command and snippet of docs/ on tiny models.
 docs-commands:
-    pytest tests/docs
+    pytest -m "slow or not slow" tests/docs
 
 # Which lines the suite runs; fails below the floor in pyproject.toml.
 coverage:
@@ -61,9 +61,9 @@ interface:
     cd tests && python -m helpers.interface command-line > data/interface/command-line.txt
     python tools/write_reference.py docs
 
-# Every model type through trim, recovery, uneven cuts and pretended GPUs; CI takes a sample of them.
+# Every model type through trim, recovery, analysis, uneven cuts, redirections and pretended GPUs; CI takes a sample.
 model-types:
-    pytest -m "slow or not slow" tests/runtime tests/recovery tests/snapshots tests/pipelines/test_trim.py tests/surgery/test_uneven.py
+    pytest -m "slow or not slow" tests/analysis tests/runtime tests/recovery tests/snapshots tests/pipelines/test_trim.py tests/surgery/test_uneven.py
 
 # The documentation site, in site/; `mkdocs serve` shows it while you write.
 docs:

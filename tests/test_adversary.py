@@ -1,7 +1,7 @@
 """Kills at filesystem events, two processes on one output, full and read-only disks.
 
 `helpers.adversary` runs a sample of them in child processes, and the tests check its results.
-`just kill-every-event` runs every event of every command.
+`just kill-every-event` runs every event of every command, `just kill-every-event pairs` the rest.
 """
 
 import json
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.adversary import KILLS_PER_COMMAND, SAMPLE
 from helpers.commands import COMMANDS
 
 Trials = list[tuple[str, str, str | None]]
@@ -33,12 +34,15 @@ def trials() -> Trials:
 @pytest.mark.parametrize(
     ("kind", "least"),
     [
-        ("kill", 26),  # a second run completes the output, byte for byte as without a kill
-        ("pair", 20),  # the second process is refused and learns which one runs
-        ("winner", len(COMMANDS)),  # the first process finishes as if it were alone
-        ("race", 4),
-        ("full disk", 2 * len(COMMANDS)),
-        ("room again", len(COMMANDS)),
+        (
+            "kill",
+            sum(KILLS_PER_COMMAND.values()),
+        ),  # a second run completes the output, byte for byte as without a kill
+        ("pair", len(SAMPLE)),  # the second process is refused and learns which one runs
+        ("winner", len(SAMPLE)),  # the first process finishes as if it were alone
+        ("race", 2),
+        ("full disk", len(SAMPLE)),
+        ("room again", len(SAMPLE)),
         ("read-only", len(COMMANDS)),
     ],
 )

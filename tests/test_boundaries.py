@@ -5,6 +5,7 @@ import re
 import resource
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ HEAVY_ALLOWED = {
 }
 
 
+@cache
 def modules() -> dict[str, ast.Module]:
     return {
         str(path.relative_to(SOURCE).with_suffix("")): ast.parse(path.read_text())
@@ -88,7 +90,7 @@ def test_surgery_needs_only_torch_and_safetensors() -> None:
     "code",
     [
         "import statetrim, sys; assert 'torch' not in sys.modules",
-        "import statetrim; statetrim.select, statetrim.prune, statetrim.inspect",
+        "import statetrim; statetrim.select, statetrim.prune, statetrim.inspect\n"
         "import sys; sys.argv = ['statetrim', 'inspect', {config!r}]\n"
         "from statetrim.commands import main\n"
         "try: main()\n"

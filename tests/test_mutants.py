@@ -9,7 +9,7 @@ import pytest
 
 from helpers import mutants
 
-COUNT, SEED = 100, 7
+COUNT, SEED = 60, 7
 verification = importlib.import_module("statetrim.verification.verify")
 
 

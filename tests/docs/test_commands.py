@@ -87,11 +87,26 @@ def in_one_process(command: Command) -> Command:
     return replace(command, text=words)
 
 
-WITH_COMMANDS = [page for page in PAGES if any(commands_to_run(page))]
+EXAMPLES_IN_CI = (
+    "qwen3-next-80b-by-layer-vllm.md", "qwen3.5-27b-fp8-vllm.md", "recover-fsdp-nodes.md",
+)  # fmt: skip
+"""Widths by layer, quantised weights, and a recovery; other examples differ from them in their
+model, whose layout tests/pipelines/test_hub_layouts.py cuts, and are slow tests."""
+
+
+def is_slow(page: Path) -> bool:
+    return page.parent.name == "examples" and page.name not in EXAMPLES_IN_CI
+
+
+WITH_COMMANDS = [
+    pytest.param(page, marks=pytest.mark.slow if is_slow(page) else (), id=page.name)
+    for page in PAGES
+    if any(commands_to_run(page))
+]
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers and huggingface_hub
-@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", WITH_COMMANDS)
 def test_the_commands_of_a_page_run(page: Path, world: Callable[[Path], World]) -> None:
     page_world = world(page)
     for command in commands_to_run(page):

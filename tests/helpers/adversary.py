@@ -1,7 +1,8 @@
 """Kills, two processes with one output, full and read-only disks. One process imports everything
 and forks a child for each command.
 
-    python -m helpers.adversary                a selection, a line of JSON per trial
+    python -m helpers.adversary                a sample, a line of JSON per trial
+    python -m helpers.adversary pairs          the other trials of the sample, for every command
     python -m helpers.adversary every          a kill at every event of every command
     python -m helpers.adversary prune trim     a kill at every event of these commands
 
@@ -23,10 +24,11 @@ from helpers.forker import import_all
 from statetrim.maths.formatting import evenly_spaced
 
 KILLS_PER_COMMAND = {
-    "prune": 5, "calibrate": 3, "refit": 3, "report": 3, "analyze": 2, "evaluate": 2, "recover": 3,
-    "trim": 3, "comparison": 2,
+    "prune": 4, "calibrate": 2, "refit": 1, "report": 1, "evaluate": 1, "recover": 2, "trim": 2,
 }  # fmt: skip
-"""Number of kills per command, fewer where a run takes long."""
+"""Number of kills per command in the sample, more where the writing is the command's own."""
+SAMPLE = (*KILLS_PER_COMMAND, "select")
+"""A command of each way to write: directories, tensors, stages, and a single file."""
 SECOND_COMMANDS = ("prune",)
 """Commands that are also started with an output that another command is writing."""
 TrialResult = tuple[str, str, str | None]
@@ -99,7 +101,8 @@ def try_kills(undisturbed_runs: Mapping[str, UndisturbedRun], root: Path) -> Ite
 
 def try_pairs(undisturbed_runs: Mapping[str, UndisturbedRun], root: Path) -> Iterator[TrialResult]:
     """One command is stopped (SIGSTOP) halfway; others are started with the same output."""
-    for name, command in COMMANDS.items():
+    for name in undisturbed_runs:
+        command = COMMANDS[name]
         clean(root)
         middle = undisturbed_runs[name].events // 2
         first = faults.start(command, root, fault_at=middle, fault="stop")
@@ -123,7 +126,7 @@ def try_pairs(undisturbed_runs: Mapping[str, UndisturbedRun], root: Path) -> Ite
 
 def try_races(undisturbed_runs: Mapping[str, UndisturbedRun], root: Path) -> Iterator[TrialResult]:
     """Two runs of a command at the same time: one is refused, or finds the finished result."""
-    for name in ("prune", "calibrate", "select", "report"):
+    for name in ("prune", "select"):
         clean(root)
         children = [faults.start(COMMANDS[name], root) for _ in range(2)]
         results = [child.wait() for child in children]
@@ -139,17 +142,17 @@ def try_races(undisturbed_runs: Mapping[str, UndisturbedRun], root: Path) -> Ite
 def try_full_disks(
     undisturbed_runs: Mapping[str, UndisturbedRun], root: Path
 ) -> Iterator[TrialResult]:
-    """The disk is full from the first event on, or from the middle; a later run has room again."""
-    for name, command in COMMANDS.items():
-        for event in (1, undisturbed_runs[name].events // 2):
-            clean(root)
-            ended = faults.run(command, root, fault_at=event, fault="full")
-            problem = None
-            if ended.code not in (1, 2) or not is_one_sentence(ended.err):
-                problem = f"{ended.code}: {ended.err[-400:]}"
-            yield "full disk", f"{name} at {event}", problem
+    """The disk is full from the middle of a run on; a later run has room again."""
+    for name, run in undisturbed_runs.items():
+        command, event = COMMANDS[name], run.events // 2
+        clean(root)
+        ended = faults.run(command, root, fault_at=event, fault="full")
+        problem = None
+        if ended.code not in (1, 2) or not is_one_sentence(ended.err):
+            problem = f"{ended.code}: {ended.err[-400:]}"
+        yield "full disk", f"{name} at {event}", problem
         again = faults.run(command, root)
-        same = faults.file_hashes(root) == undisturbed_runs[name].files_left or name in TIMED
+        same = faults.file_hashes(root) == run.files_left or name in TIMED
         fine = again.code == 0 and same
         yield "room again", name, None if fine else f"{again.code}: {again.err[-300:]}"
         clean(root)
@@ -175,18 +178,18 @@ def is_one_sentence(err: str) -> bool:
 
 
 def main(names: Sequence[str]) -> Iterator[str]:
-    """Every event of the commands `names`, or without names the selection that CI runs."""
+    """Every event of the commands `names`, or without names the sample that CI runs."""
     import_all()
     faults.install()
     with tempfile.TemporaryDirectory(prefix="statetrim-adversary-") as folder:
         root = prepare(Path(folder))
         os.chmod(root, 0o755)
-        if names:
+        everywhere = list(names) == ["pairs"]
+        if names and not everywhere:
             yield from every_event(names, root)
             return
-        undisturbed_runs = {name: run_undisturbed(name, root) for name in COMMANDS}
-        for name, run in undisturbed_runs.items():
-            yield json.dumps(["events", name, f"{run.events} {len(run.first_events)}"])
+        commands = COMMANDS if everywhere else SAMPLE
+        undisturbed_runs = {name: run_undisturbed(name, root) for name in commands}
         for run_trials in (try_kills, try_pairs, try_races, try_full_disks):
             yield from map(json.dumps, run_trials(undisturbed_runs, root))
         yield from map(json.dumps, try_read_only(root))

@@ -30,11 +30,11 @@ def run(script: str, out: Path, *arguments: str) -> list[dict[str, Any]]:
 
 
 @needs_fla
-def test_kernels_of_fla_are_right_and_planted_faults_are_found(tmp_path: Path, record: Any) -> None:
-    faults = ("keys", "slot", "gate")
+def test_kernels_of_fla_are_right_and_a_planted_fault_is_found(tmp_path: Path, record: Any) -> None:
+    """One fault; `just interpret-kernels` plants three, in the kernels of vLLM and SGLang."""
     out = tmp_path / "steps.jsonl"
-    lines = run("interpret.py", out, "fla", str(out), "16x16", "--faults", *faults)
-    assert [line.get("fault") for line in lines] == [None, *faults]
+    lines = run("interpret.py", out, "fla", str(out), "16x16", "--faults", "keys")
+    assert [line.get("fault") for line in lines] == [None, "keys"]
     assert_right(lines, record.TOLERANCE)
 
 

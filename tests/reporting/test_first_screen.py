@@ -235,5 +235,3 @@ def test_the_fold(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert list(screenshots.faults(started, tmp_path / "lost.html", None)) == []
         low = list(screenshots.faults(started, tmp_path / "low.html", None))
         assert any("below the fold" in fault for fault in low), "or the check sees nothing"
-        compared = folder / "BEST" / "statetrim" / "report" / "report.html"
-        assert list(screenshots.faults(started, compared, None)) == []

@@ -2,8 +2,6 @@
 
 import logging
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from safetensors.torch import save_file
 
 import statetrim as st
 from helpers import tiny
+from helpers.forker import Forker
 from statetrim.families import families
 from statetrim.runtime import loading
 from statetrim.runtime.loading import choose_runtime
@@ -105,7 +104,9 @@ def test_an_option_the_runtime_lacks_is_one_sentence(checkpoint: Any, tmp_path: 
 
 
 @pytest.mark.skipif(not tiny.FLA_INSTALLED, reason="fla is an empty shell without triton")
-def test_an_installed_fla_does_not_break_models_on_the_cpu(checkpoint: Any) -> None:
+def test_an_installed_fla_does_not_break_models_on_the_cpu(
+    checkpoint: Any, tmp_path: Path, warm_forker: Forker
+) -> None:
     """transformers would hand CPU tensors to fla's GPU kernels; and fla would replace mamba2."""
     code = """
 import sys, torch, statetrim as st
@@ -115,5 +116,8 @@ for path in sys.argv[1:]:
     assert type(live).__module__.startswith(("transformers.", "statetrim.")), type(live)
 assert "fla" not in sys.modules
 """
+    script = tmp_path / "script.py"
+    script.write_text(code)
     paths = [str(checkpoint(name)) for name in ("qwen3_5_text", "mamba2", "gated_deltanet")]
-    subprocess.run([sys.executable, "-c", code, *paths], check=True, capture_output=True)
+    ended = warm_forker.run([str(script), *paths], script=True)
+    assert ended["code"] == 0, ended["err"]

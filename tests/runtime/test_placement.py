@@ -2,9 +2,7 @@
 
 import gc
 import json
-import socket
-import subprocess
-import sys
+import os
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +14,9 @@ import torch
 
 import statetrim as st
 from helpers import tiny
+from helpers.forker import run_as_ranks
 from helpers.pretended_cuda import pretended_cuda
+from helpers.refusal import run
 from statetrim.artifacts.scores import Scores
 from statetrim.evaluation.options import EvaluateOptions
 from statetrim.runtime.live import LiveModel
@@ -113,26 +113,21 @@ def test_an_evaluation_has_one_model_in_memory(
     assert len(loaded) >= 2
 
 
-def launched(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run a command in two processes of torchrun."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = str(listener.getsockname()[1])
-    launch = ["torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
-    command = [sys.executable, "-m", *launch, "--master-port", port, *map(str, arguments)]
-    process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert process.returncode == 0, process.stderr[-2000:]
-    return process
-
-
-def test_two_torchrun_processes_share_the_tasks(checkpoint: Load, tmp_path: Path) -> None:
+def test_two_processes_of_a_launch_share_the_tasks(checkpoint: Load, tmp_path: Path) -> None:
     model, small = original_and_cut(checkpoint("delta_net"), tmp_path / "small")
     text, out = tiny.write_text(tmp_path / "words.jsonl", 2000), tmp_path / "scores.json"
     arguments: Any = {"tasks": ["text", "mqar"], "text": text, "limit": 2}
     expected = st.evaluate([small], baseline=model, progress=False, **arguments)
-    process = launched(
-        "-m", "statetrim", "evaluate", small.path, "--baseline", model.path,
-        "--tasks", "text,mqar", "--text", text, "--limit", "2", "--json", "-o", out,
-    )  # fmt: skip
+    command = [
+        "evaluate", small.path, "--baseline", model.path, "--tasks", "text,mqar", "--text", text,
+        "--limit", "2", "--json", "-o", out,
+    ]  # fmt: skip
+
+    def work() -> None:
+        _, _, printed = run(list(map(str, command)))
+        (tmp_path / f"printed-{os.environ['RANK']}").write_text(printed)
+
+    run_as_ranks(work)
     assert Scores.load(out).scores == expected.scores
-    assert len(json.loads(process.stdout)), "only rank 0 prints"
+    assert json.loads((tmp_path / "printed-0").read_text())
+    assert not (tmp_path / "printed-1").read_text(), "only rank 0 prints"

@@ -253,8 +253,15 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     yield requested
 
 
-@pytest.mark.parametrize("model_type", TYPES)
-@pytest.mark.parametrize("name", REDIRECTIONS)
+def each_with_two_types() -> Iterator[Any]:
+    """Every redirection with two of the types in turn; with the others as slow tests."""
+    for number, name in enumerate(REDIRECTIONS):
+        for turn, model_type in enumerate(TYPES):
+            in_ci = (turn - number) % len(TYPES) < 2
+            yield pytest.param(name, model_type, marks=() if in_ci else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "model_type"), each_with_two_types())
 def test_no_file_of_a_checkpoint_redirects(
     name: str, model_type: str, pair: Any, tmp_path: Path, kernels: list[str]
 ) -> None:

@@ -1,5 +1,6 @@
 """Quantised cuts are verified in transformers, as they are stored."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 import statetrim as st
 from helpers import tiny
 from helpers.quantized import FORMATS, quantize_checkpoint
+from statetrim.verification.engine import EngineError, Request, run_engine
 
 SIZES = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
 
@@ -38,17 +40,13 @@ def test_transformers_loads_the_cut_as_it_is_stored(
 
 
 def test_a_format_that_transformers_does_not_know_is_refused_by_its_name(
-    original: Path, text: Path, tmp_path: Path
+    original: Path, tmp_path: Path
 ) -> None:
     """It would load the codes as weights."""
     model = quantize_checkpoint(original, tmp_path / "model", FORMATS["modelopt fp8"])
-    verification = st.verify(
-        cut_of(model, model, tmp_path / "cut"), baseline=model, engine="transformers",
-        text=text, count=2, length=24, generate=2,
-    )  # fmt: skip
-    assert set(verification.refusals.values()) == {
-        "Error: transformers cannot load quant_method 'modelopt'"
-    }
+    request = Request(str(model), "float32", ["w1 w2"], [[1, 2, 3]], [[1, 2]], 1, {})
+    with pytest.raises(EngineError, match="transformers cannot load quant_method 'modelopt'"):
+        run_engine("transformers", Path(sys.executable), request, 300.0)
 
 
 def test_an_adapter_next_to_the_weights_is_refused_before_the_engine_starts(
