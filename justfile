@@ -33,7 +33,7 @@ layouts:
 
 # Every wrong value in every field of every model type; the suite takes all pairs of the three.
 untrusted-configs:
-    pytest -m "slow or not slow" tests/families/test_untrusted_config.py
+    pytest -m "slow or not slow" tests/families/test_untrusted_config.py tests/storage/test_untrusted_headers.py
 
 # Widths by layer in vLLM's pages: 10,000 allocations against all assignments, and 10,000 sets of parts against the plugin.
 vllm-pages:
@@ -63,7 +63,7 @@ interface:
 
 # Every model type through trim, recovery, analysis, uneven cuts, redirections and pretended GPUs; CI takes a sample.
 model-types:
-    pytest -m "slow or not slow" tests/analysis tests/runtime tests/recovery tests/snapshots tests/pipelines/test_trim.py tests/surgery/test_uneven.py
+    pytest -m "slow or not slow" tests/analysis tests/runtime tests/recovery tests/snapshots tests/pipelines tests/surgery/test_uneven.py
 
 # The documentation site, in site/; `mkdocs serve` shows it while you write.
 docs:

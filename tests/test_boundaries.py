@@ -90,6 +90,7 @@ def test_surgery_needs_only_torch_and_safetensors() -> None:
     "code",
     [
         "import statetrim, sys; assert 'torch' not in sys.modules",
+        "import sys, statetrim.artifacts.scores; assert 'msgspec' not in sys.modules\n"
         "import statetrim; statetrim.select, statetrim.prune, statetrim.inspect\n"
         "import sys; sys.argv = ['statetrim', 'inspect', {config!r}]\n"
         "from statetrim.commands import main\n"

@@ -1,4 +1,5 @@
-"""The Python interface: public names, types, models by path, repr, tables and progress."""
+"""The Python interface: public names, models by path, repr, tables and progress; its types are in
+helpers/typed_script.py."""
 
 import contextlib
 import inspect
@@ -6,7 +7,6 @@ import os
 import pty
 import re
 import shutil
-import subprocess
 import sys
 import termios
 from collections.abc import Callable
@@ -26,8 +26,6 @@ from statetrim.options import OptionsFunction
 
 Load = Callable[[str], Path]
 
-SOURCE = Path(__file__).parents[1] / "src"
-
 MODELS = {"model", "models", "small", "student", "original", "teacher", "baseline"}
 """Names of parameters that take models."""
 
@@ -37,59 +35,6 @@ def test_every_public_name_leads_somewhere() -> None:
     for name in st.__all__:
         assert getattr(st, name) is not None, name
     assert not hasattr(st, "slect")
-
-
-def typed(script: str, folder: Path) -> str:
-    """The output of mypy for a user's script."""
-    (folder / "script.py").write_text(script)
-    # Errors in statetrim itself are checked elsewhere; reading torch's types takes long.
-    (folder / "mypy.ini").write_text(
-        "[mypy]\nstrict = true\nfollow_imports = silent\n"
-        "[mypy-torch.*,transformers.*,safetensors.*]\nfollow_imports = skip\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "script.py"],
-        cwd=folder,
-        env={"MYPYPATH": str(SOURCE), "PATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stdout + done.stderr
-
-
-SCRIPT = """\
-model = st.open("MODEL")
-plan = st.select(model, "l1", to="64x64")
-small = st.prune(model, plan, "SMALL")
-reveal_type(model)
-reveal_type(plan)
-reveal_type(small)
-reveal_type(st.__version__)
-st.trim("M", out="o", to=0.5, for_="vllm", tokens="64k")
-st.trim("M", to="64x64", out="o", limit=3)
-st.recover("M", teacher="T", text="t", out="o", rank=8, also=["mlp"])
-st.slect  # wrong
-st.trim("M", out="o", kepe=0.5)  # wrong
-st.trim("M", out="o", limit="many")  # wrong
-st.TrimOptions(kepe=0.5)  # wrong
-st.trim("M", out="o", metod="l1")  # wrong
-st.recover("M", text="t", out="o", ranks=8)  # wrong
-st.recover("M", text="t", out="o", rank="8")  # wrong
-st.RecoverOptions(ranks=8)  # wrong
-"""
-
-
-def test_a_type_checker_sees_every_public_name_and_option(tmp_path: Path) -> None:
-    used = "\n".join(f"st.{name}" for name in st.__all__)
-    script = f"import statetrim as st\n{SCRIPT}{used}\n"
-    output = typed(script, tmp_path)
-    kinds = re.findall(r'Revealed type is "(?:\w+\.)*(\w+)"', output)
-    assert kinds == ["Checkpoint", "Plan", "Checkpoint", "str"], output
-    wrong = {n for n, line in enumerate(script.splitlines(), 1) if line.endswith("# wrong")}
-    errors = [line for line in output.splitlines() if ": error:" in line]
-    assert {int(line.split(":")[1]) for line in errors} == wrong, output
-    assert 'maybe "select"' in errors[0] and '"ranks"' in errors[-1], output
 
 
 def test_whatever_takes_a_model_takes_a_path() -> None:
@@ -265,7 +210,7 @@ def watched(model: Path, text: Path, out: Path, terminal: bool, **environment: s
         st.calibrate(model, text, tokens=1024, length=64, recall=0.0)
         st.prune(model, st.select(model, "l1", "50%x100%"), out)
         print("QUIET", file=sys.stderr)
-        st.calibrate(model, text, tokens=1024, length=64, progress=False)
+        st.calibrate(model, text, tokens=64, length=64, progress=False)
         plan = st.select(model, "l1", "50%x100%", progress=False)
         st.prune(model, plan, out.with_name("other"), progress=False)
         print("END", file=sys.stderr)

@@ -1,8 +1,6 @@
 """The reader of JSON artifacts: what it refuses, and that it names the file and the field."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,10 +83,3 @@ def test_the_file_is_checked_before_its_fields(path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(Cart, "MAX_BYTES", 8)
     with pytest.raises(StatetrimError, match="MiB"):
         Cart.load(path)
-
-
-def test_importing_the_package_does_not_import_the_parser() -> None:
-    program = (
-        "import sys, statetrim, statetrim.artifacts.scores; assert 'msgspec' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)

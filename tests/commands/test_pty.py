@@ -12,8 +12,6 @@ import termios
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from helpers import tiny
 
 COLUMNS = 80
@@ -126,24 +124,3 @@ def test_no_line_is_broken(checkpoint: Callable[[str], Path], tmp_path: Path) ->
     assert "calibrate: already done" in shown
     assert "step 3 of 6: prune" in shown and "step 6 of 6: report" in shown
     assert (out / "config.json").exists()
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [
-        "calibrating:  33%|███      | 3/9\rx runs in fla\r\n",
-        "calibrating:  33%|███      | 3/9 step 4 of 6: check\r\n",
-        "recovering:   0%|         | 0/? steps",
-        "recovering:   0%|         | 0/9 loss nan",
-    ],
-)
-def test_what_the_test_above_would_find(sent: str) -> None:
-    screen = Screen()
-    screen.feed(sent)
-    assert broken_lines(screen.text)
-
-
-def test_a_bar_that_makes_room_is_fine() -> None:
-    screen = Screen()
-    screen.feed("a:  50%|██  | 1/2\r                 \rstep 4 of 6: check\r\nb: 100%|████| 2/2")
-    assert not broken_lines(screen.text) and screen.text[0] == "step 4 of 6: check"

@@ -22,19 +22,6 @@ def scores(unit: str, before: list[float], after: list[float], better: bool = Fa
     )
 
 
-@pytest.mark.parametrize(
-    ("value", "unit", "text"),
-    [
-        (12.3456, "perplexity", "12.35"),
-        (1e9, "perplexity", "1.00e+09"),
-        (0.1234, "share", "12.3%"),
-        (0.12345, "nats", "0.1235"),
-    ],
-)
-def test_a_value_as_text(value: float, unit: str, text: str) -> None:
-    assert UNITS[unit].text(value) == text
-
-
 @pytest.mark.parametrize("unit", UNITS.values(), ids=UNITS)
 def test_a_value_follows_from_the_change_that_leads_to_it(unit: Unit) -> None:
     assert unit.value_after(0.4, 0.1 / unit.step(0.4)) == pytest.approx(0.5)

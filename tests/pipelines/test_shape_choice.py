@@ -113,7 +113,7 @@ def test_listed_shapes_are_all_measured_and_the_winner_is_the_result(
     assert alone.digest == small.digest, "the same cut as without a comparison"
 
 
-@pytest.mark.parametrize("engine", [None, "mlx"])
+@pytest.mark.parametrize("engine", [None, pytest.param("mlx", marks=pytest.mark.slow)])
 def test_widths_by_layer_are_one_of_the_shapes(
     engine: str | None, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

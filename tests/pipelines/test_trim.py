@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its s
 
 
 @pytest.mark.usefixtures("own_tokenizer")
-@tiny.every_type(*tiny.ONE_OF_EACH_MIXER)
+@tiny.every_type(*tiny.WHOLE_RUNS)
 def test_every_family_ends_in_a_checkpoint_that_stock_code_loads(
     model_type: str, checkpoint: Load, text: Path, tmp_path: Path
 ) -> None:

@@ -38,7 +38,7 @@ def repeated_batch(steps: int = 6, batch: int = 4, length: int = 24) -> Sequence
 # --- every family --------------------------------------------------------------------------------
 
 
-@tiny.every_type(*tiny.ONE_OF_EACH_MIXER)
+@tiny.every_type(*tiny.WHOLE_RUNS)
 def test_recovery_ends_in_a_stock_checkpoint(
     model_type: str, pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from helpers import kernel_stubs, tiny
 from helpers.kernel_worker import TYPES, calibrated, stored_logits
 
 WORKER = Path(__file__).parents[1] / "helpers" / "kernel_worker.py"
-QUICK = ("qwen3_next", "olmo_hybrid", "mamba2", "nemotron_h")
+QUICK = ("qwen3_next", "mamba2")
 Load = Callable[[str], Path]
 
 

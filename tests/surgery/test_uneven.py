@@ -27,7 +27,7 @@ def uneven_plan(path: Path) -> tuple[st.Checkpoint, st.Plan]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@tiny.every_type(*tiny.ONE_OF_EACH_MIXER)
+@tiny.every_type(*tiny.WHOLE_RUNS)
 def test_every_family_is_cut_and_runs(model_type: str, checkpoint: Load, tmp_path: Path) -> None:
     model, plan = uneven_plan(checkpoint(model_type))
     small = st.prune(model, plan, tmp_path / "small", uneven=True)
