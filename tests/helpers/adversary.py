@@ -94,7 +94,8 @@ def every_event(names: Sequence[str], root: Path) -> Iterator[str]:
 
 def try_kills(undisturbed_runs: Mapping[str, UndisturbedRun], root: Path) -> Iterator[TrialResult]:
     for name, count in KILLS_PER_COMMAND.items():
-        for event in evenly_spaced(undisturbed_runs[name].first_events, count):
+        # Not at the first and the last, where a run has written nothing or everything.
+        for event in evenly_spaced(undisturbed_runs[name].first_events, count + 2)[1:-1]:
             problem = kill_and_rerun(name, root, event, undisturbed_runs[name].files_left)
             yield "kill", f"{name} at {event}", problem
 

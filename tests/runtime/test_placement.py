@@ -124,7 +124,8 @@ def test_two_processes_of_a_launch_share_the_tasks(checkpoint: Load, tmp_path: P
     ]  # fmt: skip
 
     def work() -> None:
-        _, _, printed = run(list(map(str, command)))
+        code, err, printed = run(list(map(str, command)))
+        assert code is None, err
         (tmp_path / f"printed-{os.environ['RANK']}").write_text(printed)
 
     run_as_ranks(work)

@@ -134,13 +134,15 @@ def test_headers_of_the_hub_are_not_trusted(hub: LoopbackHub) -> None:
             open_checkpoint(REPO, weights="headers")
 
 
-def test_a_revision_is_its_own(hub: LoopbackHub) -> None:
+def test_a_revision_is_its_own_and_an_unknown_name_is_said(hub: LoopbackHub) -> None:
     assert open_checkpoint(f"{REPO}@v1").config["comment"] == "old"
     assert "comment" not in open_checkpoint(REPO).config
     commit = hub.commit(REPO, "v1")
     assert open_checkpoint(f"{REPO}@{commit}").config["comment"] == "old"
     with pytest.raises(st.StatetrimError, match="someone/tiny has no revision 'v2'"):
         open_checkpoint(f"{REPO}@v2")
+    with pytest.raises(st.StatetrimError, match="someone/else is neither a directory here nor a"):
+        open_checkpoint("someone/else")
 
 
 @pytest.mark.filterwarnings("ignore")  # of huggingface_hub, about retries
