@@ -215,9 +215,13 @@ def test_gates_that_a_kernel_computes_itself_are_understood(bounded: bool) -> No
 
 def test_a_recurrence_that_is_not_known_is_refused() -> None:
     x = torch.randn(1, 8, 2, 4)
-    call = KernelCall(0, x, x, x, "chunk_comba", {})
-    with pytest.raises(st.StatetrimError, match="does not know the recurrence of 'chunk_comba'"):
-        next(walk_states(call, families()["comba"], 8))
+    for family, kernel, arguments, message in (
+        (families()["comba"], "chunk_comba", {}, "does not know the recurrence of 'chunk_comba'"),
+        (KDA, "chunk_kda", {"initial_state": x}, "without a cache"),
+        (KDA, "chunk_kda", {"cu_seqlens": x}, "packed"),
+    ):
+        with pytest.raises(st.StatetrimError, match=message):
+            next(walk_states(KernelCall(0, x, x, x, kernel, arguments), family, 8))
 
 
 def test_filters_of_a_head_are_compared_pair_by_pair() -> None:

@@ -46,11 +46,14 @@ def walk_states(
     """Blocks of a kernel call in order, with the state after every `every`-th token.
 
     `every` is a power of two; the last sample is the final state, whatever the length. The state is
-    rounded to `dtype` after every `piece` tokens, a multiple of `every`. The call
-    starts from empty states, as without a cache. Refuses kernels whose recurrence the family does
-    not define.
+    rounded to `dtype` after every `piece` tokens, a multiple of `every`. Refuses initial states,
+    packed sequences, and kernels whose recurrence the family does not define.
     """
     arguments = call.arguments
+    if arguments.get("initial_state") is not None or arguments.get("initial_states") is not None:
+        raise StatetrimError("the analysis starts from empty states; run the model without a cache")
+    if arguments.get("cu_seqlens") is not None:
+        raise StatetrimError("the analysis takes sequences of one length, not packed ones")
     recurrence = family.recurrence(call.kernel)
     if recurrence is None:
         raise StatetrimError(
