@@ -210,7 +210,7 @@ def watched(model: Path, text: Path, out: Path, terminal: bool, **environment: s
         st.calibrate(model, text, tokens=1024, length=64, recall=0.0)
         st.prune(model, st.select(model, "l1", "50%x100%"), out)
         print("QUIET", file=sys.stderr)
-        st.calibrate(model, text, tokens=64, length=64, progress=False)
+        st.calibrate(model, text, tokens=64, length=64, recall=0.0, progress=False)
         plan = st.select(model, "l1", "50%x100%", progress=False)
         st.prune(model, plan, out.with_name("other"), progress=False)
         print("END", file=sys.stderr)

@@ -78,10 +78,3 @@ def test_more_channels_miss_less(checkpoint: Any, tmp_path: Path) -> None:
     assert prediction.ranked == [str(width) for width in reversed(widths)]
     prediction.save(tmp_path / "prediction.json")
     assert Prediction.load(tmp_path / "prediction.json") == prediction
-
-
-def test_sources_must_agree(checkpoint: Any) -> None:
-    model = st.open(checkpoint("delta_net"))
-    plans = {"half": st.select(model, "l1", "50%x100%")}
-    with pytest.raises(st.StatetrimError, match="same sources"):
-        predict(model, plans, {"a": drawn(0)}, {"b": drawn(1)})

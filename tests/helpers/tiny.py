@@ -156,7 +156,7 @@ ONE_OF_EACH_MIXER = (
 """The other types have the mixer of one of these, with other layers around it."""
 WHOLE_RUNS = ("gated_deltanet", "kda", "qwen3_5_moe", "mamba2", "zamba2")
 """For tests of whole commands, which do not depend on the mixer: a delta rule, a type whose values
-cannot be cut, experts beside a vision tower, Mamba-2, and layers that share a block."""
+cannot be cut, experts with a vision tower, Mamba-2, and layers that share a block."""
 _MLA = {
     **_SHAPE, "num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 8,
     "qk_nope_head_dim": 8, "v_head_dim": 8, "moe_intermediate_size": 16, "num_hidden_layers": 4,

@@ -76,30 +76,28 @@ def test_loss_and_gradient(
 
 
 MEASURE = """
-import os, resource, sys, torch
+import resource, sys, torch
 from torch import nn
 from statetrim.recovery.distillation import chunked_loss
 from statetrim.recovery.distillation import LogitHead
-vocabulary, hidden = 50_304, 64
+positions, vocabulary, hidden = int(sys.argv[1]), 50_304, 64
 student, teacher = (LogitHead(nn.Linear(hidden, vocabulary, bias=False)) for _ in range(2))
-for positions in map(int, sys.argv[1:]):
-    if os.fork() == 0:  # separate processes, each with a peak of its own
-        for count in (32, positions):  # the first is a warm-up
-            x = torch.randn(count, hidden, requires_grad=True)
-            targets, others = torch.randint(0, vocabulary, (count,)), torch.randn(count, hidden)
-            weights = torch.full((count, 1), 1 / count)
-            loss, _ = chunked_loss(x, targets, student, weights, others, teacher)
-            loss.backward()
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, flush=True)
-        os._exit(0)
-    os.wait()
+for count in (32, positions):  # the first is a warm-up
+    x = torch.randn(count, hidden, requires_grad=True)
+    targets = torch.randint(0, vocabulary, (count,))
+    weights = torch.full((count, 1), 1 / count)
+    loss, _ = chunked_loss(x, targets, student, weights, torch.randn(count, hidden), teacher)
+    loss.backward()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """
 
 
 def test_memory_does_not_grow_with_the_sequence() -> None:
     """All logits of the longer sequence would take 2 x 412 MB."""
     short, long = 256, 2048
-    command = [sys.executable, "-c", MEASURE, str(short), str(long)]
-    peaks = list(map(int, subprocess.check_output(command, text=True).split()))
+    peaks = [
+        int(subprocess.check_output([sys.executable, "-c", MEASURE, str(count)], text=True))
+        for count in (short, long)
+    ]
     hidden_bytes = (long - short) * 64 * 4  # one set of hidden states
     assert peaks[1] - peaks[0] < 8 * hidden_bytes + 16 * 2**20, peaks

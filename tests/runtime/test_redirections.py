@@ -261,7 +261,7 @@ def each_with_two_types() -> Iterator[Any]:
             yield pytest.param(name, model_type, marks=() if in_ci else pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("name", "model_type"), each_with_two_types())
+@pytest.mark.parametrize(("name", "model_type"), list(each_with_two_types()))
 def test_no_file_of_a_checkpoint_redirects(
     name: str, model_type: str, pair: Any, tmp_path: Path, kernels: list[str]
 ) -> None:

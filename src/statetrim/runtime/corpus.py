@@ -64,7 +64,11 @@ class Corpus:
         if length < 2 or tokens < length:
             raise StatetrimError(f"{tokens} tokens do not fill one sequence of {length}")
         count = tokens // length
-        assert self.size is None or skip + count * length <= self.size, "beyond the slice"
+        if self.size is not None and skip + count * length > self.size:
+            raise StatetrimError(
+                f"{skip + count * length} tokens were asked of a slice of {self.text} that has "
+                f"{self.size}"
+            )
         first = self.start + skip
         packed = self._tokens.between(first, first + count * length).reshape(count, length)
         lineage = {
