@@ -12,7 +12,8 @@ import torch
 from helpers.refusal import run
 from statetrim.artifacts.steps import RefitRecord
 from statetrim.commands.steps.calibrate import show_statistics
-from statetrim.commands.steps.recover import show_recovery
+from statetrim.commands.steps.recover import _evaluate_command, show_recovery
+from statetrim.recovery.options import RecoverRunOptions
 from statetrim.surgery.refit import refit
 
 
@@ -50,7 +51,15 @@ def test_recovery_shows_means_of_both_ends(
     text = capsys.readouterr().out
     row = next(line for line in text.splitlines() if "3.0000" in line)
     assert "2.7500" in row and "first 2 steps" in text and "last 2 steps" in text
-    assert "statetrim evaluate" in text
+
+
+def test_recovery_names_the_command_that_measures_it_on_other_text(text: Path) -> None:
+    sizes: Any = {"skip": "8k", "tokens": "32k"}
+    options = RecoverRunOptions(text=text, teacher="MODEL", out="OUT", **sizes)
+    assert _evaluate_command(options) == (
+        f"statetrim evaluate OUT --tasks text,mqar --baseline MODEL --text {text} --skip 40960 "
+        f"-o OUT.json"
+    )
 
 
 def test_a_layer_that_a_cut_leaves_exact_has_no_change_in_percent(

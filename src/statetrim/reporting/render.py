@@ -62,7 +62,7 @@ def render_markdown(document: Document) -> str:
     for note in summary.notes:
         lines += ["", f"> {escape(note)}."]
     for fact in summary.facts:
-        lines += ["", f"- {escape(fact.name)}: {'; '.join(map(escape, fact.lines))}"]
+        lines += ["", f"- {escape(fact.name)}: {'; '.join(map(escape, fact.lines))}".rstrip()]
         if fact.commands:
             lines += ["", *(f"      {one_line(line)}" for line in fact.commands)]
     for section in document.shown:

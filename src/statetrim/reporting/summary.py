@@ -48,8 +48,10 @@ def build_summary(findings: Findings) -> Summary:
     facts += _memory_fact(findings)
     facts.append(_engine_fact(findings))
     if findings.original and (steps := steps_after_trim(verdict, findings.original, findings.cut)):
-        reasons = [step.reason for step in steps]
-        facts.append(Fact("Next", reasons, [step.command for step in steps]))
+        lines = list[str]()
+        for step in steps:
+            lines += [f"# {step.reason}", step.command]
+        facts.append(Fact("Next", [], lines))
     recorded_warnings = findings.trim.warnings if findings.trim else ()
     notes = [f"These artifacts do not belong together: {text}" for text in mismatches]
     notes += [f"Warning: {text}" for text in dict.fromkeys((*verdict.warnings, *recorded_warnings))]

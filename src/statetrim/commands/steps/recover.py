@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...maths.units import parse_token_count
 from ...progress import is_rank_zero
 from ...recovery.options import RecoverRunOptions
 from .. import arguments, terminal
@@ -34,6 +36,16 @@ def recover(
     recovered = run_with_progress(run, opened, options, "recovering", **changes)
     if is_rank_zero():
         show_recovery(recovered, str(options.out), as_json=as_json)
+        if not as_json:
+            terminal.print_text(f"measure it:   {_evaluate_command(options)}")
+
+
+def _evaluate_command(options: RecoverRunOptions) -> str:
+    """The command that compares the result with its teacher, on text that it has not seen."""
+    seen = parse_token_count(options.skip) + parse_token_count(options.tokens)
+    words = ["statetrim", "evaluate", str(options.out), "--tasks", "text,mqar"]
+    words += ["--baseline", str(options.teacher or "ORIGINAL"), "--text", str(options.text)]
+    return shlex.join([*words, "--skip", str(seen), "-o", f"{options.out}.json"])
 
 
 def show_coverage(coverage: Coverage) -> None:
@@ -84,6 +96,5 @@ def show_recovery(recovered: Checkpoint, output: str, *, as_json: bool) -> None:
         f"others are as they were; written to {output}",
     )
     terminal.print_text(
-        "the training loss is of other batches at each end, so small changes say little; measure "
-        "with: statetrim evaluate"
+        "the training loss is of other batches at each end, so small changes say little"
     )
