@@ -57,7 +57,7 @@ def test_recovery_names_the_command_that_measures_it_on_other_text(text: Path) -
     sizes: Any = {"skip": "8k", "tokens": "32k"}
     options = RecoverRunOptions(text=text, teacher="MODEL", out="OUT", **sizes)
     assert _evaluate_command(options) == (
-        f"statetrim evaluate OUT --tasks text,mqar --baseline MODEL --text {text} --skip 40960 "
+        f"statetrim evaluate OUT --baseline MODEL --tasks text,mqar --text {text} --skip 40960 "
         f"-o OUT.json"
     )
 

@@ -23,7 +23,7 @@ NOT_RUN = {
     "statetrim evaluate ... --engine vllm": "needs vLLM: `just evaluate-vllm`",
     "statetrim COMMAND": "stands for any command",
     "statetrim --traceback": "stands for any command",
-    "torchrun ... -m statetrim": "examples/ run it with one process, tests/runtime with two",
+    "torchrun ... -m statetrim": "examples/ run it with one process; tests/recovery run two",
     "just": "takes minutes or hours: tests check that the recipe exists",
     "python studies/": "takes minutes or hours: tests check that script and arguments exist",
     "python benchmarks/": "takes minutes or hours: tests check that script and arguments exist",

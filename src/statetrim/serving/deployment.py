@@ -313,6 +313,12 @@ def _recover(verdict: Verdict, facts: RunFacts, out: str) -> str:
 
 
 def _evaluate(facts: RunFacts, model: str, samples: int, out: str) -> str:
-    words = ["statetrim", "evaluate", model, "--baseline", facts.model, "--tasks", "text,mqar"]
-    words += ["--text", facts.text, "--skip", str(facts.skip), "--limit", str(samples)]
-    return shlex.join([*words, "-o", out])
+    command = evaluate_command(model, facts.model, facts.text, facts.skip, out)
+    return f"{command} --limit {samples}"
+
+
+def evaluate_command(model: str, baseline: str, text: str, skip: int, out: str) -> str:
+    """The command that compares a model with `baseline` on what a verdict requires, on text after
+    the first `skip` tokens."""
+    words = ["statetrim", "evaluate", model, "--baseline", baseline, "--tasks", "text,mqar"]
+    return shlex.join([*words, "--text", text, "--skip", str(skip), "-o", out])

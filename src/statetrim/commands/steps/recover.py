@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -42,10 +41,11 @@ def recover(
 
 def _evaluate_command(options: RecoverRunOptions) -> str:
     """The command that compares the result with its teacher, on text that it has not seen."""
+    from ...serving.deployment import evaluate_command
+
     seen = parse_token_count(options.skip) + parse_token_count(options.tokens)
-    words = ["statetrim", "evaluate", str(options.out), "--tasks", "text,mqar"]
-    words += ["--baseline", str(options.teacher or "ORIGINAL"), "--text", str(options.text)]
-    return shlex.join([*words, "--skip", str(seen), "-o", f"{options.out}.json"])
+    teacher, text = str(options.teacher or "ORIGINAL"), str(options.text)
+    return evaluate_command(str(options.out), teacher, text, seen, f"{options.out}.json")
 
 
 def show_coverage(coverage: Coverage) -> None:
