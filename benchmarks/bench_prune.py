@@ -140,7 +140,6 @@ def write_checkpoint(directory: Path, gigabytes: float, form: str) -> int:
 
 
 SHAPES = {"bf16": "50%x100%", "fp8": "50%x50%", "nvfp4": "50%x50%"}
-VALUES = {"bf16": (), "fp8": ("--value-method", "rand"), "nvfp4": ("--value-method", "rand")}
 """Of quantised formats values are cut too, so that weights are quantised again."""
 
 # The peak memory of a process includes that of its parent at fork, so the parent must be small.
@@ -168,9 +167,7 @@ def compare(root: Path, gigabytes: float, rounds: int, form: str) -> dict[str, f
     source, copy, pruned, plan = (root / name for name in ("source", "copy", "pruned", "plan.json"))
     size = write_checkpoint(source, gigabytes, form)
     tool = (sys.executable, "-m", "statetrim")
-    timed(
-        *tool, "select", source, "--method", "rand", "--to", SHAPES[form], *VALUES[form], "-o", plan
-    )
+    timed(*tool, "select", source, "--method", "rand", "--to", SHAPES[form], "-o", plan)
     copies, prunes, peaks = [], [], []
     for _ in range(rounds):
         copies.append(timed("cp", "-r", source, copy)[0])

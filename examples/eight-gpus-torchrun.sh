@@ -17,7 +17,7 @@ statetrim calibrate SMALL --original Qwen/Qwen3.5-27B --text text.jsonl --tokens
 statetrim refit SMALL --statistics fit.safetensors -o OUT
 
 # Measure
-statetrim select Qwen/Qwen3.5-27B --to 64x64 --method rand --value-method rand -o random.json
+statetrim select Qwen/Qwen3.5-27B --to 64x64 --method rand -o random.json
 statetrim prune Qwen/Qwen3.5-27B random.json -o RANDOM
 torchrun --standalone --nproc-per-node 8 -m statetrim evaluate OUT RANDOM --baseline Qwen/Qwen3.5-27B --tasks text,mqar --text test.jsonl -o scores.json
 statetrim report OUT scores.json --baseline Qwen/Qwen3.5-27B -o report

@@ -17,7 +17,7 @@ statetrim select Qwen/Qwen3.5-27B --to 64x64 --statistics statistics.safetensors
 statetrim prune Qwen/Qwen3.5-27B-FP8 plan.json -o OUT
 
 # Measure
-statetrim select Qwen/Qwen3.5-27B --to 64x64 --method rand --value-method rand -o random.json
+statetrim select Qwen/Qwen3.5-27B --to 64x64 --method rand -o random.json
 statetrim prune Qwen/Qwen3.5-27B-FP8 random.json -o RANDOM
 statetrim evaluate OUT RANDOM --baseline Qwen/Qwen3.5-27B-FP8 --tasks text,mqar --text test.jsonl -o scores.json
 statetrim report OUT scores.json --baseline Qwen/Qwen3.5-27B-FP8 -o report

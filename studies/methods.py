@@ -138,12 +138,12 @@ class Study:
         plan = st.select(
             self.model, method, to, seed=row["seed"], statistics=statistics, method_options=options
         )
-        channels = json.dumps([kept.tolist() for kept in plan.kept.values()])
+        channels = json.dumps([kept.tolist() for kept in plan.axes["key"].kept.values()])
         if channels not in self.figures:
             with tempfile.TemporaryDirectory() as directory:
                 small = st.prune(self.model, plan, out=Path(directory) / "small")
                 self.figures[channels] = self.evaluator.measure(st.load(small))
-        swaps = sum(sum(note.get("swaps", [])) for note in plan.notes.values())
+        swaps = sum(sum(note.get("swaps", [])) for note in plan.axes["key"].notes.values())
         return self.figures[channels] | ({"swaps": swaps} if method == "drrqr" else {})
 
 

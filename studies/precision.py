@@ -60,9 +60,8 @@ def make_cut(model: st.Checkpoint, part: str, text: Path, work: Path) -> st.Chec
         st.calibrate(model, text, methods=methods, out=statistics_path, **CALIBRATION)
     plan = st.select(
         model,
-        "product",
+        "product,readout_greedy",
         f"{keys}x{values}",
-        value_method="readout_greedy",
         statistics=statistics_path,
     )
     small = st.prune(model, plan, work / f"{out.name}-plain")

@@ -126,13 +126,13 @@ class Case:
         return st.inspect(self.model).quantized
 
     def prune(self) -> str:
-        plan = st.select(self.model, "l1", SHAPE, value_method="readout_l1")
+        plan = st.select(self.model, "l1,readout_l1", SHAPE)
         self.cut = st.prune(self.model, plan, self.work / "cut", progress=False).path
         return requantized_text(self.cut)
 
     def sibling(self) -> str:
         """Also the KL divergence from the 16-bit cut, and that of quantising the cut."""
-        plan = st.select(self.original, "l1", SHAPE, value_method="readout_l1")
+        plan = st.select(self.original, "l1,readout_l1", SHAPE)
         self.cut = st.prune(self.model, plan, self.work / "sibling", progress=False).path
         plain = st.prune(self.original, plan, self.work / "plain", progress=False).path
         after = quantize_checkpoint(plain, self.work / "after", self.form, self.only)

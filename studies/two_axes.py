@@ -1,8 +1,8 @@
 """Keys, values or both? Cuts of both axes of the state at equal bytes, on one checkpoint.
 
     python studies/two_axes.py run MODEL --text train.jsonl --test wiki.valid.raw \\
-        --method product --value-method readout_greedy
-    python studies/two_axes.py errors MODEL --text train.jsonl [--keep 32 --keep-values 32]
+        --method product,readout_greedy
+    python studies/two_axes.py errors MODEL --text train.jsonl [--to 32x32]
     python studies/two_axes.py page
 
 For every share of the state's bytes it removes key channels alone, value channels alone, both to a
@@ -29,7 +29,7 @@ from matplotlib.lines import Line2D
 import statetrim as st
 from evaluator import Evaluator
 from runner import Row, Rows, by_model, fill, places, read_rows, start, study_parser, table
-from statetrim.geometry import Geometry
+from statetrim.cut.geometry import Geometry
 from statetrim.surgery.refit import layer_errors
 
 PARTS = ("1/4", "1/16", "1/2", "3/8")
@@ -79,9 +79,10 @@ def cases(options: argparse.Namespace, geometry: Geometry) -> list[Row]:
         for part in options.parts:
             for kind in options.shapes:
                 keys, values = shapes_for_share(geometry, Fraction(part))[kind]
+                key_method, value_method = options.method.split(",")
                 methods = {
-                    "key_method": None if kind == "value" else options.method,
-                    "value_method": None if kind == "key" else options.value_method,
+                    "key_method": None if kind == "value" else key_method,
+                    "value_method": None if kind == "key" else value_method,
                 }
                 row = {"model": name, "part": part, "shape": kind, "size": [keys, values]}
                 rows.append({**row, **methods, "step": step})
@@ -106,9 +107,8 @@ class CutMaker:
         name = f"{row['model']}-{keys}x{values}-{row['key_method']}-{row['value_method']}"
         plan = st.select(
             self.model,
-            row["key_method"] or "l1",
+            [row["key_method"] or "l1", row["value_method"] or "readout_l1"],
             f"{keys}x{values}",
-            value_method=row["value_method"] or "readout_l1",
             statistics=self.statistics,
         )
         cut = st.prune(self.model, plan, self.folder / f"{name}-cut")
@@ -140,7 +140,7 @@ def axis_figures(evaluator: Evaluator, live: Any) -> Row:
 def run() -> None:
     parser = study_parser(
         __doc__, "model", "text", "test", results="results/two-axes.jsonl", name=None,
-        method="energy", value_method="readout_greedy", parts=list(PARTS), windows=48, work=None,
+        method="energy,readout_greedy", parts=list(PARTS), windows=48, work=None,
     )  # fmt: skip
     parser.add_argument("--shapes", nargs="+", choices=STYLES, default=list(STYLES))
     parser.add_argument("--steps", nargs="+", choices=LINES, default=list(LINES))
@@ -150,8 +150,7 @@ def run() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.work or Path(temporary)
         folder.mkdir(exist_ok=True)
-        methods = [options.method, options.value_method]
-        maker = CutMaker(model, options.text, methods, folder)
+        maker = CutMaker(model, options.text, options.method.split(","), folder)
         evaluator = Evaluator(model, options.test, options.windows, list(RECALL_PAIRS))
 
         def measure(row: Row) -> Row:
@@ -164,16 +163,14 @@ def run() -> None:
 
 def run_errors() -> None:
     parser = study_parser(
-        __doc__, "model", "text", keep=32, keep_values=32, method="energy",
-        value_method="readout_greedy", tokens=2**14,
+        __doc__, "model", "text", to="32x32", method="energy,readout_greedy", tokens=2**14,
     )  # fmt: skip
     options = parser.parse_args()
     torch.set_num_threads(1)
     model, tokens, text = st.open(options.model), options.tokens, options.text
-    methods = [options.method, options.value_method]
+    methods = options.method.split(",")
     statistics = st.calibrate(model, text, tokens=tokens, methods=methods, recall=0.0)
-    to, value_method = f"{options.keep}x{options.keep_values}", options.value_method
-    plan = st.select(model, options.method, to, value_method=value_method, statistics=statistics)
+    plan = st.select(model, methods, options.to, statistics=statistics)
     with tempfile.TemporaryDirectory() as folder:
         small = st.prune(model, plan, Path(folder) / "small")
         fit = st.calibrate(small, text, original=model, tokens=tokens, recall=0.0)

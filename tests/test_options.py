@@ -127,7 +127,7 @@ def test_the_command_line_fills_every_option(
 ) -> None:
     model, out = str(checkpoint("qwen3_5_text")), str(tmp_path / "out")
     words = "--to 0.5 --for vllm --by-layer --text t --tokens 7 --method l1"
-    words += " --value-method readout_l1 --refit --recall 0.3"
+    words += " --refit --recall 0.3"
     words += " --recover 8 --tasks mqar,squad --data d --limit 9 --batch-size 10 --no-control"
     words += " --benchmark --length 11 --seed 12 --dtype bfloat16 --state-dtype int8"
     changed: set[str] = set()
@@ -168,7 +168,7 @@ def test_jobs_with_the_same_target_have_the_same_record(
     model = st.open(checkpoint("qwen3_5_text"))
     common = {"text": "owner/name", "tokens": "1k", "method": "drrqr", "recall": 0.0}
     job = Job.from_options(model, st.TrimOptions(to=to, for_=for_, **common))
-    resolved = {"source": model.digest, "tokens": 1024, "value_method": "readout_greedy", **kept}
+    resolved = {"source": model.digest, "tokens": 1024, "method": "drrqr", **kept}
     assert job.record.items() >= resolved.items()
     own = {"format", "version", "statetrim", "source", "weights", "files"}
     own |= {"text_stamp", "data_stamp"}

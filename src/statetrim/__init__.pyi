@@ -16,12 +16,12 @@ from .artifacts.timings import Timings as Timings
 from .artifacts.verification import Verification as Verification
 from .benchmarking.benchmark import benchmark as benchmark
 from .calibration.calibrate import calibrate as calibrate
+from .cut.geometry import Geometry as Geometry
+from .cut.rows import ChannelRows as ChannelRows
+from .cut.rows import row_indices as row_indices
 from .errors import StatetrimError as StatetrimError
 from .evaluation.evaluate import evaluate as evaluate
 from .families.contract import Family as Family
-from .geometry import ChannelRows as ChannelRows
-from .geometry import Geometry as Geometry
-from .geometry import row_indices as row_indices
 from .methods.contract import Evidence as Evidence
 from .methods.contract import ValueEvidence as ValueEvidence
 from .methods.contract import needs as needs

@@ -11,6 +11,7 @@ from .progress import ShowProgress
 TEXT_HELP = "A .txt, .jsonl or .parquet file, a folder of them, or a hub dataset."
 SKIP_HELP = "Tokens to skip at the start of the text."
 BATCH_SIZE_HELP = "Sequences per forward pass."
+METHODS_HELP = "Selection methods; each chooses keys, values or heads. l1,readout_l1 need no text."
 
 
 @options

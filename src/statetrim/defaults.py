@@ -6,5 +6,7 @@ VALUE_METHOD = "readout_greedy"
 """Selection method for value channels."""
 HEAD_METHOD = "head_refit"
 """Selection method for whole heads (results/two-axes.md)."""
+DEFAULT_METHODS = f"{KEY_METHOD},{VALUE_METHOD},{HEAD_METHOD}"
+"""One for every axis."""
 RECALL_SHARE = 0.25
 """Fraction of the calibration tokens that are recall sequences; the others are text."""

@@ -53,18 +53,13 @@ def rules(name: str, value: Iterable[str]) -> None:
         check_rule(rule)
 
 
-def method(name: str, value: Any) -> None:
-    """The name of a selection method, or a Python file that defines one."""
-    from .methods import check_method
+def methods(name: str, value: Any) -> None:
+    """Selection methods: functions, names, or Python files that define one."""
+    from .methods import check_method, listed_methods
 
-    if isinstance(value, str):
-        check_method(value)
-
-
-def methods(name: str, value: Iterable[str]) -> None:
-    """Names of selection methods."""
-    for each in value:
-        method(name, each)
+    for method in listed_methods(value):
+        if isinstance(method, str):
+            check_method(method)
 
 
 def engine(name: str, value: str) -> None:

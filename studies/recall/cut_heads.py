@@ -17,7 +17,7 @@ import torch
 
 import statetrim as st
 from judge import Judge, Row, Rows, study_parser
-from statetrim.geometry import allowed_head_counts
+from statetrim.cut.geometry import allowed_head_counts
 from statetrim.runtime.loading import load_live
 
 
@@ -33,7 +33,7 @@ def variants(geometry: st.Geometry) -> list[tuple[Row, dict[str, Any]]]:
             cuts += [
                 (
                     {"part": f"1/{divisor}", "cut": f"{heads // divisor} heads", "method": method},
-                    {"to": f"{heads // divisor}heads", "head_method": method},
+                    {"to": f"{heads // divisor}heads", "method": method},
                 )
                 for method in ("head_refit", "head_energy", "head_rank", "rand")
             ]
@@ -72,7 +72,7 @@ def main() -> None:
             plan = st.select(model, statistics=statistics, progress=False, **selection)
             cut = st.prune(model, plan, Path(directory) / "cut", progress=False)
             sums = statistics
-            if plan.kept_heads is None:
+            if "head" not in plan.axes:
                 sums = st.calibrate(cut, options.text, original=model, **calibration_options)
             small = st.refit(cut, sums, out=Path(directory) / "small", progress=False)
             for refitted, checkpoint in ((False, cut), (True, small)):

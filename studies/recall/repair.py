@@ -52,16 +52,10 @@ class Study:
         mix |= {"length": 256, "tokens": CALIBRATED, "skip": options.seed * SEEN}
         stem = f"{self.model.path.name}-seed{options.seed}"
         sums = options.work / f"{stem}.safetensors"
+        methods = [defaults.KEY_METHOD, defaults.VALUE_METHOD]
         if not sums.exists():
-            methods = [defaults.KEY_METHOD, defaults.VALUE_METHOD]
             st.calibrate(self.model, options.text, methods=methods, out=sums, **mix)
-        plan = st.select(
-            self.model,
-            defaults.KEY_METHOD,
-            to,
-            value_method=defaults.VALUE_METHOD,
-            statistics=sums,
-        )
+        plan = st.select(self.model, methods, to, statistics=sums)
         name = f"{stem}-{shape.replace('/', '-').replace(' ', '-')}"
         small = st.prune(self.model, plan, options.work / name, uneven=shape in BY_LAYER)
         fitted = options.work / f"{name}-refit"

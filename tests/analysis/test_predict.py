@@ -30,8 +30,8 @@ def test_prediction_equals_the_cut_on_disk(
     values = model.geometry.head_v_dim // 2
     plans = {
         "keys": st.select(model, "l1", f"{half}x100%"),
-        "values": st.select(model, to=f"100%x{values}", value_method="readout_l1"),
-        "both": st.select(model, "l1", f"{half}x{values}", value_method="readout_l1"),
+        "values": st.select(model, to=f"100%x{values}", method="readout_l1"),
+        "both": st.select(model, "l1,readout_l1", f"{half}x{values}"),
     }
     fitted = {"a": drawn(0), "b": drawn(1)}
     measured = {"a": drawn(2), "b": drawn(3)}

@@ -15,7 +15,9 @@ from torch.nn import functional
 import statetrim as st
 from helpers.reads import record_tensor_reads
 from statetrim.analysis.sensitivity import LENGTH, sensitivity
+from statetrim.artifacts.plan import AxisPlan
 from statetrim.artifacts.sensitivity import LayerCut, Samples, Sensitivity
+from statetrim.cut.shape import ChannelAxis
 from statetrim.progress import Progress
 from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.live import find_mixers
@@ -64,9 +66,9 @@ def test_a_layer_alone_is_that_layer_of_the_cut_checkpoint(
     checkpoint: Callable[[str], Path], model_type: str, text: Path, tmp_path: Path
 ) -> None:
     model = st.open(checkpoint(model_type))
-    plans = {
+    plans: dict[ChannelAxis, st.Plan] = {
         "key": st.select(model, "rand", "50%x100%"),
-        "value": st.select(model, to="100%x4", value_method="rand"),
+        "value": st.select(model, to="100%x4", method="rand"),
     }
     result = sensitivity(model, list(plans.values()), text, windows=WINDOWS, rows=ROWS)
     ids = Corpus(text, model).read(tokens=WINDOWS * LENGTH, length=LENGTH).ids
@@ -75,7 +77,7 @@ def test_a_layer_alone_is_that_layer_of_the_cut_checkpoint(
     for axis, plan in plans.items():
         small = Small(model, plan, tmp_path / axis)
         for layer in model.geometry.layers:
-            cut = result.find(layer, axis, plan.keep_values or plan.keep)
+            cut = result.find(layer, axis, plan.counts(axis)[layer])
             with grafted(live, model, small, layer):
                 expected = plain_nll(live, ids)
                 recalled = {p: plain_recall(live, p, ROWS) for p in cut.samples.recall}
@@ -106,7 +108,7 @@ def test_errors_are_those_of_the_cut_layer_on_the_same_input(
             args, kwargs, before = calls[layer]
             missed = mixer(*args, **kwargs) - before
             expected = float(missed.square().sum() / before.square().sum())
-            error = result.find(layer, "key", plan.keep).error
+            error = result.find(layer, "key", plan.counts("key")[layer]).error
             assert error["text"] == pytest.approx(expected, rel=1e-4)
             assert set(error) == {"text", "random", "recall"}
 
@@ -116,7 +118,7 @@ def test_from_disk_it_is_the_same_and_weights_are_read_once_for_a_cut(
     checkpoint: Callable[[str], Path], model_type: str, text: Path
 ) -> None:
     model = st.open(checkpoint(model_type))
-    plan = st.select(model, "rand", "50%x4", value_method="rand")
+    plan = st.select(model, "rand", "50%x4")
     options: dict[str, Any] = {"windows": WINDOWS, "rows": ROWS, "batch_size": 1}
     in_memory = sensitivity(model, [plan], text, **options)
     with record_tensor_reads(model) as read_names:
@@ -164,9 +166,11 @@ def test_refuses_plans_that_compare_nothing(checkpoint: Callable[[str], Path], t
         sensitivity(model, [plan, plan], text, windows=2, rows=2)
     with pytest.raises(st.StatetrimError, match="nothing to compare"):
         everything = {
-            layer: torch.arange(12).repeat(len(kept), 1) for layer, kept in plan.kept.items()
+            layer: torch.arange(12).repeat(len(kept), 1)
+            for layer, kept in plan.axes["key"].kept.items()
         }
-        sensitivity(model, [replace(plan, kept=everything)], text, windows=2, rows=2)
+        whole = st.Plan({"key": AxisPlan(everything, "none")})
+        sensitivity(model, [whole], text, windows=2, rows=2)
     other = st.open(checkpoint("gated_deltanet"))
     with pytest.raises(st.StatetrimError, match="another model"):
         sensitivity(other, [plan], text, windows=2, rows=2)

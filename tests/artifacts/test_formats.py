@@ -26,7 +26,7 @@ SOURCE = Path(st.__file__).parent
 
 
 READERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], Any]] = {
-    "plan.json": (st.Plan.load, lambda x: (x.keep, x.keep_values, x.method), (8, 4, "l1")),
+    "plan.json": (st.Plan.load, lambda x: (x.to, x.axes["key"].method), ("8x4", "l1")),
     "statistics.safetensors": (st.Statistics.load, lambda x: int(x.layers[1].tokens), 256),
     "refit-statistics.safetensors": (
         st.Statistics.load, lambda x: x.layers[0].target_moment is not None, True,
@@ -38,7 +38,7 @@ READERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], Any]] = {
     "verification.json": (st.Verification.load, lambda x: (x.engine, x.faults), ("mlx", {})),
     "prediction.json": (Prediction.load, lambda x: x.ranked, ["8x8", "6x10"]),
     "small/statetrim/decision.json": (Decision.load, lambda x: x.chosen, "7x6"),
-    "small/statetrim/plan.json": (st.Plan.load, lambda x: (x.keep, x.keep_values), (7, 6)),
+    "small/statetrim/plan.json": (st.Plan.load, lambda x: x.to, "7x6"),
     "snapshots.json": (st.Snapshots.load, lambda x: len(x.codes), 6),
     "prompt.safetensors": (StateFile.load, lambda x: x.header.tolerance, 0.05),
     "small/statetrim/prune.json": (PruneRecord.load, lambda x: (x.source or "")[:6], "fc87e5"),
@@ -92,7 +92,7 @@ def test_commands_take_them(tmp_path: Path) -> None:
     plan = st.select(
         artifacts / "model", "product", "8x100%", statistics=artifacts / "statistics.safetensors"
     )
-    assert plan.keep == 8
+    assert plan.to == "8x100%"
     small = st.prune(
         artifacts / "model", artifacts / "plan.json", tmp_path / "small", progress=False
     )

@@ -48,7 +48,8 @@ def scores(cut: str = "SMALL", lost: float = 0.5) -> st.Scores:
 def card(model: st.Checkpoint, original: str = "", **changes: Any) -> str:
     plan = st.select(model, "l1", to="6x100%")
     after = plan.pruned_geometry(model.geometry)
-    return model_card(model, replace(plan, **changes), after, 1234, original)
+    changed = replace(plan, axes={"key": replace(plan.axes["key"], **changes)})
+    return model_card(model, changed, after, 1234, original)
 
 
 def front_matter(text: str) -> dict[str, Any]:

@@ -30,9 +30,19 @@ def plan(change: Callable[[dict[str, Any]], Any]) -> SpoilCheckpoint:
     return lambda root: edit_json(root / "plan.json", change)
 
 
+def keys(change: Callable[[dict[str, Any]], Any]) -> SpoilCheckpoint:
+    """A plan with changed key channels by layer."""
+    return plan(lambda p: change(p["axes"]["key"]["kept"]) and None)
+
+
 def channels(head: Any) -> SpoilCheckpoint:
     """A plan in which the first head of layer 0 keeps `head`."""
-    return plan(lambda p: p["kept"]["0"].__setitem__(0, head))
+    return keys(lambda kept: kept["0"].__setitem__(0, head))
+
+
+def values_of(kept: Any) -> SpoilCheckpoint:
+    """A plan that also cuts values."""
+    return plan(lambda p: p["axes"].update(value={"kept": kept, "method": "rand"}))
 
 
 for head, expected_text in (
@@ -62,39 +72,35 @@ for head, expected_text in (
 ):
     add(f"plan head {head!r}", channels(head), expected_text)
 for value in (None, [], {}, "x", 3, [[0]], True):
-    add(f"plan kept {value!r}", plan(lambda p, v=value: p.update(kept=v)), "kept")
+    add(f"plan kept {value!r}", plan(lambda p, v=value: p["axes"]["key"].update(kept=v)), "kept")
 for value in (None, [], {}, "x", 3, [0, 1], [[]], [None], True):
-    change = plan(lambda p, v=value: p["kept"].update({"0": v}))
+    change = keys(lambda kept, v=value: kept.update({"0": v}))
     add(f"plan layer {value!r}", change, "same number of channels")
 for name in ("-1", "0.0", "00", " 0", "x", "", "1e3", "\u0660", "1" * 50, "+1", ESCAPE):
-    change = plan(lambda p, n=name: p["kept"].update({n: p["kept"]["0"]}))
+    change = keys(lambda kept, n=name: kept.update({n: kept["0"]}))
     add(f"plan names layer {name!r:.20}", change, "kept")
-add("plan lacks a layer", plan(lambda p: p["kept"].pop("0") and None), "differ in their")
+add("plan lacks a layer", keys(lambda kept: kept.pop("0")), "differ in their")
 for layer in ("1", "3", "999999"):
-    change = plan(lambda p, n=layer: p["kept"].update({n: p["kept"]["0"]}))
+    change = keys(lambda kept, n=layer: kept.update({n: kept["0"]}))
     add(f"plan has layer {layer} too", change, "differ in their")
-add("plan lacks a head", plan(lambda p: p["kept"]["0"].pop() and None), "2 heads of 8")
+add("plan lacks a head", keys(lambda kept: kept["0"].pop()), "2 heads of 8")
 add(
     "plan has a head too many",
-    plan(lambda p: p["kept"]["0"].append(p["kept"]["0"][0])),
+    keys(lambda kept: kept["0"].append(kept["0"][0])),
     "2 heads of 8",
 )
-add("a layer of 4", plan(lambda p: p["kept"].update({"2": [[0, 1, 2, 3]] * 2})), "different widths")
-for value in (7, 9, 0, -8, 8.0, "8", None, True, [8], 10**400):
-    add(f"plan keep = {value!r:.20}", plan(lambda p, v=value: p.update(keep=v)), "says keep")
-for value in (4, 0, "x", []):
-    change = plan(lambda p, v=value: p.update(keep_values=v))
-    add(f"plan keep_values = {value!r}", change, "says keep_values")
+add("a layer of 4", keys(lambda kept: kept.update({"2": [[0, 1, 2, 3]] * 2})), "different widths")
+for value in (None, [], {}, "x", 3, {"key": None}, {"keys": {}}, {"state": {}}, True):
+    add(f"plan axes = {value!r}", plan(lambda p, v=value: p.update(axes=v)), "axes")
 for name, heads, expected_text in (
     ("too few heads", [[0, 1, 2, 3]] * 3, "4 heads of 4"),
     ("channels beyond", [[0, 1, 2, 8]] * 4, "beyond 0 to 7"),
     ("no order", [[1, 0, 2, 3]] * 4, "ascending"),
 ):
-    change = plan(lambda p, h=heads: p.update(keep_values=4, kept_values={"0": h, "2": h}))
+    change = values_of({"0": heads, "2": heads})
     add(f"plan cuts values: {name}", change, expected_text)
 for value in ({}, [], 3, "x"):
-    change = plan(lambda p, v=value: p.update(kept_values=v))
-    add(f"plan kept_values = {value!r}", change, "kept_values")
+    add(f"plan keeps values {value!r}", values_of(value), "axes")
 for value in (0, 2, -1, 1.0, "1", None, True, [1], 10**400):
     add(f"plan version {value!r:.20}", plan(lambda p, v=value: p.update(version=v)), "of version")
 for value in (None, "", "statetrim prune", 1, ["statetrim plan"]):
@@ -104,15 +110,17 @@ for value in (None, "", "0" * 64, 3, [], {"a": 1}):
     add(f"plan source {value!r}", change, "made for another model")
 for name, values in {
     "lineage": (None, [], "x", 3),
-    "options": (None, [], "x", 3),
     "seed": (None, [], "x", 1.0, True),
 }.items():
     for value in values:
         change = plan(lambda p, n=name, v=value: p.update({n: v}))
         add(f"plan {name} {value!r}", change, f"plan.json is not valid: {name}")
+for value in (None, [], "x", 3):
+    change = plan(lambda p, v=value: p["axes"]["key"].update(options=v))
+    add(f"plan options {value!r}", change, "axes")
 add(
     "plan keeps all",
-    plan(lambda p: p.update(keep=12, kept={n: [list(range(12))] * 2 for n in ("0", "2")})),
+    keys(lambda kept: kept.update({n: [list(range(12))] * 2 for n in ("0", "2")})),
     "nothing would change",
 )
 for name, text in (BAD_JSON | NOT_OBJECTS).items():

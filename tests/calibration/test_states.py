@@ -92,7 +92,7 @@ def test_ghost_scores_the_error_of_the_output_when_a_channel_is_not_read(
         torch.testing.assert_close(
             statistics.layers[layer].state_read, expected, rtol=1e-3, atol=1e-9
         )
-        for head, kept in enumerate(plan.kept[layer].tolist()):
+        for head, kept in enumerate(plan.axes["key"].kept[layer].tolist()):
             largest = np.argsort(-expected[head].numpy())[: len(kept)]
             assert kept == sorted(largest.tolist())
 
@@ -113,8 +113,8 @@ def test_ranks_and_norms_are_those_of_the_kernels_final_states(
         expected = [np.full(len(sums), len(states)), share.sum(0), singular.sum((0, 2))]
         np.testing.assert_allclose(sums, np.stack(expected, 1), rtol=1e-4)
     keep = model.geometry.num_v_heads // 2
-    plan = st.select(model, to=f"{keep}heads", head_method="head_rank", statistics=statistics)
-    assert plan.head_method == "head_rank"
+    plan = st.select(model, to=f"{keep}heads", method="head_rank", statistics=statistics)
+    assert plan.axes["head"].method == "head_rank"
 
 
 def test_heads_of_high_rank_and_norm_go() -> None:

@@ -31,13 +31,14 @@ def test_select_and_prune_end_in_a_smaller_checkpoint(
     model = checkpoint("qwen3_5_text")
     seen = json.loads(run("inspect", model, "--to", "6x4", "--json").stdout)
     assert (seen["after"]["head_k_dim"], seen["after"]["head_v_dim"]) == (6, 4)
-    weights_only = ["--method", "l1", "--option", "score=q", "--value-method", "readout_l1"]
+    weights_only = ["--method", "l1,readout_l1", "--option", "score=q"]
     selected = run("select", model, "--to", "6x4", *weights_only, "-o", "p.json", cwd=tmp_path)
     assert selected.returncode == 0, selected.stderr
-    assert "6 of 12 channels" in selected.stdout and "4 of 8 channels" in selected.stdout
+    assert "l1 (score=q) and readout_l1" in selected.stdout
+    assert "12 x 8 -> 6 x 4" in selected.stdout
     plan = st.Plan.load(tmp_path / "p.json")
-    assert (plan.to, plan.keep, plan.keep_values) == ("6x4", 6, 4)
-    assert (plan.options, plan.value_method) == ({"score": "q"}, "readout_l1")
+    assert plan.to == "6x4" and plan.counts("value") == dict.fromkeys(plan.layers, 4)
+    assert (plan.axes["key"].options, plan.axes["value"].method) == ({"score": "q"}, "readout_l1")
 
     dry = run("prune", model, "p.json", "-o", "out", "--dry-run", "--json", cwd=tmp_path)
     assert json.loads(dry.stdout)["head_k_dim"] == [12, 6]
@@ -94,19 +95,19 @@ def test_values_alone_are_chosen_and_what_cannot_be_is_refused(
     run: Run, checkpoint: Any, tmp_path: Path
 ) -> None:
     model = checkpoint("qwen3_5_text")
-    options = ["--to", "100%x50%", "--method", "l1", "--value-method", "readout_l1"]
+    options = ["--to", "100%x50%", "--method", "l1,readout_l1"]
     values = run("select", model, *options, "-o", "v.json", cwd=tmp_path)
     assert values.returncode == 0, values.stderr
     plan = st.Plan.load(tmp_path / "v.json")
-    assert (plan.keep, plan.keep_values, plan.method, plan.to) == (12, 4, "none", "100%x4")
+    assert plan.axes.keys() == {"value"} and plan.to == "100%x4"
     assert "key head" not in values.stdout
     for arguments, message in (
         ([], "say what to keep"),
         (["--to", "0.5"], "several shapes"),
         (["--to", "100%x8"], "nothing would change"),
-        (["--to", "100%x4", "--value-method", "drrqr"], "does not choose value"),
-        (["--to", "100%x4", "--value-method", "readout_greedy"], "needs readout_gram"),
-        (["--to", "100%x4", "--value-option", "tolerance=2"], "no option 'tolerance'"),
+        (["--to", "100%x4", "--method", "drrqr"], "does not choose value"),
+        (["--to", "100%x4", "--method", "readout_greedy"], "needs readout_gram"),
+        (["--to", "100%x4", "--option", "tolerance=2"], "no option 'tolerance'"),
     ):
         refused = run("select", model, *arguments, "-o", "n.json", cwd=tmp_path)
         assert refused.returncode == 2 and message in refused.stderr, refused.stderr

@@ -21,7 +21,7 @@ MISTAKES = {
     "trim M -o O --to 1.5": "between 0 and 1",
     "trim M -o O --for abacus": "there is no engine 'abacus'; choose vllm",
     "trim M -o O --method nonsense": "there is no method 'nonsense'",
-    "trim M -o O --value-method nonsense": "there is no method 'nonsense'",
+    "trim M -o O --method l1,nonsense": "there is no method 'nonsense'",
     "trim M -o O --tasks non/sense": "no task has the name 'non/sense'",
     "trim M -o O --text typo.jsonl": "there is no file typo.jsonl",
     "trim M -o O --recall 2": "--recall must be a fraction",

@@ -53,7 +53,7 @@ def test_help_fits_80_columns_and_nothing_is_cut(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("typed", "offered"),
-    [("statetrim tri", "trim"), ("statetrim trim --value-m", "--value-method")],
+    [("statetrim tri", "trim"), ("statetrim trim --metho", "--method")],
 )
 def test_the_shell_completes(typed: str, offered: str) -> None:
     last = str(len(typed.split()) - 1)

@@ -11,6 +11,7 @@ import pytest
 import statetrim as st
 from helpers.doc_pages import PAGES, ROOT, Block, python
 from helpers.doc_world import NotReady, World
+from statetrim.cut.shape import Axis
 from statetrim.maths.units import parse_token_count
 
 ELSEWHERE = {"quickstart.md": "test_readme.py runs it, from the built wheel"}
@@ -108,14 +109,9 @@ def test_a_snippet_runs(
         raise AssertionError(f"{block}\n{error}\nMend the page, or tests/docs/") from error
 
 
-def choose(page_world: World, method: Any, axis: str) -> None:
+def choose(page_world: World, method: Any, axis: Axis) -> None:
     """Select half of the channels with the method of the page."""
     page_world.make("statistics.safetensors", 0)
-    arguments: dict[str, Any] = (
-        {"to": "64x100%", "method": method}
-        if axis == "key"
-        else {"to": "100%x64", "value_method": method}
-    )
-    plan = st.select("MODEL", statistics="statistics.safetensors", **arguments)
-    chosen = plan.kept if axis == "key" else plan.kept_values
-    assert chosen and all(kept.shape == (2, 64) for kept in chosen.values())
+    to = "64x100%" if axis == "key" else "100%x64"
+    plan = st.select("MODEL", method, to, statistics="statistics.safetensors")
+    assert all(kept.shape == (2, 64) for kept in plan.axes[axis].kept.values())

@@ -13,6 +13,7 @@ from torch import Tensor
 import statetrim as st
 from helpers import tiny
 from helpers.masking import masked
+from statetrim.artifacts.plan import AxisPlan
 from statetrim.families import families
 
 KEEP, KEEP_VALUES = 8, 4
@@ -32,14 +33,11 @@ def random_plan(
     model: st.Checkpoint, keep: int | None, keep_values: int | None = None, seed: int = 1
 ) -> st.Plan:
     """A random plan, which keeps different channels in different layers and heads."""
-    plan = st.select(
-        model, "rand", f"{keep or '100%'}x{keep_values or '100%'}", value_method="rand", seed=seed
-    )
-    for width, kept in ((keep, plan.kept), (keep_values, plan.kept_values or {})):
-        if width is not None:
-            # A few heads may agree by chance, because there are few channels.
-            tables = torch.stack([table for layer in kept.values() for table in layer])
-            assert len(tables.unique(dim=0)) > 0.8 * len(tables)
+    plan = st.select(model, "rand", f"{keep or '100%'}x{keep_values or '100%'}", seed=seed)
+    for chosen in plan.axes.values():
+        # A few heads may agree by chance, because there are few channels.
+        tables = torch.stack([table for layer in chosen.kept.values() for table in layer])
+        assert len(tables.unique(dim=0)) > 0.8 * len(tables)
     return plan
 
 
@@ -107,7 +105,7 @@ def test_stock_class_loads_it_and_equals_the_masked_original(case: Case) -> None
     assert expected.std() > 0.1
     assert (unpruned - expected).abs().max() > 1e-2, "the mask must matter"
     # Mamba-2 neither normalizes nor scales keys, so removing a channel equals masking it exactly.
-    exact = "mamba" in str(model.family.mixer_prefixes) and plan.kept_values is None
+    exact = "mamba" in str(model.family.mixer_prefixes) and "value" not in plan.axes
     tolerance = 0.0 if exact else 1e-4
     torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
 
@@ -120,7 +118,8 @@ def test_folding_the_norm_alone_changes_nothing_but_rounding(
     model = st.open(checkpoint(model_type))
     plan = random_plan(model, KEEP)
     all_channels = torch.arange(model.geometry.head_v_dim).repeat(model.geometry.heads("value"), 1)
-    folding = replace(plan, kept_values=dict.fromkeys(plan.kept, all_channels))
+    values = AxisPlan(dict.fromkeys(plan.layers, all_channels), "none")
+    folding = replace(plan, axes={**plan.axes, "value": values})
     cls = tiny.stock_class(model_type)
     paths = [st.prune(model, p, tmp_path / n).path for n, p in (("a", plan), ("b", folding))]
     plain, folded = (load_stock(cls, path) for path in paths)
@@ -169,11 +168,7 @@ def test_untouched_tensors_are_the_originals_byte_for_byte(case: Case) -> None:
     before, after = tiny.tensors(model.path), tiny.tensors(out)
     assert before.keys() == after.keys()
     cut = {name for name in before if before[name].shape != after[name].shape}
-    pruned_axes = {
-        axis
-        for axis, keep in (("key", plan.keep), ("value", plan.keep_values))
-        if keep not in (None, model.geometry.width(axis))  # type: ignore[arg-type]
-    }
+    pruned_axes = set(plan.axes)
     expected = set()
     for name, owner in model.channel_rows.items():
         if pruned_axes & {rows.axis for rows in owner.channel_rows}:

@@ -36,7 +36,7 @@ def original(tmp_path_factory: pytest.TempPathFactory, fla_forker: Forker) -> Pa
 def random_plan(model: st.Checkpoint, seed: int) -> st.Plan:
     """A random plan for keys and, unless the family refuses it, values."""
     keys, values = keeps(model.config["model_type"])
-    return st.select(model, "rand", f"{keys}x{values or '100%'}", value_method="rand", seed=seed)
+    return st.select(model, "rand", f"{keys}x{values or '100%'}", seed=seed)
 
 
 def keeps(model_type: str) -> tuple[int, int | None]:

@@ -13,12 +13,15 @@ import pytest
 import torch
 
 import statetrim as st
-from families.test_families import decode, load_stock, tokens
+from families.test_families import NO_VALUES, decode, load_stock, tokens
 from helpers import raw, tiny
-from helpers.masking import output_projections
+from helpers.masking import masked, output_projections
+from statetrim.artifacts.plan import AxisPlan
+from statetrim.cut.geometry import allowed_head_counts, resolve_heads
+from statetrim.cut.shape import CHANNEL_AXES, Axis
 from statetrim.families import families
 from statetrim.families.contract import resized_config
-from statetrim.geometry import allowed_head_counts, resolve_heads
+from statetrim.surgery.check import compare_cut
 
 MAMBA = ("mamba2", "bamba", "falcon_h1", "granitemoehybrid", "nemotron_h", "zamba2")
 DELTA = tuple(t for t in tiny.MODEL_TYPES if t not in MAMBA)
@@ -34,16 +37,17 @@ Load = Callable[[str], Path]
 
 
 def random_heads(model: st.Checkpoint, keep: int, seed: int = 2) -> st.Plan:
-    return st.select(model, to=f"{keep}heads", head_method="rand", seed=seed, progress=False)
+    return st.select(model, to=f"{keep}heads", method="rand", seed=seed, progress=False)
 
 
 def zero_removed_heads(model: torch.nn.Module, plan: st.Plan, width: int) -> None:
     """Set the output projection's columns of the removed heads to zero, in the loaded model."""
-    assert plan.kept_heads is not None
     projections = output_projections(model, plan, MIXER_OUTPUT)
-    for layer, projection in zip(sorted(plan.kept), projections, strict=True):
+    for layer, projection in zip(sorted(plan.layers), projections, strict=True):
         weight = projection.weight.data.unflatten(1, (-1, width))  # type: ignore[operator]
-        removed = set(range(weight.shape[1])) - set(plan.kept_heads[layer].flatten().tolist())
+        removed = set(range(weight.shape[1])) - set(
+            plan.axes["head"].kept[layer].flatten().tolist()
+        )
         weight[:, sorted(removed)] = 0.0
 
 
@@ -78,6 +82,55 @@ def test_a_cut_of_heads_equals_the_original_with_their_columns_zeroed(
     check_pruned(model_type, model, plan, tmp_path / "out")
 
 
+def for_all_heads(plan: st.Plan, geometry: st.Geometry) -> st.Plan:
+    """The channels of a plan that cuts heads too, with any channels for the heads that go."""
+    axes: dict[Axis, AxisPlan] = {}
+    for axis in CHANNEL_AXES:
+        tables = {}
+        for layer, kept in plan.axes[axis].kept.items() if axis in plan.axes else ():
+            sharing = geometry.num_v_heads // geometry.heads(axis)
+            value_heads = plan.axes["head"].kept[layer].flatten().tolist()
+            rows = dict(
+                zip(sorted({i // sharing for i in value_heads}), kept.tolist(), strict=True)
+            )
+            any_channels = list(range(kept.shape[1]))
+            every_head = [rows.get(head, any_channels) for head in range(geometry.heads(axis))]
+            tables[layer] = torch.tensor(every_head)
+        if tables:
+            axes[axis] = AxisPlan(tables, "rand")
+    return st.Plan(axes)
+
+
+@pytest.mark.parametrize("model_type", DELTA)
+def test_a_cut_of_heads_and_channels_equals_the_original_with_both_masked(
+    model_type: str, checkpoint: Load, tmp_path: Path
+) -> None:
+    model = st.open(checkpoint(model_type))
+    check_both(model_type, model, allowed_head_counts(model.geometry)[0], tmp_path / "out")
+
+
+def check_both(model_type: str, model: st.Checkpoint, keep: int, out: Path) -> None:
+    before = model.geometry
+    values = "100%" if model_type in NO_VALUES else before.head_v_dim // 2
+    plan = st.select(model, "rand", f"{keep}heads:{before.head_k_dim // 2}x{values}", seed=2)
+    small = st.prune(model, plan, out, progress=False)
+    assert small.geometry == plan.pruned_geometry(before)
+    assert (small.geometry.num_v_heads, small.geometry.head_k_dim) == (keep, before.head_k_dim // 2)
+    cls = tiny.stock_class(model_type)
+    original, pruned = load_stock(cls, model.path), load_stock(cls, small.path)
+    with torch.no_grad():
+        unmasked = original(tokens()).logits
+        zero_removed_heads(original, plan, before.head_v_dim)
+        with masked(original, for_all_heads(plan, before), before):
+            expected = original(tokens()).logits
+        actual = pruned(tokens()).logits
+        assert (unmasked - expected).abs().max() > 1e-2, "what is cut must matter"
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)
+        ids = tokens()[:, :12]
+        torch.testing.assert_close(decode(pruned, ids), pruned(ids).logits, rtol=0, atol=1e-4)
+    assert compare_cut(model, plan, small).sliced_against_masked < 1e-4
+
+
 @pytest.mark.parametrize("model_type", THREE_KEY_HEADS)
 @pytest.mark.parametrize(("keep", "key_heads"), [(2, 1), (3, 3), (4, 2)])
 def test_heads_go_in_groups_or_evenly_from_each(
@@ -92,6 +145,8 @@ def test_heads_go_in_groups_or_evenly_from_each(
     assert (after.num_k_heads, after.num_v_heads) == (key_heads, keep)
     if model_type == "qwen3_next" or keep == 4:
         check_pruned(model_type, model, plan, tmp_path / "out")
+    if keep == 4:
+        check_both(model_type, model, keep, tmp_path / "both")
 
 
 @pytest.mark.parametrize("model_type", [*raw.CONFIGS, *tiny.HEAD_CONFIGS])
@@ -143,4 +198,4 @@ def test_their_channels_cannot_be_cut(model_type: str, checkpoint: Load) -> None
     model = st.open(checkpoint(model_type))
     for to in ("8x100%", "100%x8", "8x8"):
         with pytest.raises(st.StatetrimError, match=r"whole heads can go instead: --to 8heads"):
-            st.select(model, "rand", to, value_method="rand")
+            st.select(model, "rand", to)

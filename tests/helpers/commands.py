@@ -93,9 +93,9 @@ def prepare(root: Path) -> Path:
     model, text = st.open(root / "model"), root / "text.jsonl"
     sizes: dict[str, Any] = {"tokens": 256, "length": 32, "batch_size": 4, "progress": False}
     sizes["recall"] = 0.0
-    st.select(model, "l1", "8x4", value_method="rand").save(root / "plan.json")
+    st.select(model, "l1,rand", "2heads:8x4").save(root / "plan.json")
     widths = "0=12x8,1=8x4"
-    st.select(model, "l1", to=widths, value_method="rand").save(root / "uneven.json")
+    st.select(model, "l1,rand", to=widths).save(root / "uneven.json")
     quantize_checkpoint(root / "model", root / "quantized", FORMATS["fine-grained fp8"])
     small = st.prune(model, root / "plan.json", root / "small", progress=False)
     st.calibrate(small, text, original=model, out=root / "pairs.safetensors", **sizes)

@@ -84,7 +84,8 @@ def _masked(mixer: Any, plan: Any, before: Any) -> Iterator[None]:
     names = [n for n in vars(code) if n.startswith(("chunk_", "fused_recurrent_", "hmamba_chunk"))]
     kernels = {name: getattr(code, name) for name in names}
     kernels.pop("chunk_log_linear_attn", None)  # called by the kernel that is wrapped
-    shrink = (plan.keep_values / before.head_v_dim) ** 0.5 if plan.keep_values else 1.0
+    values = max(plan.counts("value").values()) if "value" in plan.axes else before.head_v_dim
+    shrink = (values / before.head_v_dim) ** 0.5
     output: Any = mixer.o_proj if hasattr(mixer, "o_proj") else mixer.out_proj
     hook = output.register_forward_pre_hook(lambda _, args: (args[0] * shrink,))
     try:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from statetrim import Geometry, Plan
+from statetrim.cut.shape import ChannelAxis
 
 GATED_DELTA = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
 FLA = ("delta_rule", "gated_delta_rule", "kda")
@@ -28,16 +29,16 @@ def masked(model: torch.nn.Module, plan: Plan, before: Geometry) -> Iterator[Non
     and return only the kept value channels, scaled so that the output norm averages over these."""
     module = text_code(model)
     names = kernel_names(module)
-    layers = _cycle(sorted(plan.kept))
+    layers = _cycle(sorted(plan.layers))
     with ExitStack() as stack:
         for name in names:
             kernel = getattr(module, name)
             stack.callback(setattr, module, name, kernel)
             setattr(module, name, _wrap(kernel, plan, layers, before))
-        if plan.keep_values is not None:
+        if "value" in plan.axes:
             # The norm averages over all channels instead of the kept ones. _wrap scales its input
             # by the root of the ratio of widths; this undoes the scaling of its output.
-            shrink = (plan.keep_values / before.head_v_dim) ** 0.5
+            shrink = (_width(plan, "value") / before.head_v_dim) ** 0.5
             for projection in output_projections(model, plan):
                 hook = projection.register_forward_pre_hook(lambda _, args: (args[0] * shrink,))
                 stack.callback(hook.remove)
@@ -62,9 +63,9 @@ def output_projections(
 ) -> list[torch.nn.Module]:
     matches = [(pattern.fullmatch(name), module) for name, module in model.named_modules()]
     projections = [
-        module for match, module in matches if match and int(match.group(1)) in plan.kept
+        module for match, module in matches if match and int(match.group(1)) in plan.layers
     ]
-    assert len(projections) == len(plan.kept)
+    assert len(projections) == len(plan.layers)
     return projections
 
 
@@ -88,24 +89,29 @@ def _wrap(
 
     def call(*args: Any, **kwargs: Any) -> Any:
         layer = next(layers)
-        table = plan.kept[layer]
-        mask = _mask(table, before.head_k_dim)
+        kept = plan.kept_in_layer(layer)
         bound = signature.bind(*args, **kwargs)
-        for name in names:
-            value = bound.arguments[name]  # [..., heads (perhaps repeated), channels]
-            repeat = value.shape[-2] // len(table)
-            bound.arguments[name] = value * mask.repeat_interleave(repeat, dim=0)
+        if "key" in kept:
+            mask = _mask(kept["key"], before.head_k_dim)
+            for name in names:
+                value = bound.arguments[name]  # [..., heads (perhaps repeated), channels]
+                repeat = value.shape[-2] // len(mask)
+                bound.arguments[name] = value * mask.repeat_interleave(repeat, dim=0)
         result = kernel(*bound.args, **bound.kwargs)
         output, *other_results = result if isinstance(result, tuple) else (result,)
-        if scaled:
+        if scaled and "key" in kept:
             # The kernel scales by the key width, which is smaller in the pruned model.
-            output = output * (before.head_k_dim / plan.keep) ** 0.5
-        if plan.kept_values is not None and plan.keep_values is not None:
-            values = _mask(plan.kept_values[layer], before.head_v_dim)
-            output = output * values * (before.head_v_dim / plan.keep_values) ** 0.5
+            output = output * (before.head_k_dim / _width(plan, "key")) ** 0.5
+        if "value" in kept:
+            values = _mask(kept["value"], before.head_v_dim)
+            output = output * values * (before.head_v_dim / _width(plan, "value")) ** 0.5
         return (output, *other_results) if isinstance(result, tuple) else output
 
     return call
+
+
+def _width(plan: Plan, axis: ChannelAxis) -> int:
+    return max(plan.counts(axis).values())
 
 
 def _mask(table: Tensor, channels: int) -> Tensor:

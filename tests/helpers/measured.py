@@ -10,6 +10,7 @@ import statetrim as st
 from statetrim.artifacts.decision import MeasuredShape
 from statetrim.artifacts.scores import Score
 from statetrim.artifacts.verification import Agreement
+from statetrim.cut.shape import Shape
 
 ROWS = 64
 LOADS = (4, 8, 16, 32, 63)
@@ -92,7 +93,9 @@ def scores(models: Mapping[str, Samples], **lineage: Any) -> st.Scores:
 def point(shape: str) -> MeasuredShape:
     """A shape of a 64x64 state, which is that of the original."""
     keys, values = map(int, shape.split("x"))
-    return MeasuredShape(keys, values, "none" if shape == "64x64" else "l1", 4 * keys * values)
+    return MeasuredShape(
+        Shape(keys, values), "none" if shape == "64x64" else "l1", 4 * keys * values
+    )
 
 
 def shape_scores(recall: float, perplexity: float, margin: float = 1.0) -> st.Scores:

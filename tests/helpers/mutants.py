@@ -237,7 +237,7 @@ def prepare(root: Path) -> Path:
         model, text=text, sequences=2, length=16, out=root / "snapshots.json", progress=False
     )
     st.sensitivity(
-        model, text, widths=[0.5], method="l1", value_method="readout_l1", calibration_tokens=256,
+        model, text, widths=[0.5], method="l1,readout_l1", calibration_tokens=256,
         windows=2, rows=2, out=root / "sensitivity.json", progress=False,
     )  # fmt: skip
     st.verify(

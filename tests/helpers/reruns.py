@@ -34,8 +34,8 @@ def select(evidence, keep):
 SAMPLES: dict[str, tuple[Any, ...]] = {
     "device": ("cpu",), "dtype": ("bfloat16",), "device_map": ("auto",), "max_memory": ("0=1GiB",),
     "to": ("4x4",), "for_": ("transformers",), "by_layer": (True,), "text": ("other.jsonl",),
-    "tokens": (2048,), "recall": (0.5,), "method": ("l1",),
-    "value_method": ("readout_l1",), "refit": (False,), "recover": (0, 2048), "tasks": (("mqar",),),
+    "tokens": (2048,), "recall": (0.5,), "method": ("l1", "readout_l1"),
+    "refit": (False,), "recover": (0, 2048), "tasks": (("mqar",),),
     "data": ("model",), "limit": (4,), "length": (32,), "batch_size": (4,), "control": (False,),
     "benchmark": (True,), "layerwise": (True, False), "state_dtype": ("int8",), "seed": (1,),
 }  # fmt: skip

@@ -71,7 +71,7 @@ def test_sequences_are_those_of_the_engine_everywhere(
     assert "in bfloat16, its default" in stdout, "vLLM's dtype of the state is the baseline"
     original, *cuts = decision["points"]
     assert original["sequences"] == counts["bfloat16"][0]
-    assert next(x for x in cuts if x["keep"] == 8)["sequences"] == counts["bfloat16"][1]
+    assert next(x for x in cuts if x["shape"][0] == 8)["sequences"] == counts["bfloat16"][1]
     for table in (stdout, stderr, pages["report.md"]):
         row = next(line for line in table.splitlines() if re.search(r"\b8x8\b.*KiB", line))
         assert texts["bfloat16"][1] in row and "state, bfloat16" in table

@@ -67,7 +67,7 @@ def test_half_of_the_bytes_by_the_best_of_three(
     assert set(decision["predicted"]) == candidates == set(decision["refused"])
     costs = list(decision["predicted"].values())
     assert costs == sorted(costs)
-    measured = [f"{item['keep']}x{item['keep_values']}" for item in decision["points"][1:]]
+    measured = ["{}x{}".format(*item["shape"]) for item in decision["points"][1:]]
     assert measured == list(decision["predicted"])[:3] and chosen in measured
     assert (out / "statetrim" / "refit.json").exists(), "every shape is refitted"
     ends = {item.end for item in read_seen_texts(small)}

@@ -46,6 +46,26 @@ def test_every_family_ends_in_a_checkpoint_that_stock_code_loads(
     assert fingerprint(path) == before and not (tmp_path / "out.partial").exists()
 
 
+def test_heads_and_channels_are_cut_in_one_run(
+    checkpoint: Load, text: Path, tmp_path: Path
+) -> None:
+    """A refit of such a cut needs sums of its own, and the report and the card say what is kept."""
+    path = checkpoint("qwen3_5_text")
+    small = st.trim(path, to="2heads:6x4", text=text, out=tmp_path / "out", **QUICK)
+    geometry, artifacts = small.geometry, small.path / "statetrim"
+    assert (geometry.num_v_heads, geometry.head_k_dim, geometry.head_v_dim) == (2, 6, 4)
+    assert json.loads((artifacts / "trim.json").read_text())["to"] == "2heads:6x4"
+    layers = json.loads((artifacts / "refit.json").read_text())["layers"]
+    assert all(errors["after"] < errors["before"] for errors in layers.values())
+    page = (artifacts / "report" / "report.md").read_text()
+    assert "Kept value heads" in page and "key/query channels" in page
+    card = (small.path / "README.md").read_text()
+    for words in ("2 of 4 value heads", "6 of 12 key/query channels", "4 of 8 value channels"):
+        assert words in card
+    for method in ("head_refit", "product", "readout_greedy"):
+        assert f"chosen by `{method}`" in card
+
+
 def test_what_is_measured_is_at_the_precision_of_the_state(
     checkpoint: Load, text: Path, tmp_path: Path
 ) -> None:

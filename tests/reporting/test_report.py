@@ -18,7 +18,7 @@ import torch
 import statetrim as st
 from helpers import tiny
 from statetrim.artifacts.decision import MeasuredShape
-from statetrim.artifacts.plan import PLAN_FILE
+from statetrim.artifacts.plan import PLAN_FILE, AxisPlan
 from statetrim.reporting.charts import Point, Series, interval_chart, line_chart
 from statetrim.reporting.figures import inline_svg
 from statetrim.reporting.findings import read_findings
@@ -248,14 +248,14 @@ def hostile_report(artifacts: Path, folder: Path) -> Path:
     """The report of artifacts with markup and scripts in every text field."""
     shutil.copytree(artifacts / "SMALL", folder / "SMALL")
     plan = json.loads((folder / "SMALL" / PLAN_FILE).read_text())
-    plan |= {"method": HOSTILE_TEXT, "requested": HOSTILE_TEXT, "options": {HOSTILE_TEXT: "x"}}
+    plan["axes"]["key"] |= {"method": HOSTILE_TEXT, "options": {HOSTILE_TEXT: "x"}}
     data = {"text": HOSTILE_TEXT, "count": 1, "length": 2, "skip": 0}
     plan["lineage"] |= {"statetrim": HOSTILE_TEXT, "source": HOSTILE_TEXT}
     plan["lineage"] |= {"statistics": {"data": [data]}}
     (folder / "SMALL" / PLAN_FILE).write_text(json.dumps(plan))
     write_scores(folder / "scores.json", name=HOSTILE_TEXT, task=HOSTILE_TEXT)
-    point = {"keep": 1, "keep_values": 1, "method": HOSTILE_TEXT, "state_bytes": 10}
-    original = point | {"method": "none", "keep": 2}
+    point = {"shape": [1, 1], "method": HOSTILE_TEXT, "state_bytes": 10}
+    original = point | {"method": "none", "shape": [2, 1]}
     decision = {"format": "statetrim decision", "version": 1, "model": HOSTILE_TEXT}
     decision |= {"points": [original, point], "files": {"1x1": "scores.json"}}
     (folder / "decision.json").write_text(json.dumps(decision))
@@ -355,7 +355,7 @@ def test_an_analysis_of_the_original_belongs_to_a_report_of_the_cut(
 
 def test_values_alone(artifacts: Path, tmp_path: Path) -> None:
     model = st.open(artifacts / "MODEL")
-    plan = st.select(model, to="100%x4", value_method="rand", seed=3)
+    plan = st.select(model, to="100%x4", method="rand", seed=3)
     cut = st.prune(model, plan, tmp_path / "cut")
     page = st.report(cut, out=tmp_path / "out", baseline=model)
     html = page.read_text()
@@ -379,7 +379,7 @@ def test_a_large_plan_still_fits_in_two_megabytes(artifacts: Path, tmp_path: Pat
         for layer in range(96)
     }
     shutil.copytree(artifacts / "SMALL", tmp_path / "SMALL")
-    plan = st.Plan(kept, "128", "rand", lineage={"source": "x"})
+    plan = st.Plan({"key": AxisPlan(kept, "rand")}, lineage={"source": "x"})
     plan.save(tmp_path / "SMALL" / PLAN_FILE)
     page = st.report(tmp_path / "SMALL", out=tmp_path / "out")
     check_page(page.read_text())

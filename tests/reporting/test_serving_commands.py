@@ -24,7 +24,7 @@ def cut(tmp_path_factory: Any) -> Path:
     folder: Path = tmp_path_factory.mktemp("served")
     wide = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
     model = st.open(tiny.build("qwen3_5_text", folder / "model", **wide))
-    plan = st.select(model, to="64x64", method="rand", value_method="rand")
+    plan = st.select(model, to="64x64", method="rand")
     st.prune(model, plan, folder / "my cut")
     return folder / "my cut"
 

@@ -54,7 +54,7 @@ def test_slices_are_the_tokens_of_transformers_in_order(
             part.read(tokens=tokens, length=20, skip=skip)
 
 
-@pytest.mark.parametrize("options", [{}, {"method": "l1", "value_method": "l1", "refit": False}])
+@pytest.mark.parametrize("options", [{}, {"method": "l1,readout_l1", "refit": False}])
 def test_no_step_of_a_run_reads_what_another_reads(
     checkpoint: Load, text: Path, options: dict[str, Any]
 ) -> None:

@@ -9,7 +9,7 @@ import torch
 import statetrim as st
 from helpers.plugin_pages import page_size
 from statetrim.artifacts.sensitivity import LayerCut, Samples, Sensitivity
-from statetrim.geometry import Axis
+from statetrim.cut.shape import Axis
 from statetrim.selection.allocate import (
     allocate,
     allocate_in_pages,

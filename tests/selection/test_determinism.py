@@ -38,10 +38,11 @@ def plans(directory: Path, text: Path) -> list[Kept]:
         for m, o in CASES
     ]
     value_plans = [
-        st.select(model, to=f"100%x{KEEP}", value_method=m, seed=SEED, statistics=statistics)
+        st.select(model, to=f"100%x{KEEP}", method=m, seed=SEED, statistics=statistics)
         for m in method_names("value")
     ]
-    tables = [plan.kept for plan in key_plans] + [plan.kept_values or {} for plan in value_plans]
+    tables = [plan.axes["key"].kept for plan in key_plans]
+    tables += [plan.axes["value"].kept for plan in value_plans]
     return [[kept.tolist() for kept in layers.values()] for layers in tables]
 
 

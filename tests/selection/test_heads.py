@@ -12,8 +12,10 @@ import torch
 import statetrim as st
 from helpers import tiny
 from helpers.refusal import run
+from statetrim.artifacts.plan import AxisPlan
 from statetrim.artifacts.statistics import LayerStatistics
-from statetrim.geometry import resolve_heads
+from statetrim.cut.geometry import resolve_heads
+from statetrim.cut.shape import CHANNEL_AXES
 from statetrim.methods.contract import HeadEvidence
 from statetrim.methods.heads.head_energy import select as by_energy
 from statetrim.methods.heads.head_refit import select as by_refit
@@ -113,15 +115,46 @@ def test_a_model_that_was_trained_since_is_not_refitted_from_the_original(
         st.refit(small, statistics, out=tmp_path / "out", progress=False)
 
 
+@pytest.mark.parametrize("heads", [2, 3])
+def test_channels_are_chosen_of_the_heads_that_stay(
+    heads: int, model: st.Checkpoint, text: Path, tmp_path: Path
+) -> None:
+    """Methods that look at one head at a time choose for each as they do without a cut of heads."""
+    options: dict[str, Any] = {"tokens": 1024, "length": 64, "progress": False}
+    methods = ["head_refit", "drrqr", "readout_greedy"]
+    statistics = st.calibrate(model, text, methods=methods, **options)
+    plans = {
+        to: st.select(model, "head_refit,drrqr", to, statistics=statistics)
+        for to in (f"{heads}heads", "6x4", f"{heads}heads:6x4")
+    }
+    of_heads, of_channels, both = plans.values()
+    assert [*both.axes] == ["head", "key", "value"] and both.to == f"{heads}heads:6x4"
+    assert len(both.axes["key"].notes[0]["swaps"]) == len(both.axes["key"].kept[0])
+    for layer, stay in both.axes["head"].kept.items():
+        assert torch.equal(stay, of_heads.axes["head"].kept[layer])
+        keys, values = (of_channels.axes[axis].kept[layer] for axis in CHANNEL_AXES)
+        assert torch.equal(both.axes["key"].kept[layer], keys[stay[:, 0] // 2])
+        assert torch.equal(both.axes["value"].kept[layer], values[stay.flatten()])
+    both.save(tmp_path / "plan.json")
+    assert st.Plan.load(tmp_path / "plan.json").digest == both.digest
+    small = st.prune(model, both, tmp_path / "small", progress=False)
+    assert st.inspect(model, to=both.to).parameters_after == small.parameters
+    with pytest.raises(st.StatetrimError, match="made with another model"):
+        st.refit(small, statistics, out=tmp_path / "once", progress=False)
+    sums = st.calibrate(small, text, original=model, **options)
+    fitted = st.refit(small, sums, out=tmp_path / "fitted", progress=False)
+    before, after = (layer_errors(m, sums) for m in (small, fitted))
+    assert all(after[layer] < before[layer] for layer in before)
+
+
 def test_a_plan_comes_back_from_its_file(
     model: st.Checkpoint, statistics: st.Statistics, tmp_path: Path
 ) -> None:
     plan = st.select(model, to="50%heads", statistics=statistics, progress=False)
     plan.save(tmp_path / "plan.json")
     back = st.Plan.load(tmp_path / "plan.json")
-    assert back.kept_heads is not None and plan.kept_heads is not None
-    assert all(torch.equal(back.kept_heads[i], plan.kept_heads[i]) for i in plan.kept_heads)
-    assert (back.keep_heads, back.head_method, back.requested_heads) == (3, "head_refit", "3")
+    assert back.digest == plan.digest
+    assert (back.to, back.axes["head"].method) == ("3heads", "head_refit")
 
 
 @pytest.mark.parametrize(
@@ -131,19 +164,16 @@ def test_a_plan_comes_back_from_its_file(
         ([[0], [1], [4]], "read with the same key head"),
         ([[0, 1], [4, 9]], "go beyond 0 to 5"),
         ([[2, 3], [0, 1]], "not in ascending order"),
-        ([[0, 1], [2, 3], [4, 5]], "keeps every head"),
+        ([[0, 1], [2, 3], [4, 5]], "keeps everything"),
     ],
 )
 def test_a_plan_of_other_heads_is_refused(
     heads: list[list[int]], sentence: str, model: st.Checkpoint
 ) -> None:
-    plan = st.select(model, to="4heads", head_method="rand", progress=False)
-    bad = replace(plan, kept_heads=dict.fromkeys(plan.kept, torch.tensor(heads)))
+    plan = st.select(model, to="4heads", method="rand", progress=False)
+    bad = AxisPlan(dict.fromkeys(plan.layers, torch.tensor(heads)), "rand")
     with pytest.raises(st.StatetrimError, match=sentence):
-        st.prepare(model, bad)
-    mixed = replace(plan, kept={i: t[:, :4] for i, t in plan.kept.items()})
-    with pytest.raises(st.StatetrimError, match="heads and channels at once"):
-        st.prepare(model, mixed)
+        st.prepare(model, replace(plan, axes={"head": bad}))
 
 
 @pytest.mark.parametrize(
@@ -160,12 +190,12 @@ def test_bad_counts_are_refused_in_one_sentence(
     keep_heads: Any, sentence: str, model: st.Checkpoint
 ) -> None:
     with pytest.raises(st.StatetrimError, match=sentence):
-        st.select(model, to=f"{keep_heads}heads", head_method="rand")
+        st.select(model, to=f"{keep_heads}heads", method="rand")
 
 
 def test_heads_need_a_method_that_chooses_them(model: st.Checkpoint) -> None:
-    with pytest.raises(st.StatetrimError, match="'l1' does not choose heads; choose one of head_"):
-        st.select(model, to="3heads", head_method="l1")
+    with pytest.raises(st.StatetrimError, match="l1 does not choose heads; choose one of head_"):
+        st.select(model, to="3heads", method="l1")
     with pytest.raises(st.StatetrimError, match="needs readout_moment"):
         st.select(model, to="3heads")
 
@@ -175,6 +205,6 @@ def test_what_devices_can_share_is_said(model: st.Checkpoint, tmp_path: Path) ->
     assert geometry.tensor_parallel == [1, 3]
     assert resolve_heads(Fraction(6, 10), geometry).tensor_parallel == [1, 2]
     plan = tmp_path / "plan.json"
-    command = ["select", str(model.path), "--to", "4heads", "--head-method", "rand"]
+    command = ["select", str(model.path), "--to", "4heads", "--method", "rand"]
     code, _, printed = run([*command, "-o", str(plan), "--json"])
     assert code is None and json.loads(printed)["tensor_parallel"] == [1, 2]

@@ -84,7 +84,7 @@ def test_parameters_before_and_after_equal_the_real_checkpoints(
     model = st.open(checkpoint("qwen3_next"))
     first = model.geometry.layers[0]
     to = f"{first}=100%x100%,others=5x4"
-    plan = st.select(model, "l1", to, value_method="readout_l1")
+    plan = st.select(model, "l1,readout_l1", to)
     out = st.prune(model, plan, tmp_path / "by-layer", uneven=True)
     assert st.inspect(model, to=to).parameters_after == out.parameters
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from helpers.modules import load_module
-from statetrim.geometry import Geometry
+from statetrim.cut.geometry import Geometry
 from statetrim.serving.engine_names import PLUGIN_TYPES, has_plugin
 from statetrim.serving.engines import compatibility_of_geometry
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import statetrim as st
+from statetrim.cut.request import parse_request
 from statetrim.maths.units import MIB
-from statetrim.request import parse_request
 from statetrim.serving.target import Target, candidate_targets, resolve_target
 
 # Qwen3-Next-80B-A3B: 36 linear-attention layers of 32 heads with 128 x 128, 72 MiB in float32.
@@ -54,7 +54,8 @@ def resolve(model: st.Checkpoint, to: str, for_: str | None = None) -> Target:
 def test_channels_or_parts(to: str, expected: tuple[int, int], qwen: st.Checkpoint) -> None:
     target = resolve(qwen, to)
     assert shape(target) == expected and str(target) == f"{expected[0]}x{expected[1]}"
-    assert (target.removes_keys, target.removes_values) == (expected[0] < 128, expected[1] < 128)
+    cut = zip(("key", "value"), expected, strict=True)
+    assert target.axes == tuple(axis for axis, width in cut if width < 128)
     assert target.after == qwen.geometry.resized(*expected)
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-CUT = ("--method", "l1", "--value-method", "readout_l1", "--to", "8x100%")
+CUT = ("--method", "l1,readout_l1", "--to", "8x100%")
 PROGRAM = """
 import json, sys
 sys.modules[sys.argv[1]] = None

@@ -36,7 +36,7 @@ def test_its_cut_is_that_of_the_hubs_files(
     cut: list[st.Checkpoint] = []
     for name, path in (("hub", checkpoint("olmo_hybrid")), ("again", saved_again)):
         model = st.open(path)
-        plan = st.select(model, "l1", f"7x{values or '100%'}", value_method="readout_l1")
+        plan = st.select(model, "l1,readout_l1", f"7x{values or '100%'}")
         cut.append(st.prune(model, plan, tmp_path / name))
     hub, again = cut
     assert not again.resplit_tensors and set(hub.tensors) == set(again.tensors)

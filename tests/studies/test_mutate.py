@@ -54,7 +54,7 @@ def test_every_change_is_one_operator_or_constant(tool: Any) -> None:
 
 
 def test_changes_differ_and_files_take_turns(tool: Any) -> None:
-    files = ["src/statetrim/request.py", "src/statetrim/option_types.py"]
+    files = ["src/statetrim/cut/request.py", "src/statetrim/option_types.py"]
     changes = tool.choose_changes(400, 0, files)
     assert len({(path, changed) for path, changed, _ in changes}) == len(changes) < 400
     assert [path for path, _, _ in changes[:4]] == files * 2
@@ -62,7 +62,7 @@ def test_changes_differ_and_files_take_turns(tool: Any) -> None:
 
 
 def test_the_tests_of_a_file(tool: Any) -> None:
-    assert tool.tests_for("src/statetrim/request.py")[-1] == "tests/test_request.py"
+    assert tool.tests_for("src/statetrim/cut/request.py")[-1] == "tests/cut"
     assert tool.tests_for("src/statetrim/option_types.py") == ["tests/test_options.py"]
     tests = tool.tests_for("src/statetrim/artifacts/statistics.py")
     assert "tests/calibration/test_sources.py" in tests and "tests/artifacts/test_steps.py" in tests

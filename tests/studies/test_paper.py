@@ -94,7 +94,7 @@ def test_the_first_paragraph_says_what_the_verdicts_say() -> None:
 def one_hot(plan: st.Plan, channels: int) -> dict[int, torch.Tensor]:
     return {
         layer: torch.nn.functional.one_hot(kept, channels).double()
-        for layer, kept in plan.kept.items()
+        for layer, kept in plan.axes["key"].kept.items()
     }
 
 

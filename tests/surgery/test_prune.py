@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 import statetrim as st
 from helpers import raw
+from statetrim.artifacts.plan import AxisPlan
 from statetrim.storage.safetensors_file import BLOCK_BYTES, TensorEdit, read_shard, rewrite_shard
 
 MODEL_TYPE = "qwen3_next"
@@ -126,7 +128,7 @@ def test_rows_are_picked_and_never_cast(
         dropped: set[int] = set()
         for channel_rows in key_rows:
             for head, rows in enumerate(channel_rows.rows.tolist()):
-                kept = set(plan.kept[layer_rows.layer][head].tolist())
+                kept = set(plan.axes["key"].kept[layer_rows.layer][head].tolist())
                 dropped |= {row for channel, row in enumerate(rows) if channel not in kept}
         survivors = [row for row in range(entry["shape"][0]) if row not in dropped]
         table = np.frombuffer(data, np.uint8).reshape(entry["shape"][0], -1)
@@ -240,8 +242,8 @@ def test_a_hub_cache_opens_and_prunes(model: Path, tmp_path: Path) -> None:
 def test_values_are_refused_with_the_reason_where_a_family_cannot_cut_them(tmp_path: Path) -> None:
     opened = st.open(raw.build(tmp_path / "kda", "kda"))
     plan = st.select(opened, "l1", "8x100%")
-    values = {layer: torch.arange(4).repeat(4, 1) for layer in plan.kept}
-    both = st.Plan(plan.kept, "8", "l1", kept_values=values, lineage=plan.lineage)
+    values = AxisPlan(dict.fromkeys(plan.layers, torch.arange(4).repeat(4, 1)), "l1")
+    both = replace(plan, axes={**plan.axes, "value": values})
     with pytest.raises(st.StatetrimError, match=r"values of kda cannot be cut: .*inner rank"):
         st.prune(opened, both, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["kda"]

@@ -43,7 +43,7 @@ def quantized(
 
 def plan_for(model: Path, *, values: bool = False) -> st.Plan:
     kept_values = VALUES if values else "100%"
-    return st.select(model, "l1", f"{KEYS}x{kept_values}", value_method="readout_l1")
+    return st.select(model, "l1,readout_l1", f"{KEYS}x{kept_values}")
 
 
 def dequantized(model: Path, out: Path) -> Path:

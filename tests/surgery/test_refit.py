@@ -18,6 +18,7 @@ from helpers.fused import fuse_output_projections
 from helpers.masking import output_projection
 from helpers.refusal import check_refusal, fingerprint, run
 from helpers.sums import assert_statistics_close
+from statetrim.artifacts.plan import AxisPlan
 from statetrim.artifacts.statistics import REFIT_SUM_NAMES, LayerStatistics, Statistics
 from statetrim.progress import Progress
 from statetrim.runtime.corpus import Corpus
@@ -32,7 +33,7 @@ SETTINGS: dict[str, Any] = {"tokens": 640, "length": 20, "batch_size": 4, "recal
 
 def cut(model: st.Checkpoint, out: Path) -> st.Checkpoint:
     values = "100%" if model.config["model_type"] == "kda" else "4"
-    plan = st.select(model, "rand", f"8x{values}", value_method="rand", seed=3)
+    plan = st.select(model, "rand", f"8x{values}", seed=3)
     return st.prune(model, plan, out)
 
 
@@ -130,9 +131,8 @@ def test_a_cut_that_drops_only_dead_channels_is_repaired_exactly(
                 tensors[name][dead.repeat(4)] = 0.0
         save_file(tensors, path, {"format": "pt"})
     model = st.open(model_path)
-    everything = {layer: torch.arange(12).repeat(2, 1) for layer in model.geometry.layers}
-    alive = {layer: (~dead).nonzero().squeeze(1).repeat(4, 1) for layer in everything}
-    plan = st.Plan(everything, "all", "none", kept_values=alive, lineage={"source": model.digest})
+    alive = dict.fromkeys(model.geometry.layers, (~dead).nonzero().squeeze(1).repeat(4, 1))
+    plan = st.Plan({"value": AxisPlan(alive, "none")}, lineage={"source": model.digest})
     small = st.prune(model, plan, tmp_path / "small")
     statistics = st.calibrate(small, text, original=model, **SETTINGS)
     before = layer_errors(small, statistics)

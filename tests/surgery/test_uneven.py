@@ -23,7 +23,7 @@ def uneven_plan(path: Path) -> tuple[st.Checkpoint, st.Plan]:
     keys, values = model.geometry.head_k_dim, model.geometry.head_v_dim
     narrow = values if model.config["model_type"] in NO_VALUES else values // 2
     widths = f"{model.geometry.layers[0]}={keys}x{values},others={keys // 2}x{narrow}"
-    return model, st.select(model, "rand", to=widths, value_method="rand")
+    return model, st.select(model, "rand", to=widths)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -44,8 +44,8 @@ def test_every_family_is_cut_and_runs(model_type: str, checkpoint: Load, tmp_pat
 
 
 def plan_shape(plan: st.Plan, layer: int) -> tuple[int, int]:
-    values = plan.kept_values or {layer: torch.empty(0, 24)}
-    return plan.kept[layer].shape[1], values[layer].shape[1]
+    values = plan.counts("value")[layer] if "value" in plan.axes else 24
+    return plan.counts("key")[layer], values
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -109,12 +109,12 @@ def test_a_config_that_lies_is_refused(
 )
 def test_widths_that_cannot_be(widths: str, message: str, checkpoint: Load) -> None:
     with pytest.raises(st.StatetrimError, match=message):
-        st.select(checkpoint("delta_net"), "rand", to=widths, value_method="rand")
+        st.select(checkpoint("delta_net"), "rand", to=widths)
 
 
 def test_widths_that_are_all_alike_are_an_ordinary_cut(checkpoint: Load, tmp_path: Path) -> None:
     model = st.open(checkpoint("delta_net"))
-    plan = st.select(model, "rand", to="others=6x4", value_method="rand")
+    plan = st.select(model, "rand", to="others=6x4")
     small = st.prune(model, plan, tmp_path / "small")
     assert LAYER_WIDTHS_FIELD not in small.config and not small.geometry.widths
 
@@ -132,7 +132,7 @@ def test_the_other_stages_take_it(checkpoint: Load, text: Path, tmp_path: Path) 
     again = st.Analysis.load(tmp_path / "analysis.json")
     assert again.geometry == small.geometry
     assert torch.equal(again.utilization.nan_to_num(), analysis.utilization.nan_to_num())
-    even = st.select(refitted, "l1", "4x4", value_method="readout_l1")
+    even = st.select(refitted, "l1,readout_l1", "4x4")
     assert not st.prune(refitted, even, tmp_path / "even").geometry.widths
     sizes = {"tokens": 1024, "length": 64, "skip": 2048}
     repaired = st.recover(refitted, teacher=model, text=text, out=tmp_path / "repaired", **sizes)

@@ -19,7 +19,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def cut_of(model: Path, plan_source: Path, out: Path) -> Path:
-    plan = st.select(plan_source, "l1", "8x8", value_method="readout_l1")
+    plan = st.select(plan_source, "l1,readout_l1", "8x8")
     return st.prune(model, plan, out).path
 
 

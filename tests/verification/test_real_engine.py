@@ -25,7 +25,7 @@ def test_the_engine_answers_like_transformers_before_and_after_a_cut(tmp_path: P
     # RoPE fields at the top level, as on the hub; transformers 5 nests them.
     rope = json.loads((original / "config.json").read_text())["rope_parameters"]
     tiny.edit_json(original / "config.json", **{name: rope[name] for name in ROPE})
-    plan = st.select(original, "rand", "64x64", value_method="rand")
+    plan = st.select(original, "rand", "64x64")
     small = st.prune(original, plan, tmp_path / "small")
     text = tiny.write_text(tmp_path / "words.jsonl", 2000)
     verification = st.verify(

@@ -31,7 +31,7 @@ def pair(
 ) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("pair")
     original = checkpoint("qwen3_5_text")
-    plan = st.select(original, "rand", "8x6", value_method="rand")
+    plan = st.select(original, "rand", "8x6")
     return original, st.prune(original, plan, folder / "small").path
 
 

@@ -154,9 +154,8 @@ def write_cuts(model: Path, folder: Path, text: Path, shapes: Sequence[tuple[int
     for keys, values in shapes:
         plan = st.select(
             opened,
-            "drrqr",
+            "drrqr,readout_greedy",
             f"{keys}x{values}",
-            value_method="readout_greedy",
             statistics=statistics,
         )
         out = folder / f"{model.name.removesuffix(f'-{WIDTH}')}-{keys}x{values}"

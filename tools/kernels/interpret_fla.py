@@ -123,9 +123,8 @@ class Attempt:
 
     def prune(self) -> dict[str, Any]:
         self.plan = st.select(
-            self.model, "drrqr", self.shape, statistics=self.statistics,
-            value_method="readout_greedy",
-        )  # fmt: skip
+            self.model, "drrqr,readout_greedy", self.shape, statistics=self.statistics
+        )
         self.small = st.prune(self.model, self.plan, self.folder / "small", progress=False)
         return {"shape": self.shape}
 
@@ -161,13 +160,13 @@ class Attempt:
         return {}
 
     def heads(self) -> dict[str, Any]:
-        return self.cut_and_check(self.model, "50%heads", head_method="rand")
+        return self.cut_and_check(self.model, "50%heads", method="rand")
 
     def uneven(self) -> dict[str, Any]:
         """Two layers, of which the second alone is cut."""
         model = st.open(build(self.model_type, self.folder / "two-layers", layers=2))
         to = f"0=100%x100%,1={self.shape}"
-        return self.cut_and_check(model, to, method="rand", value_method="rand")
+        return self.cut_and_check(model, to, method="rand")
 
     def cut_and_check(self, model: st.Checkpoint, to: str, **methods: str) -> dict[str, Any]:
         plan = st.select(model, to=to, **methods)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ..artifacts.analysis import BINS, BINS_PER_DECADE, LOWEST_DECADE, Analysis, LayerAnalysis
+from ..cut.geometry import Geometry
 from ..errors import StatetrimError
 from ..families.contract import Family
-from ..geometry import Geometry
 from ..maths.linalg import condition_number
 from ..maths.units import parse_token_count
 from ..options import takes_options

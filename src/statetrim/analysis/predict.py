@@ -113,7 +113,8 @@ def _layer_groups(
     hidden = model.logical_tensors[output_projection].shape[0]
     layer_bytes = 0
     for plan in plans.values():
-        columns = model.geometry.num_v_heads * (plan.keep_values or model.geometry.head_v_dim)
+        after = plan.pruned_geometry(model.geometry)
+        columns = after.num_v_heads * after.head_v_dim
         layer_bytes += copies * 8 * columns * (columns + hidden)
     size = max(1, max_bytes // layer_bytes)
     return [layers[start : start + size] for start in range(0, len(layers), size)]
@@ -198,19 +199,13 @@ class _MaskedRuns:
         layer = call.layer
         self._is_repeating, target = True, self._captured["output"].flatten(0, -2).double()
         for name, plan in self.plans.items():
-            values_table = None if plan.kept_values is None else {layer: plan.kept_values[layer]}
-            with hook_kernels(
-                self.live,
-                lambda call: None,
-                kept_keys={layer: plan.kept[layer]},
-                kept_values=values_table,
-                layers=[layer],
-            ):
+            kept = {layer: plan.kept_in_layer(layer)}
+            with hook_kernels(self.live, lambda call: None, kept=kept, layers=[layer]):
                 call.repeat(self.live.mixers[layer])
             values = self._captured["values"].flatten(0, -2).double()
             columns = self._kept_columns[name, layer].to(values.device)
-            kept, square = values[:, columns], target.square().sum().reshape(1)
-            new = RefitSums(kept.mT @ kept, target.mT @ kept, square)
+            readout, square = values[:, columns], target.square().sum().reshape(1)
+            new = RefitSums(readout.mT @ readout, target.mT @ readout, square)
             if (name, layer) in sums:
                 sums[name, layer].add(new)
             else:
@@ -221,15 +216,12 @@ class _MaskedRuns:
 def _kept_columns(model: Checkpoint, plans: Mapping[str, Plan]) -> dict[tuple[str, int], Tensor]:
     """(plan, layer) -> columns [n] of the layer's read-out that the plan keeps."""
     columns: dict[tuple[str, int], Tensor] = {}
-    for layer in model.geometry.layers:
-        channel_rows = [rows.rows for rows in model.channels(layer) if rows.role == "o_proj"]
-        all_columns = torch.cat(channel_rows, dim=0)  # [copies x heads, channels]
-        for name, plan in plans.items():
-            kept_columns = all_columns
-            if plan.kept_values is not None:
-                kept = plan.kept_values[layer].repeat(len(channel_rows), 1)
-                kept_columns = all_columns.gather(1, kept)
-            columns[name, layer] = kept_columns.flatten()
+    for name, plan in plans.items():
+        masks = plan.kept_masks(model)
+        for layer, tensor in names_by_layer(model.channel_rows, "o_proj").items():
+            all_columns = torch.arange(model.logical_tensors[tensor].shape[1])
+            mask = masks.get(tensor, {}).get(1)
+            columns[name, layer] = all_columns if mask is None else all_columns[mask]
     return columns
 
 

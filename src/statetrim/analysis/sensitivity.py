@@ -18,8 +18,8 @@ from torch import Tensor
 from ..artifacts.plan import Plan
 from ..artifacts.record import as_fields, parse_record
 from ..artifacts.sensitivity import LayerCut, Samples, Sensitivity
+from ..cut.shape import ChannelAxis, Kept
 from ..errors import StatetrimError
-from ..geometry import Axis
 from ..maths.units import MIB
 from ..progress import OnProgress, counter, ignore_progress
 from ..runtime.corpus import Corpus, as_corpus
@@ -47,11 +47,11 @@ class _Variant:
     """One layer, pruned along one axis."""
 
     layer: int
-    axis: Axis
+    axis: ChannelAxis
     kept: Tensor  # [heads, keep]
 
     @property
-    def identity(self) -> tuple[int, Axis, int]:
+    def identity(self) -> tuple[int, ChannelAxis, int]:
         """Layer, axis and kept width, which distinguish variants."""
         return self.layer, self.axis, int(self.kept.shape[1])
 
@@ -123,23 +123,24 @@ def _measure(
             partial.save(directory)
         advance(1)
     geometry = experiment.live.checkpoint.geometry
-    widths: dict[Axis, int] = {"key": geometry.width("key"), "value": geometry.width("value")}
+    widths: dict[ChannelAxis, int] = {
+        "key": geometry.width("key"),
+        "value": geometry.width("value"),
+    }
     return Sensitivity(original, partial.cuts, widths, dict(lineage))
 
 
 def _variants(model: Checkpoint, plans: Sequence[Plan]) -> Iterator[_Variant]:
     """A variant for every layer and axis that a plan prunes; refuses none, and equal ones."""
-    identities: set[tuple[int, Axis, int]] = set()
+    identities: set[tuple[int, ChannelAxis, int]] = set()
     for plan in plans:
         source = plan.lineage.get("source")
         if source is not None and not model.has_digest(source):
             raise StatetrimError("a plan was made for another model; select channels of this one")
-        tables: dict[Axis, Mapping[int, Tensor]] = {
-            "key": plan.kept,
-            "value": plan.kept_values or {},
-        }
-        for axis, table in tables.items():
-            for layer, kept in table.items():
+        for axis, axis_plan in plan.axes.items():
+            if axis == "head":
+                raise StatetrimError("a plan removes heads; only channels are cut layer by layer")
+            for layer, kept in axis_plan.kept.items():
                 variant = _Variant(layer, axis, kept)
                 if kept.shape[1] == model.geometry.for_layer(layer).width(axis):
                     continue
@@ -235,14 +236,8 @@ class _Experiment:
         return torch.stack(on_device).cpu()
 
     def _mask_variant(self, variant: _Variant) -> AbstractContextManager[None]:
-        table = {variant.layer: variant.kept}
-        return hook_kernels(
-            self.live,
-            lambda call: None,
-            kept_keys=table if variant.axis == "key" else None,
-            kept_values=table if variant.axis == "value" else None,
-            layers=[variant.layer],
-        )
+        kept: Mapping[int, Kept] = {variant.layer: {variant.axis: variant.kept}}
+        return hook_kernels(self.live, lambda call: None, kept=kept, layers=[variant.layer])
 
 
 @dataclass

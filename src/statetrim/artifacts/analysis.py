@@ -13,8 +13,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.nn import functional
 
+from ..cut.geometry import Geometry
 from ..errors import StatetrimError, errors_of
-from ..geometry import Geometry
 from ..maths.table import Table, Tabular
 from ..maths.units import MIB
 from ..storage.atomic import atomic_write

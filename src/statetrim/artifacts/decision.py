@@ -6,6 +6,7 @@ from math import exp, log
 from pathlib import Path
 from typing import Any
 
+from ..cut.shape import Shape
 from ..maths.formatting import list_text, shorten
 from ..storage.checkpoint import path_inside
 from .record import Artifact
@@ -47,8 +48,7 @@ class Prediction(Artifact):
 class MeasuredShape:
     """One shape, and its state bytes per sequence."""
 
-    keep: int
-    keep_values: int
+    shape: Shape
     method: str  # "none" for the original
     state_bytes: int  # per sequence, in `state_dtype`
     widths: str = ""  # by layer, in the format of `--to`; the others are the widest then
@@ -66,7 +66,7 @@ class MeasuredShape:
 
     def __str__(self) -> str:
         suffix = f" in {self.state_dtype}" if self.is_rounded else ""
-        return BY_LAYER if self.widths else f"{self.keep}x{self.keep_values}{suffix}"
+        return BY_LAYER if self.widths else f"{self.shape}{suffix}"
 
 
 @dataclass(frozen=True)

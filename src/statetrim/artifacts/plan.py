@@ -1,238 +1,186 @@
-"""Which channels of every head a cut keeps, or which heads, before the cut is made."""
+"""Which channels of every head a cut keeps, and which heads, before the cut is made."""
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Self
+from math import prod
+from typing import Any
 
+import torch
 from torch import Tensor
 
+from ..cut.geometry import Geometry
+from ..cut.rows import kept_head_masks, kept_masks, over_all_heads
+from ..cut.shape import CHANNEL_AXES, Axis, ChannelAxis, Kept
+from ..cut.target import Target
 from ..errors import StatetrimError
-from ..geometry import Axis, ChannelRows, Geometry, Kept, kept_head_masks, kept_masks
 from ..maths.formatting import list_text, range_text, shorten
 from ..maths.table import Table, Tabular
 from ..storage.checkpoint import Checkpoint, path_inside
 from ..storage.output import ARTIFACTS
-from .record import Artifact, as_fields, header, parse_record
+from .record import Artifact, as_fields
 
-Channels = Mapping[int, Tensor]
-"""Layer -> kept channels [heads, keep], int64, ascending in each head."""
 PLAN_FILE = f"{ARTIFACTS}/plan.json"
 """The plan of a cut, in its directory."""
-_COUNTS = ("keep", "keep_values", "keep_heads")
-"""Properties that a file states too, next to the lists of which they are the lengths."""
+COUNTED: Mapping[Axis, str] = {
+    "head": "value heads", "key": "channels of a key head", "value": "channels of a value head"
+}  # fmt: skip
+"""What the count of an axis counts, in every layer."""
+
+
+@dataclass(frozen=True, eq=False)
+class AxisPlan:
+    """What every layer keeps along one axis, and the method that chose it."""
+
+    kept: Mapping[int, Tensor]  # by layer, int64, as in `Kept`
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    notes: Mapping[int, Any] = field(default_factory=dict)  # layer -> what the method reported
+
+    def __str__(self) -> str:
+        """The method with its options."""
+        listed = list_text(f"{name}={value}" for name, value in self.options.items())
+        return shorten(self.method, 40) + (f" ({listed})" if self.options else "")
+
+    def check(self) -> None:
+        if not self.kept or min(self.kept) < 0 or max(self.kept) >= 10**6:
+            raise ValueError("kept must list the channels of layers, which count from 0")
 
 
 @dataclass(frozen=True, eq=False)
 class Plan(Artifact, Tabular):
-    """The kept channels of each layer and head, how they were chosen, and for which model.
+    """What each layer keeps along the axes that are cut, how it was chosen, and for which model.
 
-    If whole heads are removed, the remaining heads keep all their channels, and `kept_heads` lists
-    the kept value heads of every layer: one row per kept key head, [key heads, value heads of
-    each].
+    Heads are counted before channels: a plan that cuts both lists the channels of the heads that
+    stay.
     """
 
     KIND = "plan"
     INDENT = None
 
-    kept: Channels
-    requested: str
-    method: str
+    axes: Mapping[Axis, AxisPlan]
     seed: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict)
-    kept_values: Channels | None = None
-    requested_values: str | None = None
-    value_method: str | None = None
-    value_options: Mapping[str, Any] = field(default_factory=dict)
     lineage: Mapping[str, Any] = field(default_factory=dict)
-    notes: Mapping[str, Any] = field(default_factory=dict)  # layer -> what the method reported
-    kept_heads: Channels | None = None
-    requested_heads: str | None = None
-    head_method: str | None = None
 
     @property
-    def keep(self) -> int:
-        """Channels kept in every key head; with widths by layer, in the widest layer."""
-        return max(_widths(self.kept))
+    def layers(self) -> list[int]:
+        """The layers that the plan is about."""
+        return list(next(iter(self.axes.values())).kept)
 
-    @property
-    def keep_values(self) -> int | None:
-        """Channels kept in every value head, in the widest layer; None if values are not cut."""
-        return max(_widths(self.kept_values)) if self.kept_values else None
-
-    @property
-    def keep_heads(self) -> int | None:
-        """Value heads kept in every layer; None if no heads are removed."""
-        return next(iter(self.kept_heads.values())).numel() if self.kept_heads else None
-
-    @property
-    def key_width_range(self) -> str:
-        """Channels kept in every key head, such as "32", or "16 to 32" with widths by layer."""
-        return range_text(_widths(self.kept))
-
-    @property
-    def value_width_range(self) -> str | None:
-        """Channels kept in every value head; None if values are not cut."""
-        return range_text(_widths(self.kept_values)) if self.kept_values else None
+    def counts(self, axis: Axis) -> dict[int, int]:
+        """Layer -> the number of channels kept in every head, or of value heads kept."""
+        lengths = {}
+        for layer, table in self.axes[axis].kept.items():
+            lengths[layer] = table.numel() if axis == "head" else table.shape[1]
+        return lengths
 
     @property
     def to(self) -> str:
         """What the plan keeps, as `--to` says it; an axis that is not cut keeps 100%."""
-        if self.kept_heads:
-            return f"{self.keep_heads}heads"
-        shapes = {}
-        for layer, kept in self.kept.items():
-            keys = "100%" if self.method == "none" else str(kept.shape[1])
-            values = str(self.kept_values[layer].shape[1]) if self.kept_values else "100%"
-            shapes[layer] = f"{keys}x{values}"
-        if len(set(shapes.values())) == 1:
-            return next(iter(shapes.values()))
-        return ",".join(f"{layer}={shape}" for layer, shape in shapes.items())
+        parts = [f"{self.counts('head')[self.layers[0]]}heads"] if "head" in self.axes else []
+        sides = []
+        for axis in CHANNEL_AXES:
+            counts = self.counts(axis) if axis in self.axes else {}
+            sides.append([str(counts.get(layer, "100%")) for layer in self.layers])
+        shapes = [f"{keys}x{values}" for keys, values in zip(*sides, strict=True)]
+        if len(set(shapes)) > 1:
+            by_layer = zip(self.layers, shapes, strict=True)
+            parts.append(",".join(f"{layer}={shape}" for layer, shape in by_layer))
+        elif set(self.axes) != {"head"}:
+            parts.append(shapes[0])
+        return ":".join(parts)
 
     def __repr__(self) -> str:
-        keys = self.key_width_range if self.kept else 0
-        kept = f"{keys} channels in every key head"
-        if self.kept_heads:
-            kept = f"{self.keep_heads} heads"
-        elif self.kept_values:
-            kept += f", {self.value_width_range} in every value head"
-        return f"<Plan by {self._methods_text}: keeps {kept}, {len(self.kept)} layers>"
+        kept = " and ".join(f"{count} {COUNTED[axis]}" for axis, count in self._ranges())
+        return f"<Plan by {self._methods}: keeps {kept}, {len(self.layers)} layers>"
 
     def table(self) -> Table:
         """A summary with a row per fact."""
-        rows = {"method": self._methods_text}
-        if self.kept_heads:
-            rows["value heads"] = str(self.keep_heads)
-        else:
-            rows["channels of a key head"] = self.key_width_range
-        rows["layers x key heads"] = _layers_by_heads_text(self.kept_heads or self.kept)
-        if self.kept_values:
-            rows["channels of a value head"] = str(self.value_width_range)
-            rows["layers x value heads"] = _layers_by_heads_text(self.kept_values)
-        rows |= {"seed": str(self.seed), "model": shorten(self.lineage.get("source"), 16)}
+        rows = {"method": self._methods}
+        for axis, count in self._ranges():
+            rows[COUNTED[axis]] = count
+        rows |= {"layers": str(len(self.layers)), "seed": str(self.seed)}
+        rows["model"] = shorten(self.lineage.get("source"), 16)
         return Table("Plan", (), list(rows.items()))
 
     @property
-    def _methods_text(self) -> str:
-        """The methods of the axes that are cut, with their options."""
-        axes: tuple[tuple[str | None, Mapping[str, Any]], ...] = (
-            (self.method, self.options),
-            (self.value_method, self.value_options),
-            (self.head_method, {}),
-        )
-        texts = []
-        for method, options in axes:
-            if method not in (None, "none"):
-                listed = list_text(f"{name}={value}" for name, value in options.items())
-                texts.append(shorten(method, 40) + (f" ({listed})" if options else ""))
-        return " and ".join(texts)
+    def _methods(self) -> str:
+        return " and ".join(dict.fromkeys(map(str, self.axes.values())))
+
+    def _ranges(self) -> Iterator[tuple[Axis, str]]:
+        """Axis and what is kept of it, such as "32", or "16 to 32" with widths by layer."""
+        for axis in self.axes:
+            yield axis, range_text(self.counts(axis).values())
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what is kept."""
+        kept = {axis: as_fields(plan)["kept"] for axis, plan in self.axes.items()}
+        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
     def kept_in_layer(self, layer: int) -> Kept:
-        """The kept channels of one layer by axis, each [heads, keep]; without "value" if values are
-        not cut."""
-        kept: dict[Axis, Tensor] = {"key": self.kept[layer]}
-        if self.kept_values is not None:
-            kept["value"] = self.kept_values[layer]
-        return kept
+        """What one layer keeps of the axes that are cut."""
+        return {axis: plan.kept[layer] for axis, plan in self.axes.items()}
 
-    def kept_masks(
-        self, layer: int, channel_rows: Sequence[ChannelRows], original: Geometry
-    ) -> dict[int, Tensor]:
-        """What a tensor of one layer keeps: dimension -> bool mask [size], True for entries that
-        stay.
-
-        `channel_rows` are the tensor's entries of `Family.head_rows` if the plan removes heads,
-        else of `Family.channel_rows`.
-        """
-        if self.kept_heads is not None:
-            return kept_head_masks(channel_rows, self.kept_heads[layer], original.group)
-        return kept_masks(channel_rows, self.kept_in_layer(layer))
+    def kept_masks(self, model: Checkpoint) -> dict[str, dict[int, Tensor]]:
+        """Tensor -> dimension -> bool mask [size] of the entries that stay, for the tensors of
+        `model` that lose some."""
+        before, masks = model.geometry, dict[str, dict[int, Tensor]]()
+        for name, rows in model.channel_rows.items():
+            kept = over_all_heads(self.kept_in_layer(rows.layer), before)
+            masks[name] = kept_masks(rows.channel_rows, kept)
+        for name, rows in model.head_rows.items() if "head" in self.axes else ():
+            heads, of_tensor = self.axes["head"].kept[rows.layer], masks.setdefault(name, {})
+            for dim, mask in kept_head_masks(rows.channel_rows, heads, before.group).items():
+                of_tensor[dim] = mask & of_tensor.get(dim, mask)
+        return {name: of_tensor for name, of_tensor in masks.items() if of_tensor}
 
     def pruned_geometry(self, geometry: Geometry) -> Geometry:
         """`geometry` after the cut; raises StatetrimError if the plan does not fit it."""
-        if self.kept_heads is not None:
-            return self._geometry_with_fewer_heads(geometry, self.kept_heads)
-        self._check_channels(geometry, "key", self.kept)
-        if self.kept_values is not None:
-            self._check_channels(geometry, "value", self.kept_values)
+        for plan in self.axes.values():
+            if set(plan.kept) != set(geometry.layers):
+                differing = sorted(set(plan.kept) ^ set(geometry.layers))[:5]
+                raise StatetrimError(
+                    f"the plan and the model differ in their linear-attention layers: {differing}"
+                )
+        after = geometry
+        if "head" in self.axes:
+            after = _with_fewer_heads(geometry, self.axes["head"].kept)
         shapes = {}
-        for layer, (_, values) in geometry.shapes.items():
-            if self.kept_values is not None:
-                values = self.kept_values[layer].shape[1]
-            shapes[layer] = self.kept[layer].shape[1], values
-        after = geometry.with_shapes(shapes)
+        for layer, (keys, values) in geometry.shapes.items():
+            widths: dict[ChannelAxis, int] = {"key": keys, "value": values}
+            for axis in CHANNEL_AXES:
+                if axis in self.axes:
+                    label = f"the plan's {axis} channels of layer {layer}"
+                    table = self.axes[axis].kept[layer]
+                    _check_channels(label, table, after.heads(axis), widths[axis])
+                    widths[axis] = table.shape[1]
+            shapes[layer] = widths["key"], widths["value"]
+        after = after.with_shapes(shapes)
         if after == geometry:
-            raise StatetrimError("the plan keeps every channel, so nothing would change")
+            raise StatetrimError("the plan keeps everything, so nothing would change")
         return after
-
-    def _geometry_with_fewer_heads(self, geometry: Geometry, kept: Channels) -> Geometry:
-        _check_layers(geometry, kept)
-        _check_layers(geometry, self.kept)
-        cuts_channels = self.kept_values is not None
-        for layer, (key_width, _) in geometry.shapes.items():
-            cuts_channels = cuts_channels or self.kept[layer].shape[1] != key_width
-        if cuts_channels:
-            raise StatetrimError("the plan cuts heads and channels at once; make a plan for each")
-        shape = next(iter(kept.values())).shape
-        for layer, table in kept.items():
-            flat, label = table.flatten(), f"the plan's heads of layer {layer}"
-            if table.shape != shape:
-                raise StatetrimError(f"{label} are {list(table.shape)}, not {list(shape)}")
-            _check_ascending(label, flat, geometry.num_v_heads)
-            key_heads = table // geometry.group
-            is_one_key_head = bool((key_heads == key_heads[:, :1]).all())
-            if not is_one_key_head or not bool((key_heads[:, 0].diff() > 0).all()):
-                raise StatetrimError(
-                    f"{label} are not rows of {shape[1]} heads that read with the same key head"
-                )
-        if shape[1] < geometry.group and geometry.shared_values > 1:
-            raise StatetrimError("heads that share their values can only go together")
-        after = geometry.with_heads(shape[0], shape.numel())
-        if after == geometry:
-            raise StatetrimError("the plan keeps every head, so nothing would change")
-        return after
-
-    def _check_channels(self, geometry: Geometry, axis: Axis, kept: Channels) -> None:
-        """Raise StatetrimError unless `kept` has a valid table for every layer and no other."""
-        _check_layers(geometry, kept)
-        heads = geometry.heads(axis)
-        for layer, table in kept.items():
-            label = f"the plan's {axis} channels of layer {layer}"
-            if len(table) != heads:
-                raise StatetrimError(
-                    f"{label} are {list(table.shape)}, not {heads} heads of {table.shape[1]} "
-                    f"channels"
-                )
-            _check_ascending(label, table, geometry.for_layer(layer).width(axis))
-
-    def as_json(self) -> dict[str, Any]:
-        """The content of the JSON file; only plans that remove heads have fields of heads."""
-        counts = {name: getattr(self, name) for name in _COUNTS}
-        content = {**header(self.KIND), **counts, **as_fields(self)}
-        if self.kept_heads is None:
-            content = {name: value for name, value in content.items() if "head" not in name}
-        return content
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read an untrusted file; raises StatetrimError if it is damaged or contradicts itself."""
-        fields = cls.read_fields(path)
-        plan = parse_record(fields, cls, path)
-        for name in _COUNTS:
-            computed, stated = getattr(plan, name), fields.get(name)
-            if type(stated) is not type(computed) or stated != computed:
-                raise StatetrimError(
-                    f"{path} says {name} = {str(stated)[:20]}, but lists {computed}"
-                )
-        return plan
 
     def check(self) -> None:
-        for name in ("kept", "kept_values", "kept_heads"):
-            channels: Channels | None = getattr(self, name)
-            if channels is None:
-                continue
-            if not channels or min(channels) < 0 or max(channels) >= 10**6:
-                raise ValueError(f"{name} must list the channels of layers, which count from 0")
+        if not self.axes:
+            raise ValueError("axes must list what is kept")
+
+
+def arbitrary_plan(target: Target) -> Plan:
+    """A plan that keeps the first channels and heads, for sizes that do not depend on which."""
+    before, after, axes = target.before, target.after, dict[Axis, AxisPlan]()
+    for axis in target.axes:
+        kept = {}
+        for layer in before.layers:
+            if axis == "head":
+                key_heads = before.group * torch.arange(after.num_k_heads).unsqueeze(1)
+                kept[layer] = key_heads + torch.arange(after.group)
+            else:
+                channels = torch.arange(after.for_layer(layer).width(axis))
+                kept[layer] = channels.repeat(after.heads(axis), 1)
+        axes[axis] = AxisPlan(kept, "none")
+    return Plan(axes)
 
 
 def load_carried_plan(cut: Checkpoint) -> Plan | None:
@@ -240,13 +188,33 @@ def load_carried_plan(cut: Checkpoint) -> Plan | None:
     return Plan.load(path_inside(cut.path, PLAN_FILE)) if (cut.path / PLAN_FILE).exists() else None
 
 
-def _check_layers(geometry: Geometry, kept: Channels) -> None:
-    """Raise StatetrimError unless `kept` has exactly the linear layers of `geometry`."""
-    if set(kept) != set(geometry.layers):
-        differing = sorted(set(kept) ^ set(geometry.layers))[:5]
+def _with_fewer_heads(geometry: Geometry, kept: Mapping[int, Tensor]) -> Geometry:
+    """`geometry` with the `kept` heads; raises StatetrimError unless every layer keeps as many, and
+    each row of them reads with one key head."""
+    shape = next(iter(kept.values())).shape
+    for layer, table in kept.items():
+        label = f"the plan's heads of layer {layer}"
+        if table.shape != shape:
+            raise StatetrimError(f"{label} are {list(table.shape)}, not {list(shape)}")
+        _check_ascending(label, table.flatten(), geometry.num_v_heads)
+        key_heads = table // geometry.group
+        is_one_key_head = bool((key_heads == key_heads[:, :1]).all())
+        if not is_one_key_head or not bool((key_heads[:, 0].diff() > 0).all()):
+            raise StatetrimError(
+                f"{label} are not rows of {shape[1]} heads that read with the same key head"
+            )
+    if shape[1] < geometry.group and geometry.shared_values > 1:
+        raise StatetrimError("heads that share their values can only go together")
+    return geometry.with_heads(shape[0], prod(shape))
+
+
+def _check_channels(label: str, table: Tensor, heads: int, width: int) -> None:
+    """Raise StatetrimError unless `table` lists channels below `width` for each of `heads`."""
+    if len(table) != heads:
         raise StatetrimError(
-            f"the plan and the model differ in their linear-attention layers: {differing}"
+            f"{label} are {list(table.shape)}, not {heads} heads of {table.shape[1]} channels"
         )
+    _check_ascending(label, table, width)
 
 
 def _check_ascending(label: str, numbers: Tensor, count: int) -> None:
@@ -255,13 +223,3 @@ def _check_ascending(label: str, numbers: Tensor, count: int) -> None:
         raise StatetrimError(f"{label} go beyond 0 to {count - 1}")
     if not bool((numbers.diff() > 0).all()):
         raise StatetrimError(f"{label} are not in ascending order without repeats")
-
-
-def _widths(channels: Channels) -> list[int]:
-    """The number of channels kept per head, by layer."""
-    return [table.shape[1] for table in channels.values()]
-
-
-def _layers_by_heads_text(channels: Channels) -> str:
-    """Such as "24 x 16", the number of layers and of heads in each."""
-    return f"{len(channels)} x {len(next(iter(channels.values())))}"

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from ..cut.shape import ChannelAxis
 from ..errors import StatetrimError
-from ..geometry import Axis
 from ..maths.formatting import list_text
 from ..maths.paired import Interval, Pairs, difference_interval
 from ..maths.units import MIB
@@ -30,7 +30,7 @@ class LayerCut:
     """One layer cut on one axis, all others unchanged."""
 
     layer: int
-    axis: Axis
+    axis: ChannelAxis
     keep: int  # channels kept in each head
     samples: Samples
     error: Mapping[str, float]  # source -> relative residual of the layer's output
@@ -46,7 +46,7 @@ class Sensitivity(Artifact):
 
     original: Samples
     cuts: list[LayerCut]
-    widths: Mapping[Axis, int]  # channels per head before the cut
+    widths: Mapping[ChannelAxis, int]  # channels per head before the cut
     lineage: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -58,9 +58,9 @@ class Sensitivity(Artifact):
         return sorted({cut.layer for cut in self.cuts})
 
     @property
-    def variants(self) -> list[tuple[Axis, int]]:
+    def variants(self) -> list[tuple[ChannelAxis, int]]:
         """Axis and width of the cuts, keys first, and the widest first."""
-        variants: set[tuple[Axis, int]] = {(cut.axis, cut.keep) for cut in self.cuts}
+        variants: set[tuple[ChannelAxis, int]] = {(cut.axis, cut.keep) for cut in self.cuts}
         return sorted(variants, key=lambda variant: (variant[0], -variant[1]))
 
     @cached_property
@@ -73,7 +73,7 @@ class Sensitivity(Artifact):
                 counts.append(pairs)
         return counts
 
-    def find(self, layer: int, axis: Axis, keep: int) -> LayerCut:
+    def find(self, layer: int, axis: ChannelAxis, keep: int) -> LayerCut:
         """The cut of one layer to `keep` channels; raises StatetrimError if there is none."""
         wanted = (layer, axis, keep)
         for cut in self.cuts:
@@ -103,7 +103,7 @@ class Sensitivity(Artifact):
         narrowest = dict(self.variants)  # the last width of an axis is its narrowest
         return " ".join(self._axis_sentence(axis, keep) for axis, keep in narrowest.items())
 
-    def _axis_sentence(self, axis: Axis, keep: int) -> str:
+    def _axis_sentence(self, axis: ChannelAxis, keep: int) -> str:
         """Which layers carry 80 % of the significant recall losses when each alone keeps `keep`
         channels."""
         width_text = f"at {keep} of {self.widths[axis]} {axis} channels"
@@ -139,7 +139,7 @@ class Sensitivity(Artifact):
         return {**header(self.KIND), "finding": self.sentence, **as_fields(self)}
 
 
-def variant_text(sensitivity: Sensitivity, variant: tuple[Axis, int]) -> str:
+def variant_text(sensitivity: Sensitivity, variant: tuple[ChannelAxis, int]) -> str:
     """Axis and kept channels in words: "32 of 64 keys"."""
     axis, keep = variant
     return f"{keep} of {sensitivity.widths[axis]} {axis}s"

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from ..cut.geometry import Geometry
 from ..families.contract import text_config
-from ..geometry import Geometry
 from ..maths.formatting import change_row, choices_text, relative_change_text
 from ..storage.checkpoint import Checkpoint
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from ..cut.geometry import Geometry
 from ..errors import StatetrimError
 from ..families.contract import text_config
-from ..geometry import Geometry
 from ..storage.auxiliary_files import copy_all_but_weights
 from ..storage.checkpoint import Checkpoint, open_checkpoint, path_inside, require_prunable
 from ..storage.json_file import write_json, write_text
@@ -156,10 +156,13 @@ def read_origin(model: Checkpoint, original: Checkpoint) -> dict[str, Any] | Non
     plan = _plan_fields(model)
     source = plan["lineage"].get("source")
     is_original = original.has_digest(source) or is_sibling(original, plan["lineage"])
-    methods = [plan.get("method"), plan.get("value_method"), plan.get("head_method")]
+    axes = plan.get("axes")
+    methods = []
+    for axis_plan in axes.values() if isinstance(axes, dict) else ():
+        methods.append(axis_plan.get("method") if isinstance(axis_plan, dict) else None)
     return {
         "source": original.digest if is_original else source,
-        "methods": [name for name in methods if isinstance(name, str) and name != "none"],
+        "methods": [name for name in methods if isinstance(name, str)],
         "recovered": (model.path / ARTIFACTS / "recover.json").is_file(),
         "shape": shape_text(model.geometry),
     }

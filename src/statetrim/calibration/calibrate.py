@@ -23,7 +23,7 @@ from ..runtime.live import LiveModel
 from ..runtime.loading import load_live, load_tokenizer
 from ..runtime.logits import LogitReader
 from ..runtime.placement import Placement
-from ..storage.checkpoint import Checkpoint, check_values_prunable, require_prunable
+from ..storage.checkpoint import Checkpoint, check_prunable, require_prunable
 from ..storage.models import ModelLike, as_checkpoint
 from ..storage.space import check_writable
 from ..storage.text import Sequences
@@ -118,7 +118,7 @@ def _default_methods(model: Checkpoint) -> list[str]:
     if model.family.channel_refusal(model.config):
         return [HEAD_METHOD]
     try:
-        check_values_prunable(model)
+        check_prunable(model, "value")
     except StatetrimError:
         return [KEY_METHOD]
     return [KEY_METHOD, VALUE_METHOD]

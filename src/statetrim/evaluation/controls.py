@@ -3,17 +3,17 @@
 They are made by masking the original, so nothing is written.
 """
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..artifacts.plan import Plan, load_carried_plan
+from ..artifacts.plan import AxisPlan, Plan, load_carried_plan
 from ..artifacts.steps import read_origin, shape_text
+from ..cut.geometry import Geometry
+from ..cut.shape import Axis
 from ..errors import StatetrimError
 from ..judging.control import MIN_CONTROLS, RANDOM_METHOD
 from ..storage.checkpoint import Checkpoint
@@ -37,10 +37,7 @@ class MaskedModel:
     @property
     def record(self) -> dict[str, Any]:
         """What identifies it, for the lineage of scores."""
-        kept = [self.plan.kept, self.plan.kept_values or {}, self.plan.kept_heads or {}]
-        tables = [{str(layer): x.tolist() for layer, x in table.items()} for table in kept]
-        digest = hashlib.sha256(json.dumps(tables).encode()).hexdigest()
-        return {"shape": self.shape, "seed": self.plan.seed, "plan": digest}
+        return {"shape": self.shape, "seed": self.plan.seed, "plan": self.plan.digest}
 
 
 def masked_models(
@@ -83,33 +80,27 @@ def random_plan(like: Plan, original: Checkpoint, seed: int) -> Plan:
     """A plan that keeps as many channels or heads as `like` in every layer and head, drawn at
     random."""
     generator = torch.Generator().manual_seed(seed)
-    geometry = original.geometry
-
-    def drawn(tables: Mapping[int, Tensor], widths: Sequence[int]) -> dict[int, Tensor]:
-        result = {}
-        for (layer, table), width in zip(tables.items(), widths, strict=True):
-            order = torch.rand(len(table), width, generator=generator).argsort(1)
-            result[layer] = order[:, : table.shape[1]].sort(1).values
-        return result
-
-    if like.kept_heads is not None:
-        heads = _random_heads(like.kept_heads, geometry.group, geometry.num_k_heads, generator)
-        return replace(like, kept_heads=heads, head_method=RANDOM_METHOD, seed=seed)
-    widths = [geometry.shapes[layer] for layer in like.kept]
-    values = like.kept_values and drawn(like.kept_values, [value for _, value in widths])
-    kept = drawn(like.kept, [key for key, _ in widths])
-    return replace(like, kept=kept, kept_values=values, method=RANDOM_METHOD, seed=seed)
+    geometry, axes = original.geometry, dict[Axis, AxisPlan]()
+    for axis, plan in like.axes.items():
+        kept = {}
+        for layer, table in plan.kept.items():
+            if axis == "head":
+                kept[layer] = _random_heads(table, geometry, generator)
+            else:
+                width = geometry.for_layer(layer).width(axis)
+                kept[layer] = _random_rows(len(table), width, table.shape[1], generator)
+        axes[axis] = AxisPlan(kept, RANDOM_METHOD)
+    return replace(like, axes=axes, seed=seed)
 
 
-def _random_heads(
-    tables: Mapping[int, Tensor], group: int, key_heads: int, generator: torch.Generator
-) -> dict[int, Tensor]:
-    """As many value heads of every key head as in `tables`, or as many key heads with all their
-    value heads."""
-    result = {}
-    for layer, table in tables.items():
-        rows, each = table.shape
-        kept_keys = torch.rand(key_heads, generator=generator).argsort()[:rows].sort().values
-        order = torch.rand(rows, group, generator=generator).argsort(1)[:, :each].sort(1).values
-        result[layer] = group * kept_keys.unsqueeze(1) + order
-    return result
+def _random_heads(like: Tensor, geometry: Geometry, generator: torch.Generator) -> Tensor:
+    """As many value heads of every key head as in `like`, or as many key heads with all their value
+    heads."""
+    rows, each = like.shape
+    key_heads = _random_rows(1, geometry.num_k_heads, rows, generator).mT
+    return geometry.group * key_heads + _random_rows(rows, geometry.group, each, generator)
+
+
+def _random_rows(rows: int, width: int, keep: int, generator: torch.Generator) -> Tensor:
+    """`keep` numbers below `width`, ascending, in each of `rows`."""
+    return torch.rand(rows, width, generator=generator).argsort(1)[:, :keep].sort(1).values

@@ -7,8 +7,10 @@ from typing import ClassVar, TypedDict
 
 from torch import Tensor
 
+from ..cut.geometry import Geometry
+from ..cut.rows import ChannelRows, Role, row_indices
+from ..cut.shape import ChannelAxis
 from ..errors import StatetrimError
-from ..geometry import Axis, ChannelRows, Geometry, Role, row_indices
 from ..maths.units import is_integer_list
 from .contract import (
     NO_KV_CACHE,
@@ -104,7 +106,7 @@ _ROLES: dict[str, tuple[Role, Role, Role]] = {
 def projection_rows(geometry: Geometry, letter: str, table: Tensor, size: int) -> list[ChannelRows]:
     """Channel rows of the projection of q, k or v (`letter`) and, if the model has one, its
     convolution: the indices `table` [heads, channels] of `size` rows."""
-    axis: Axis = "value" if letter == "v" else "key"
+    axis: ChannelAxis = "value" if letter == "v" else "key"
     proj, conv, bias = _ROLES[letter]
     channel_rows = [ChannelRows(f"{letter}_proj.weight", proj, table, size, axis)]
     if geometry.conv_width:

@@ -1,6 +1,7 @@
 """Shared by the Gated DeltaNet families of transformers: their `linear_*` config fields."""
 
-from ..geometry import ChannelRows, Geometry, row_indices
+from ..cut.geometry import Geometry
+from ..cut.rows import ChannelRows, row_indices
 from .contract import Config, Family, int_field, layer_types_field, layers_of_type, num_layers
 from .recurrences import Recurrence, delta_rule
 

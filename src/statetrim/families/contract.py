@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from ..cut.geometry import MAX_LAYERS, Geometry
+from ..cut.rows import ChannelRows
 from ..errors import StatetrimError
-from ..geometry import MAX_LAYERS, ChannelRows, Geometry
 from ..maths.units import is_integer_list
 from .recurrences import Recurrence
 

@@ -1,7 +1,8 @@
 """DeltaNet (fla): the config gives widths as multiples of the hidden size."""
 
+from ..cut.geometry import Geometry
+from ..cut.rows import ChannelRows, head_rows_from_channels, per_head_rows
 from ..errors import StatetrimError
-from ..geometry import ChannelRows, Geometry, head_rows_from_channels, per_head_rows
 from ._fla import HEAD_GATES, FlaFamily, conv_fields, linear_layers, query_key_rows, value_rows
 from .contract import Config, float_field, int_field
 from .recurrences import Recurrence, delta_rule

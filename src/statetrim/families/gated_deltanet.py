@@ -3,7 +3,8 @@
 
 from typing import ClassVar
 
-from ..geometry import ChannelRows, Geometry, head_rows_from_channels, per_head_rows, row_indices
+from ..cut.geometry import Geometry
+from ..cut.rows import ChannelRows, head_rows_from_channels, per_head_rows, row_indices
 from ._fla import (
     HEAD_GATES,
     PRECONDITIONER_TENSORS,

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from ..geometry import ChannelRows, Geometry, head_rows_from_channels, row_indices
+from ..cut.geometry import Geometry
+from ..cut.rows import ChannelRows, head_rows_from_channels, row_indices
 from ._fla import HEAD_GATES, PROJECTIONS, FlaFamily, conv_fields, linear_layers, projection_rows
 from .contract import Config, int_field
 from .delta_net import head_dim

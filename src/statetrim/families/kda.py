@@ -1,6 +1,7 @@
 """Kimi Delta Attention (fla), also preconditioned: every key channel has its own decay gate."""
 
-from ..geometry import ChannelRows, Geometry, head_rows_from_channels, per_head_rows, row_indices
+from ..cut.geometry import Geometry
+from ..cut.rows import ChannelRows, head_rows_from_channels, per_head_rows, row_indices
 from ._fla import (
     HEAD_GATES,
     PRECONDITIONER_TENSORS,

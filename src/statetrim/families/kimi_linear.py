@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from ..geometry import ChannelRows, Geometry, head_rows_from_channels, per_head_rows, row_indices
+from ..cut.geometry import Geometry
+from ..cut.rows import ChannelRows, head_rows_from_channels, per_head_rows, row_indices
 from ._fla import CONCATENATED_CONVOLUTIONS, output_rows, projection_rows, query_key_rows
 from ._refused import ONE_WIDTH_REFUSAL
 from .contract import (

@@ -9,8 +9,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ..cut.geometry import MAX_LAYERS, Geometry
+from ..cut.rows import ChannelRows, Role, row_indices
+from ..cut.shape import ChannelAxis
 from ..errors import StatetrimError
-from ..geometry import MAX_LAYERS, Axis, ChannelRows, Geometry, Role, row_indices
 from .contract import (
     NO_KV_CACHE,
     Config,
@@ -158,7 +160,7 @@ class Mamba2(Family):
         inner = values.numel()
         conv_size = inner + 2 * groups.numel()
         in_proj_size = inner + conv_size + geometry.num_v_heads
-        layout: list[tuple[Tensor, Axis, Role, Role, Role]] = [  # rows in the convolution
+        layout: list[tuple[Tensor, ChannelAxis, Role, Role, Role]] = [  # rows in the convolution
             (inner + groups, "key", "k_proj", "k_bias", "k_conv"),
             (inner + groups.numel() + groups, "key", "q_proj", "q_bias", "q_conv"),
             (values, "value", "v_proj", "v_bias", "v_conv"),

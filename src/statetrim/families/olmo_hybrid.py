@@ -1,6 +1,7 @@
 """OLMo-Hybrid: separate projections; three convolutions on disk, concatenated in the module."""
 
-from ..geometry import ChannelRows, Geometry, head_rows_from_channels, per_head_rows
+from ..cut.geometry import Geometry
+from ..cut.rows import ChannelRows, head_rows_from_channels, per_head_rows
 from ._fla import CONCATENATED_CONVOLUTIONS, HEAD_GATES, PROJECTIONS, query_key_rows, value_rows
 from ._linear_fields import LinearFieldsFamily
 from .contract import (

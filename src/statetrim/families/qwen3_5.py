@@ -5,7 +5,8 @@ MiniCPM-V 4.6 and 4.7 and MiniCPM-OCR put other vision towers in front of a Qwen
 
 from dataclasses import replace
 
-from ..geometry import ChannelRows, Geometry, head_rows_from_channels, per_head_rows, row_indices
+from ..cut.geometry import Geometry
+from ..cut.rows import ChannelRows, head_rows_from_channels, per_head_rows, row_indices
 from ._linear_fields import LinearFieldsFamily, contiguous_conv_rows, norm_and_output_rows
 from .contract import (
     Config,

@@ -1,6 +1,7 @@
 """Qwen3-Next: one projection for q, k, v and z, interleaved by key head."""
 
-from ..geometry import ChannelRows, Geometry, head_rows_from_channels, per_head_rows, row_indices
+from ..cut.geometry import Geometry
+from ..cut.rows import ChannelRows, head_rows_from_channels, per_head_rows, row_indices
 from ._linear_fields import LinearFieldsFamily, contiguous_conv_rows, norm_and_output_rows
 from .contract import Config, KVCacheSize, attention_kv_cache_size, num_softmax_layers
 

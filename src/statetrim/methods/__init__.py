@@ -5,14 +5,18 @@ A new method is a module here, in `heads/` if it selects heads, and its name in 
 
 import importlib
 import importlib.util
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from ..defaults import DEFAULT_METHODS
 from ..errors import StatetrimError
 
 if TYPE_CHECKING:  # checking a name must not import torch
-    from .contract import Method, Select, Selectable
+    from ..cut.shape import Axis
+    from .contract import Method, Select
 
+MethodLike = TypeVar("MethodLike", bound="str | Select")
 METHODS = (
     "drrqr",
     "energy",
@@ -33,7 +37,7 @@ METHODS = (
 """Modules that are methods; each is imported when the method is used."""
 
 
-def method_names(axis: "Selectable | None" = None) -> list[str]:
+def method_names(axis: "Axis | None" = None) -> list[str]:
     """Names of all methods, or of those that select "key" or "value" channels, or "head"s."""
     return [name for name in METHODS if axis is None or axis in find_method(name).axes]
 
@@ -45,6 +49,21 @@ def check_method(method: str) -> None:
             f"there is no method {method!r}; choose one of {', '.join(METHODS)}, "
             f"or give a Python file that defines select()"
         )
+
+
+def listed_methods(methods: "str | Select | Sequence[str | Select]") -> "list[str | Select]":
+    """One method or several; names and files may be separated by commas."""
+    if isinstance(methods, str):
+        return [name.strip() for name in methods.split(",")]
+    return [methods] if callable(methods) else list(methods)
+
+
+def methods_by_axis(methods: "Iterable[MethodLike]") -> "dict[Axis, MethodLike | str]":
+    """Axis -> the first of `methods` that chooses along it, or its default method."""
+    by_axis: dict[Axis, MethodLike | str] = {}
+    for method in (*methods, *DEFAULT_METHODS.split(",")):
+        by_axis = dict.fromkeys(find_method(method).axes, method) | by_axis
+    return by_axis
 
 
 def find_method(method: "str | Select") -> "Method":

@@ -9,14 +9,11 @@ import torch
 from torch import Tensor
 
 from ..artifacts.statistics import SUM_NAMES, LayerStatistics
+from ..cut.shape import Axis
 from ..errors import StatetrimError
-from ..geometry import Axis
 
 Score = Literal["qk", "q", "k"]
 """Score a channel by queries and keys together, or by one of them alone."""
-
-Selectable = Axis | Literal["head"]
-"""What a method selects: channels of an axis, or whole heads."""
 
 Select = Callable[..., Tensor]
 
@@ -91,7 +88,7 @@ class Method:
     select: Select  # select(evidence, keep, **options) -> kept [heads, keep]
     options: Mapping[str, Any]  # name -> default
     needs: tuple[str, ...]  # names of calibration sums
-    axes: tuple[Selectable, ...] = ("key",)
+    axes: tuple[Axis, ...] = ("key",)
 
 
 def as_method(select: Select, name: str | None = None) -> Method:
@@ -99,7 +96,7 @@ def as_method(select: Select, name: str | None = None) -> Method:
     it needs and selects is read from its decorators."""
     parameters = inspect.signature(select).parameters.values()
     options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-    axes: tuple[Selectable, ...] = getattr(select, "axes", ("key",))
+    axes: tuple[Axis, ...] = getattr(select, "axes", ("key",))
     return Method(name or select.__name__, select, options, getattr(select, "needs", ()), axes)
 
 
@@ -115,7 +112,7 @@ def needs(*names: str) -> Callable[[Select], Select]:
     return declare
 
 
-def selects(*axes: Selectable) -> Callable[[Select], Select]:
+def selects(*axes: Axis) -> Callable[[Select], Select]:
     """Decorator: declare what a method selects; without it, key channels."""
 
     def declare(select: Select) -> Select:

@@ -6,16 +6,17 @@ from dataclasses import dataclass
 from ..analysis.sensitivity import LENGTH, sensitivity
 from ..artifacts.sensitivity import Sensitivity
 from ..artifacts.statistics import Statistics
+from ..cut.request import parse_request
+from ..cut.shape import Shape
+from ..cut.target import Target
 from ..errors import StatetrimError
 from ..options import derive
 from ..progress import OnProgress
-from ..request import parse_request
 from ..selection.allocate import Allocation, allocate, allocate_in_pages
 from ..serving.capacity.compare import capacity_text, known_capacities, vllm_paging
 from ..serving.engine_names import engine_name
-from ..serving.engines import Shape
 from ..serving.shapes import engine_serves
-from ..serving.target import Target, resolve_target
+from ..serving.target import resolve_target
 from ..storage.checkpoint import Checkpoint
 from .job import Job, check_one_shape
 from .observer import Observer

@@ -10,17 +10,19 @@ from typing import Any
 
 from ..artifacts.record import header
 from ..artifacts.state_sizes import weight_bytes
-from ..defaults import HEAD_METHOD
+from ..common_options import parse_names
+from ..cut.geometry import Geometry
+from ..cut.shape import CHANNEL_AXES, Axis
+from ..cut.target import Target
 from ..errors import StatetrimError
 from ..evaluation.samples import FIRST_LOOK
-from ..geometry import Geometry
 from ..maths.units import MIB, parse_token_count
-from ..methods import find_method
+from ..methods import find_method, methods_by_axis
 from ..options import as_record
 from ..runtime.corpus import Corpus
 from ..runtime.placement import Placement
 from ..serving.engine_names import engine_name
-from ..serving.target import Target, candidate_targets, resolve_target
+from ..serving.target import candidate_targets, resolve_target
 from ..storage.auxiliary_files import auxiliary_files
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.json_file import read_json, write_json
@@ -111,9 +113,9 @@ class Job:
         """Digests of the files besides weights and text that the result depends on: the model's
         own, such as the tokenizer, and a method or family of the user."""
         files = dict(auxiliary_files(self.model))
-        for name in ("method", "value_method"):
-            if getattr(self.options, name).endswith(".py"):
-                files[f"--{name.replace('_', '-')}"] = Path(getattr(self.options, name))
+        for method in parse_names(self.options.method):
+            if method.endswith(".py"):
+                files[f"--method {method}"] = Path(method)
         if self.model.family.file is not None:
             files["--family"] = self.model.family.file
         return {name: file_digest(path) for name, path in files.items()}
@@ -191,14 +193,12 @@ class Job:
 
     @property
     def methods(self) -> list[str]:
-        """The methods that choose key channels, value channels and heads, if any are removed."""
-        targets = (self.target, *self.candidates)
-        methods = []
-        if self.options.by_layer or any(target.removes_keys for target in targets):
-            methods.append(self.options.method)
-        if self.options.by_layer or any(target.removes_values for target in targets):
-            methods.append(self.options.value_method)
-        return [*methods, HEAD_METHOD] if self.removes_heads else methods
+        """The methods that choose along the axes that may be cut."""
+        axes: list[Axis] = list(CHANNEL_AXES) if self.options.by_layer else []
+        for target in (self.target, *self.candidates):
+            axes += target.axes
+        by_axis = methods_by_axis(parse_names(self.options.method))
+        return list(dict.fromkeys(by_axis[axis] for axis in axes))
 
     @property
     def calibrated_methods(self) -> list[str]:
@@ -206,8 +206,10 @@ class Job:
         return [method for method in self.methods if find_method(method).needs]
 
     @property
-    def removes_heads(self) -> bool:
-        return self.target.removes_heads
+    def refits_from_original(self) -> bool:
+        """Whether the statistics of the original are enough for a refit: heads that stay whole have
+        the same read-out."""
+        return self.target.axes == ("head",)
 
     @property
     def runs_refit(self) -> bool:
@@ -215,7 +217,7 @@ class Job:
         shapes are compared."""
         if self.options.refit is not None:
             return self.options.refit
-        return self.shape_tokens > 0 or self.target.removes_values or self.removes_heads
+        return self.shape_tokens > 0 or self.target.axes != ("key",)
 
     @property
     def shape_samples(self) -> int:
@@ -257,10 +259,16 @@ def needs_streaming(model: Checkpoint, copies: int, placement: Placement) -> boo
 def recipe_record(model: Checkpoint, options: TrimOptions) -> dict[str, Any]:
     """The recipe that a result stores: its model and options, with absolute paths of files."""
     stored = as_record(options)
-    for name in ("text", "data", "method", "value_method"):
-        if stored[name] is not None and Path(stored[name]).exists():
-            stored[name] = str(Path(stored[name]).absolute())
+    for name in ("text", "data"):
+        if stored[name] is not None:
+            stored[name] = _absolute(stored[name])
+    stored["method"] = ",".join(map(_absolute, parse_names(options.method)))
     return {"model": str(model.path.absolute()), "recipe": stored}
+
+
+def _absolute(path: str) -> str:
+    """The absolute path of a file or folder that exists; else the name as it is."""
+    return str(Path(path).absolute()) if Path(path).exists() else path
 
 
 def file_stamps(text: Path) -> list[str | int]:

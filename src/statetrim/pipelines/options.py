@@ -2,21 +2,27 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from .. import option_checks as checks
-from ..common_options import BATCH_SIZE_HELP, SKIP_HELP, TEXT_HELP, ProgressOptions
-from ..defaults import KEY_METHOD, RECALL_SHARE, VALUE_METHOD
+from ..common_options import (
+    BATCH_SIZE_HELP,
+    METHODS_HELP,
+    SKIP_HELP,
+    TEXT_HELP,
+    ProgressOptions,
+)
+from ..cut.request import REQUEST_HELP, Request, To, check_request, parse_request
+from ..defaults import DEFAULT_METHODS, RECALL_SHARE
 from ..errors import StatetrimError
 from ..maths.formatting import choices_text
 from ..options import option, options, output_option
-from ..request import REQUEST_HELP, Request, To, check_request, parse_request
 from ..runtime.placement import Devices, Placement
 from ..serving.engine_names import BFLOAT16_ENGINES, ENGINE_NAMES, PLUGIN_ENGINES, engine_name
 from ..serving.options import ServingOptions, default_serving
 
 if TYPE_CHECKING:
-    from ..geometry import Axis
+    from ..cut.shape import ChannelAxis
     from ..runtime.corpus import Corpus
     from .observer import Observer
 
@@ -25,18 +31,13 @@ PLACEMENT_OPTIONS = ("device", "device_map", "max_memory")
 """The options that say where models run; they do not change the result."""
 
 
-def _method_option(default: str, axis: str) -> Any:
-    help = f"Selection method for {axis} channels."
-    return option(default=default, help=help, check=checks.method)
-
-
 @options
 class TrimOptions(Devices):
     """Every option of `trim` that affects the result, or where it runs."""
 
     PANELS: ClassVar[Mapping[str, str]] = {
         "What to keep": "to for_ by_layer",
-        "Text and methods": "text tokens recall method value_method length batch_size seed",
+        "Text and methods": "text tokens recall method length batch_size seed",
         "Repair after the cut": "refit recover",
         "What is measured": "tasks data limit control benchmark state_dtype",
         "Where it runs": "device dtype device_map max_memory layerwise",
@@ -69,8 +70,7 @@ class TrimOptions(Devices):
         help="Fraction of these tokens that are generated recall sequences.",
         check=checks.fraction,
     )
-    method: str = _method_option(KEY_METHOD, "key")
-    value_method: str = _method_option(VALUE_METHOD, "value")
+    method: str = option(default=DEFAULT_METHODS, help=METHODS_HELP, check=checks.methods)
     refit: bool | None = option(
         default=None,
         help="Refit the output projections; by default only if values or heads are cut.",
@@ -163,11 +163,10 @@ class SensitivityOptions(Placement, ProgressOptions):
     widths: Sequence[int | float | str] = option(
         default=(0.5, 0.25), help="Channels to keep in the layer that is cut."
     )
-    axes: "Sequence[Axis] | None" = option(
+    axes: "Sequence[ChannelAxis] | None" = option(
         default=None, help="Axes to cut: keys, and values where the config can hold them."
     )
-    method: str = _method_option(KEY_METHOD, "key")
-    value_method: str = _method_option(VALUE_METHOD, "value")
+    method: str = option(default=DEFAULT_METHODS, help=METHODS_HELP, check=checks.methods)
     calibration_tokens: int = option(default=2**15, help="Tokens to choose channels on.")
     windows: int = option(default=64, help="Windows of text to measure.")
     length: int = option(default=256, help="Tokens per window.", check=checks.at_least_one)

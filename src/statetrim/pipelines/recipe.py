@@ -41,7 +41,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
             raise StatetrimError(f"{path}: {name!r} must be a number, a text, or a list of texts")
         option = f"--{name.replace('_', '-')}"
         check_type(f"{path}: {option}", _type_in_recipe(name), value)
-        if "method" in name and str(value).endswith(".py"):
+        if name == "method" and ".py" in str(value):
             raise StatetrimError(
                 f"{path}: a recipe names no Python file; leave out {name!r} and give {option} "
                 "yourself"

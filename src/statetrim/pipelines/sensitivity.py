@@ -10,15 +10,18 @@ from ..artifacts.sensitivity import Sensitivity
 from ..artifacts.statistics import Statistics
 from ..calibration.calibrate import calibrate
 from ..calibration.options import CalibrateOptions
+from ..common_options import parse_names
+from ..cut.request import parse_request, side_text
+from ..cut.shape import CHANNEL_AXES
 from ..errors import StatetrimError
 from ..maths.units import parse_token_count
-from ..methods import find_method
+from ..methods import find_method, methods_by_axis
 from ..options import derive, takes_options
-from ..progress import progress_reporter
-from ..request import side_text
+from ..progress import ignore_progress, progress_reporter
 from ..runtime.corpus import as_corpus
 from ..selection.options import SelectOptions
-from ..selection.select import select
+from ..selection.select import select_for_target
+from ..serving.target import resolve_target
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.models import ModelLike, as_checkpoint
 from ..storage.output import check_absent, partial_path
@@ -40,7 +43,8 @@ def sensitivity(model: ModelLike, options: SensitivityOptions) -> Sensitivity:
             check_absent(Path(options.out))
     checkpoint, skip = require_prunable(as_checkpoint(model)), parse_token_count(options.skip)
     corpus = as_corpus(options.text, checkpoint)
-    methods = [options.method, options.value_method]
+    by_axis = methods_by_axis(parse_names(options.method))
+    methods = [by_axis[axis] for axis in CHANNEL_AXES]
     calibrated_methods = [name for name in methods if find_method(name).needs]
     statistics = None
     if calibrated_methods:
@@ -75,19 +79,15 @@ def layer_plans(
     model: Checkpoint, options: SensitivityOptions, statistics: Statistics | None
 ) -> Iterator[Plan]:
     """A plan for each width and axis; without `axes`, values that cannot be pruned are skipped."""
-    for width, axis in product(options.widths, ("key", "value")):
+    for width, axis in product(options.widths, CHANNEL_AXES):
         if options.axes is not None and axis not in options.axes:
             continue
         side = side_text(width)
-        selection = derive(
-            SelectOptions,
-            options,
-            to=f"{side}x100%" if axis == "key" else f"100%x{side}",
-            statistics=statistics,
-            progress=False,
-        )
+        request = parse_request(f"{side}x100%" if axis == "key" else f"100%x{side}")
+        selection = derive(SelectOptions, options, statistics=statistics)
         try:
-            yield select.run(model, selection)
+            target = resolve_target(model, request)
+            yield select_for_target(model, target, selection, ignore_progress)
         except StatetrimError:
             if axis == "key" or options.axes is not None:
                 raise

@@ -15,8 +15,8 @@ from ..artifacts.decision import BY_LAYER, Decision, MeasuredShape, Prediction
 from ..artifacts.plan import Plan
 from ..artifacts.scores import Scores
 from ..artifacts.sensitivity import Sensitivity
+from ..cut.geometry import Geometry
 from ..evaluation.original import OriginalResults
-from ..geometry import Geometry
 from ..judging.recommendation import recommend
 from ..progress import OnProgress
 from ..runtime.corpus import Corpus
@@ -192,7 +192,7 @@ def _cut_stages(runner: StageRunner) -> list[Stage]:
     if not runner.job.runs_refit:
         return [cut]
     refitted = runner.refitted(cut, f"fitted-{shape}" if shape else REFITTED)
-    own_sums = [] if runner.job.removes_heads else refitted.inputs[1:]
+    own_sums = [] if runner.job.refits_from_original else refitted.inputs[1:]
     return [cut, *own_sums, refitted]
 
 
@@ -228,8 +228,7 @@ def _shape(job: Job, geometry: Geometry, method: str) -> MeasuredShape:
     rows = known_capacities(job.model, geometry, job.options.counted_in)
     counted = default_capacity(rows, cut=True)
     return MeasuredShape(
-        keep=geometry.head_k_dim,
-        keep_values=geometry.head_v_dim,
+        shape=geometry.widest,
         method=method,
         state_bytes=4 * geometry.state_numel,
         sequences=counted.fit.sequences if counted else None,

@@ -14,7 +14,6 @@ from ..benchmarking.benchmark import benchmark
 from ..benchmarking.options import BenchmarkOptions
 from ..calibration.calibrate import calibrate
 from ..calibration.options import CalibrateOptions
-from ..defaults import HEAD_METHOD
 from ..errors import StatetrimError
 from ..evaluation.evaluate import evaluate
 from ..evaluation.options import EvaluateOptions
@@ -105,7 +104,7 @@ class StageRunner:
         the refit are first collected in NAME-statistics.safetensors."""
         out = self.directory / name
         statistics = self._refit_statistics(pruned, name)
-        if self.job.removes_heads:  # kept heads are unchanged, so the original's statistics hold
+        if self.job.refits_from_original:
             statistics = self.statistics()
 
         def make(progress: OnProgress) -> None:
@@ -192,12 +191,7 @@ class StageRunner:
         """What to keep, by the job's methods; written to `name`."""
         job, out = self.job, self.directory / name
         statistics = self.statistics() if self.calibrated_methods else None
-        options = SelectOptions(
-            method=job.options.method,
-            value_method=job.options.value_method,
-            head_method=HEAD_METHOD,
-            seed=job.options.seed,
-        )
+        options = SelectOptions(job.options.method, seed=job.options.seed)
 
         def make(progress: OnProgress) -> None:
             sums = Statistics.load(statistics.artifact) if statistics else None

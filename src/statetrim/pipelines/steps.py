@@ -80,7 +80,7 @@ class _Estimate:
     def calibrate(self) -> Step:
         job, options, before = self.job, self.options, self.job.model.geometry
         sum_bytes = 2 * 8 * len(before.layers) * before.num_k_heads * before.head_k_dim**2
-        if job.removes_heads:
+        if "head" in job.target.axes:
             sum_bytes = 8 * len(before.layers) * 2 * (before.num_v_heads * before.head_v_dim) ** 2
         does = str(options.text)
         if options.recall:
@@ -88,7 +88,7 @@ class _Estimate:
         return Step("calibrate", does, job.tokens, self.memory(1) + sum_bytes, sum_bytes)
 
     def refit(self) -> Step:
-        if self.job.removes_heads:
+        if self.job.refits_from_original:
             does = "output projections, from the same statistics"
             return Step("refit", does, memory=self.memory(0), disk=self.nbytes)
         after = self.job.after

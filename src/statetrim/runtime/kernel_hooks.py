@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from ..artifacts.plan import Plan
+from ..cut.rows import over_all_heads
+from ..cut.shape import Kept
 from ..errors import StatetrimError
 from ..families.contract import Family
 from ..storage.checkpoint import Checkpoint
@@ -56,25 +58,25 @@ def hook_kernels(
     on_call: Callable[[KernelCall], None],
     on_input: Callable[[int, Tensor], None] | None = None,
     on_readout: Callable[[Readout], None] | None = None,
-    kept_keys: Mapping[int, Tensor] | None = None,
-    kept_values: Mapping[int, Tensor] | None = None,
+    kept: Mapping[int, Kept] | None = None,
     layers: Iterable[int] | None = None,
 ) -> Iterator[None]:
     """Within, every kernel call of the model is passed to `on_call`, every layer with the
     input [batch, time, hidden] of its mixer to `on_input`, and every call of an output projection
     to `on_readout`.
 
-    `kept_keys` (layer -> kept channels [key heads, keep]) masks all other key channels of q and k,
-    and the output is scaled as by a kernel of the kept width. `kept_values` ([value heads, keep])
-    masks the kernel's output, and the output norm takes its mean over the kept channels. Callbacks
-    get masked tensors. Raises StatetrimError on exit if one of `layers` (default: all) called no
-    kernel, or with `on_readout` no output projection.
+    All but what `kept` lists by layer is masked. Of "key", channels of q and k are masked, and the
+    output is scaled as by a kernel of the kept width. Of "value", those of the kernel's output are,
+    and the output norm takes its mean over the kept channels. Of "head", the input of the output
+    projection is. Callbacks get masked tensors. Raises StatetrimError on exit if one of `layers`
+    (default: all) called no kernel, or with `on_readout` no output projection.
     """
-    checkpoint = live.checkpoint
-    recorder = _Recorder(checkpoint, on_call, on_input, kept_keys or {}, kept_values or {})
+    geometry = live.checkpoint.geometry
+    kept = {layer: over_all_heads(of_layer, geometry) for layer, of_layer in (kept or {}).items()}
+    recorder = _Recorder(live.checkpoint, on_call, on_input, kept)
     with ExitStack() as stack:
-        if kept_values:
-            stack.enter_context(_rescale_readouts(live, kept_values))
+        for layer, of_layer in kept.items():
+            stack.enter_context(_scale_readout(live, layer, of_layer))
         if on_readout is not None:
             stack.enter_context(_hook_readouts(live, on_readout, layers))
         for layer, module in live.mixers.items():
@@ -89,33 +91,8 @@ def hook_kernels(
 def masked(live: LiveModel, plan: Plan) -> AbstractContextManager[None]:
     """Within, the model gives the outputs of the cut that `plan` makes. Other models of the same
     modelling module must not run."""
-    if plan.kept_heads is not None:
-        return _masked_heads(live, plan)
-    return hook_kernels(
-        live, lambda call: None, kept_keys=plan.kept, kept_values=plan.kept_values or None
-    )
-
-
-@contextmanager
-def _masked_heads(live: LiveModel, plan: Plan) -> Iterator[None]:
-    with ExitStack() as stack:
-        for layer, kept in (plan.kept_heads or {}).items():
-            stack.enter_context(mask_heads(live, layer, kept.flatten()))
-        yield
-
-
-@contextmanager
-def mask_heads(live: LiveModel, layer: int, kept: Tensor) -> Iterator[None]:
-    """Within, a layer's output projection gets zeros for all value heads but `kept`."""
-    mask = torch.zeros(live.checkpoint.geometry.num_v_heads, 1)
-    mask[kept] = 1.0
-
-    def mask_input(module: nn.Module, args: Any) -> tuple[Any, ...]:
-        masked = args[0].unflatten(-1, (len(mask), -1)) * mask.to(args[0])
-        return masked.flatten(-2), *args[1:]
-
-    with live.output_projections[layer].register_forward_pre_hook(mask_input):
-        yield
+    kept = {layer: plan.kept_in_layer(layer) for layer in plan.layers}
+    return hook_kernels(live, lambda call: None, kept=kept)
 
 
 @contextmanager
@@ -179,21 +156,30 @@ def without_bias(projection: nn.Module, output: Tensor) -> Tensor:
 
 
 @contextmanager
-def _rescale_readouts(live: LiveModel, kept_values: Mapping[int, Tensor]) -> Iterator[None]:
-    """Within, undo after the output norm the scale that `_Recorder` applies before it.
+def _scale_readout(live: LiveModel, layer: int, kept: Kept) -> Iterator[None]:
+    """Within, a layer's output projection gets zeros for all heads but the `kept`; and the scale
+    that `_Recorder` applies before the output norm is undone after it.
 
     The norm averages over the full width. Its input is scaled by sqrt(full width / kept width), so
     that the mean square is that of the kept channels; its output must be scaled back.
     """
+    geometry = live.checkpoint.geometry.for_layer(layer)
+    factors = torch.ones(geometry.num_v_heads, 1)
+    if "value" in kept:
+        factors *= (kept["value"].shape[1] / geometry.head_v_dim) ** 0.5
+    if "head" in kept:
+        removed = torch.ones(len(factors), dtype=torch.bool)
+        removed[kept["head"].flatten()] = False
+        factors[removed] = 0.0
+
+    def scale_input(module: nn.Module, args: Any) -> tuple[Any, ...]:
+        scaled = args[0].unflatten(-1, (len(factors), -1)) * factors.to(args[0])
+        return scaled.flatten(-2), *args[1:]
+
     with ExitStack() as stack:
-        for layer, module in live.output_projections.items():
-            if layer in kept_values:
-                width = live.checkpoint.geometry.for_layer(layer).head_v_dim
-                factor = (kept_values[layer].shape[1] / width) ** 0.5
-                handle = module.register_forward_pre_hook(
-                    lambda _, args, factor=factor: (args[0] * factor, *args[1:])
-                )
-                stack.enter_context(handle)
+        if kept.keys() & {"value", "head"}:
+            projection = live.output_projections[layer]
+            stack.enter_context(projection.register_forward_pre_hook(scale_input))
         yield
 
 
@@ -205,11 +191,10 @@ class _Recorder:
         checkpoint: Checkpoint,
         on_call: Callable[[KernelCall], None],
         on_input: Callable[[int, Tensor], None] | None,
-        kept_keys: Mapping[int, Tensor],
-        kept_values: Mapping[int, Tensor],
+        kept: Mapping[int, Kept],
     ) -> None:
         self.family, self.geometry = checkpoint.family, checkpoint.geometry
-        self.kept_keys, self.kept_values = kept_keys, kept_values
+        self.kept = kept
         self.on_call, self.on_input = on_call, on_input
         self.layer: int | None = None
         self.called_layers: set[int] = set()
@@ -235,25 +220,24 @@ class _Recorder:
             query_name, key_name = query_and_key_names(self.family, name, arguments)
             assert self.layer is not None, "a kernel ran outside every mixer"
             shape = self.geometry.for_layer(self.layer)
-            kept_keys = self.kept_keys.get(self.layer)
-            kept_values = self.kept_values.get(self.layer)
-            if kept_keys is not None:
+            kept = self.kept.get(self.layer, {})
+            if "key" in kept:
                 for argument in (query_name, key_name, *self.family.other_keys):
                     if argument in arguments:
                         x = arguments[argument]
-                        arguments[argument] = x * _kept_mask(kept_keys, *x.shape[-2:]).to(x)
+                        arguments[argument] = x * _kept_mask(kept["key"], *x.shape[-2:]).to(x)
                 # Keywords stay keywords: a wrapped kernel may have another order of parameters.
                 changed = list(args)
                 for index, argument in enumerate(positional_names[: len(args)]):
                     changed[index] = arguments[argument]
                 args, kwargs = tuple(changed), {n: arguments[n] for n in kwargs}
             result = kernel(*args, **kwargs)
-            if kept_keys is not None and self.family.scales_queries:
+            if "key" in kept and self.family.scales_queries:
                 # It divides queries by the root of the full width.
-                result = _scale_output(result, (shape.head_k_dim / kept_keys.shape[1]) ** 0.5)
-            if kept_values is not None:
-                mask = _kept_mask(kept_values, shape.num_v_heads, shape.head_v_dim)
-                scale = (shape.head_v_dim / kept_values.shape[1]) ** 0.5  # see _rescale_readouts
+                result = _scale_output(result, (shape.head_k_dim / kept["key"].shape[1]) ** 0.5)
+            if "value" in kept:
+                mask = _kept_mask(kept["value"], shape.num_v_heads, shape.head_v_dim)
+                scale = (shape.head_v_dim / kept["value"].shape[1]) ** 0.5  # see _scale_readout
                 result = _scale_output(result, mask * scale)
             output = result[0] if isinstance(result, tuple) else result
             query, key = arguments[query_name].detach(), arguments[key_name].detach()

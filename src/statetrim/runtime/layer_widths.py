@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..cut.rows import kept_masks
+from ..cut.shape import CHANNEL_AXES, Axis
 from ..errors import StatetrimError
 from ..families.contract import LAYER_WIDTHS_FIELD, Config
-from ..geometry import Axis, kept_masks
 from ..storage.checkpoint import Checkpoint
 from .live import find_mixers
 from .stored_weights import empty_model
@@ -48,9 +49,8 @@ def narrow_buffers(module: nn.Module, checkpoint: Checkpoint) -> None:
     widest = checkpoint.family.channel_rows(checkpoint.config, geometry.resized())
     for layer, mixer in find_mixers(module, checkpoint).items():
         layer_geometry = geometry.for_layer(layer)
-        axes: tuple[Axis, ...] = ("key", "value")
         kept = dict[Axis, Tensor]()
-        for axis in axes:
+        for axis in CHANNEL_AXES:
             channels = torch.arange(layer_geometry.width(axis))
             kept[axis] = channels.repeat(layer_geometry.heads(axis), 1)
         for name, tensor in checkpoint.family.row_buffers.items():

@@ -10,11 +10,10 @@ from itertools import product
 from math import gcd, inf
 
 from ..artifacts.sensitivity import Sensitivity
+from ..cut.shape import CHANNEL_AXES, ChannelAxis
 from ..errors import StatetrimError
-from ..geometry import Axis
 from ..serving.capacity.parts import Paging
 
-AXES: tuple[Axis, Axis] = ("key", "value")
 Shapes = dict[int, tuple[int, int]]
 """Layer -> key and value channels per head."""
 Costs = Mapping[int, Mapping[tuple[int, int], float]]
@@ -37,7 +36,7 @@ class Allocation:
         """The predicted increase of NLL in nats, and share of recall lost."""
         nll = recall = 0.0
         for layer, shape in self.shapes.items():
-            for axis, keep in zip(AXES, shape, strict=True):
+            for axis, keep in zip(CHANNEL_AXES, shape, strict=True):
                 added_nll, lost = _losses(sensitivity, layer, axis, keep)
                 nll, recall = nll + added_nll, recall + lost
         return nll, recall
@@ -57,10 +56,10 @@ def measured_costs(sensitivity: Sensitivity) -> dict[int, dict[tuple[int, int], 
     was not measured."""
     if not {"key", "value"} <= set(sensitivity.widths):
         raise StatetrimError("shapes are allocated on both axes; measure keys and values")
-    measured: dict[Axis, set[int]] = {axis: set() for axis in AXES}
+    measured: dict[ChannelAxis, set[int]] = {axis: set() for axis in CHANNEL_AXES}
     for axis, width in sensitivity.variants:
         measured[axis].add(width)
-    choices = list(product(*({sensitivity.widths[axis]} | measured[axis] for axis in AXES)))
+    choices = list(product(*({sensitivity.widths[axis]} | measured[axis] for axis in CHANNEL_AXES)))
     costs: dict[int, dict[tuple[int, int], float]] = {}
     for layer in sensitivity.layers:
         costs[layer] = {}
@@ -218,7 +217,9 @@ def _too_wide(share: float) -> StatetrimError:
     )
 
 
-def _losses(sensitivity: Sensitivity, layer: int, axis: Axis, keep: int) -> tuple[float, float]:
+def _losses(
+    sensitivity: Sensitivity, layer: int, axis: ChannelAxis, keep: int
+) -> tuple[float, float]:
     """Increase of NLL in nats, and the share of recall lost, when one axis of one layer keeps
     `keep` channels; 0 for all. Negative estimates are noise and count as 0."""
     if keep == sensitivity.widths[axis]:

@@ -2,63 +2,79 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..artifacts.statistics import Statistics
+from ..artifacts.statistics import REFIT_SUM_NAMES, Statistics
+from ..cut.shape import Axis
 from ..errors import StatetrimError, check_option_names
-from ..methods import find_method, method_names
-from ..methods.contract import Evidence, HeadEvidence, Method, Select, Selectable, ValueEvidence
+from ..methods import find_method, listed_methods, method_names, methods_by_axis
+from ..methods.contract import Evidence, HeadEvidence, Method, Select, ValueEvidence
 from ..storage.checkpoint import Checkpoint
 from ..storage.quantized.siblings import small_tensor_digests
 from ..version import __version__
+from .options import SelectOptions
 
 AnyEvidence = Evidence | ValueEvidence | HeadEvidence
-_DESCRIPTIONS: dict[Selectable, str] = {
-    "key": "key channels", "value": "value channels", "head": "heads",
-}  # fmt: skip
+_NOT_BY_HEAD = ("input_square", *REFIT_SUM_NAMES)
+_WEIGHTS = ("query_weight", "key_weight", "value_weight", "output_weight")
 
 
+def check_used(methods: "str | Select | Sequence[str | Select]", axes: Sequence[Axis]) -> None:
+    """Raise StatetrimError if none of `methods` chooses along one of `axes`."""
+    listed = listed_methods(methods)
+    if not any(set(axes) & set(find_method(method).axes) for method in listed):
+        names = ", ".join(find_method(method).name for method in listed)
+        choices = ", ".join(method_names(axes[0]))
+        raise StatetrimError(f"{names} does not choose {axes[0]}s; choose one of {choices}")
+
+
+def choose_methods(
+    model: Checkpoint, axes: Sequence[Axis], options: SelectOptions, statistics: Statistics | None
+) -> dict[Axis, "MethodChoice"]:
+    """The methods that choose along `axes`. Raises StatetrimError for an option that none of them
+    has, and if one needs statistics that are absent or of another model."""
+    by_axis, given = methods_by_axis(listed_methods(options.method)), options.method_options or {}
+    methods = {axis: find_method(by_axis[axis]) for axis in axes}
+    names = [name for method in methods.values() for name in method.options]
+    label = " and ".join(f"method {method.name!r}" for method in methods.values())
+    check_option_names(label, given, names)
+    choices = {}
+    for axis, method in methods.items():
+        _check_statistics(method, statistics, model)
+        own = {name: value for name, value in given.items() if name in method.options}
+        choices[axis] = MethodChoice(method, own)
+    return choices
+
+
+@dataclass(frozen=True)
 class MethodChoice:
-    """A method that selects key channels, value channels or heads, with its options.
+    """A method with the options that are given to it."""
 
-    Raises StatetrimError if it selects something else, does not have an option, or needs statistics
-    that are absent or of another model.
-    """
-
-    def __init__(
-        self,
-        model: Checkpoint,
-        selectable: Selectable,
-        method: str | Select,
-        options: Mapping[str, Any],
-        statistics: Statistics | None,
-    ) -> None:
-        self.method, self.options = find_method(method), dict(options)
-        if selectable not in self.method.axes:
-            raise StatetrimError(
-                f"method {self.method.name!r} does not choose {_DESCRIPTIONS[selectable]}; choose "
-                f"one of {', '.join(method_names(selectable))}"
-            )
-        check_option_names(f"method {self.method.name!r}", self.options, self.method.options)
-        _check_statistics(self.method, statistics, model)
+    method: Method
+    options: Mapping[str, Any]
 
     @property
     def all_options(self) -> dict[str, Any]:
         """The options of the method, with defaults for those not given."""
-        return dict(self.method.options) | self.options
+        return {**self.method.options, **self.options}
 
-    def select_layer(self, evidence: AnyEvidence, layer: int, keep: int) -> Tensor:
+    def select_layer(
+        self, evidence: AnyEvidence, layer: int, keep: int, of_heads: Tensor | None = None
+    ) -> Tensor:
         """What one layer keeps, int64: channels [heads, keep], or heads [groups, keep], ascending
-        in each.
+        in each. Of channels, those of the heads `of_heads` [n]; by default of all heads.
 
         If `keep` is all of them the method is not called. Raises StatetrimError if weights or sums
         are not usable, or if the method fails or returns anything else.
         """
         _check_evidence(evidence, self.method, layer)
+        if of_heads is not None:
+            evidence = _restricted(evidence, of_heads, self.method.needs)
         name, (heads, channels) = self.method.name, evidence.shape
         if keep == channels:  # in a plan by layer, this layer keeps all
             return torch.arange(channels).repeat(heads, 1)
@@ -80,6 +96,17 @@ class MethodChoice:
                 f"{channels} in every head"
             )
         return kept
+
+
+def _restricted(evidence: AnyEvidence, heads: Tensor, needs: Sequence[str]) -> AnyEvidence:
+    """`evidence` of channels without those of other heads than `heads` [n]."""
+    weights = {name: getattr(evidence, name)[heads] for name in _WEIGHTS if hasattr(evidence, name)}
+    sums = {}
+    for name in needs:
+        if name not in _NOT_BY_HEAD:
+            sums[name] = getattr(evidence.statistics, name)[heads]
+    statistics = evidence.statistics and replace(evidence.statistics, **sums)
+    return replace(evidence, statistics=statistics, **weights)
 
 
 def plan_lineage(

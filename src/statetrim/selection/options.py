@@ -1,14 +1,14 @@
 """The options of `select`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import option_checks as checks
-from ..common_options import ProgressOptions, parse_named_values, parse_shares
-from ..defaults import HEAD_METHOD, KEY_METHOD, VALUE_METHOD
+from ..common_options import METHODS_HELP, ProgressOptions, parse_named_values, parse_shares
+from ..cut.request import REQUEST_HELP, To, check_request
+from ..defaults import DEFAULT_METHODS
 from ..options import option, options
-from ..request import REQUEST_HELP, To, check_request
 
 if TYPE_CHECKING:
     from ..artifacts.statistics import Statistics
@@ -19,11 +19,8 @@ if TYPE_CHECKING:
 class SelectOptions(ProgressOptions):
     """The options of `select`."""
 
-    method: "str | Select" = option(
-        default=KEY_METHOD,
-        help="Selection method for key channels; l1 needs no statistics but loses more.",
-        check=checks.method,
-        kw_only=False,
+    method: "str | Select | Sequence[str | Select]" = option(
+        default=DEFAULT_METHODS, help=METHODS_HELP, check=checks.methods, kw_only=False
     )
     to: To | None = option(default=None, help=REQUEST_HELP, check=check_request, kw_only=False)
     statistics: "Statistics | str | Path | None" = option(
@@ -35,23 +32,9 @@ class SelectOptions(ProgressOptions):
     seed: int = option(default=0, help="Random seed, for methods that use one.", check=checks.seed)
     method_options: Mapping[str, Any] | None = option(
         default=None,
-        help="An option of the method, such as score=q.",
+        help="An option of the methods, such as score=q.",
         flags=("--option",),
         parse=parse_named_values,
-    )
-    value_method: "str | Select" = option(
-        default=VALUE_METHOD,
-        help="Selection method for value channels; readout_l1 needs no statistics.",
-        check=checks.method,
-    )
-    value_options: Mapping[str, Any] | None = option(
-        default=None,
-        help="An option of the value method.",
-        flags=("--value-option",),
-        parse=parse_named_values,
-    )
-    head_method: "str | Select" = option(
-        default=HEAD_METHOD, help="Selection method for whole heads.", check=checks.method
     )
     shares: Mapping[str, float] | None = option(
         default=None,

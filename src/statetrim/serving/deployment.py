@@ -8,10 +8,11 @@ from itertools import islice
 from ..artifacts.card.markdown import one_line
 from ..artifacts.scores import Scores
 from ..artifacts.steps import TrimRecord
+from ..cut.geometry import Geometry
+from ..cut.request import parse_request
+from ..cut.target import Target
 from ..errors import StatetrimError
-from ..geometry import Geometry
 from ..judging.verdict import Outcome, Verdict, cut_models, judge_cut
-from ..request import parse_request
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, as_checkpoint
 from .capacity.compare import Capacity, capacities
@@ -20,14 +21,13 @@ from .engine_names import command_with_comment, engine_name, has_plugin, request
 from .engines import (
     Compatibility,
     ServedBy,
-    Shape,
     compatibility_of_geometry,
     known_engines,
     serve_command,
 )
 from .options import DEFAULT_CONTEXT, ServingOptions
 from .shapes import nearest_served_shape
-from .target import Target, resolve_target
+from .target import resolve_target
 
 MODEL_PLACEHOLDER = "MODEL"  # in commands: the path of the original
 CUT_PLACEHOLDER = "SMALL"  # in commands: the path that prune will write
@@ -155,10 +155,10 @@ def _shape_for_every_engine(
     if after is None or after.widths or not known_engines(model_type):
         return None
     try:
-        nearest = nearest_served_shape(model_type, before, after.head_k_dim, after.head_v_dim)
+        nearest = nearest_served_shape(model_type, before, after.widest)
     except StatetrimError:
         return None
-    same = nearest in (Shape.from_geometry(after), Shape.from_geometry(before))
+    same = nearest in (after.widest, before.widest)
     return None if same else str(nearest)
 
 

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from ..geometry import Geometry
+from ..cut.geometry import Geometry
+from ..cut.shape import Shape
 from .engine_names import has_plugin
 
 Support = Literal["fast", "fallback", "plugin", "unknown", "refused", "wrong"]
@@ -26,25 +27,6 @@ not run; source: read in the engine's code; report: a public report."""
 
 SERVING = ("fast", "fallback")
 _TABLES = ("engines_compiled.json", "engines.json")
-
-
-class Shape(NamedTuple):
-    """Key and value channels of one head's state."""
-
-    head_k_dim: int
-    head_v_dim: int
-
-    @staticmethod
-    def from_geometry(geometry: Geometry) -> "Shape":
-        """The largest key width and the largest value width of all layers."""
-        return Shape(geometry.head_k_dim, geometry.head_v_dim)
-
-    @property
-    def numel(self) -> int:
-        return self.head_k_dim * self.head_v_dim
-
-    def __str__(self) -> str:
-        return f"{self.head_k_dim}x{self.head_v_dim}"
 
 
 def _power_of_two_above(number: int) -> int:
@@ -182,13 +164,13 @@ def compatibility_of_shape(model_type: str, shape: Shape) -> list[Compatibility]
 
 def compatibility_of_geometry(model_type: str, geometry: Geometry) -> list[Compatibility]:
     """`compatibility_of_shape` of a model's state; widths by layer need a plugin or are refused."""
-    lines = compatibility_of_shape(model_type, Shape.from_geometry(geometry))
+    lines = compatibility_of_shape(model_type, geometry.widest)
     if not geometry.widths:
         return lines
     served = [
         {
             (line.engine, line.hardware)
-            for line in compatibility_of_shape(model_type, Shape(*shape))
+            for line in compatibility_of_shape(model_type, shape)
             if line.current and line.serves and has_plugin(line.engine, model_type)
         }
         for shape in set(geometry.shapes.values())

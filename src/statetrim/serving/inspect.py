@@ -2,20 +2,24 @@
 
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from math import prod
 from typing import Any
 
+from ..artifacts.plan import arbitrary_plan
 from ..artifacts.state_sizes import DTYPE_BYTES, StateSize, stored_dtype
+from ..cut.geometry import KERNEL_TILE, Geometry
+from ..cut.request import parse_request
+from ..cut.shape import Shape
+from ..cut.target import Target
 from ..errors import StatetrimError
 from ..families.contract import text_config
-from ..geometry import KERNEL_TILE, Geometry
 from ..options import takes_options
-from ..request import parse_request
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, as_checkpoint
 from ..storage.quantized.find import describe_schemes, quantization_method
 from .capacity.compare import capacities, default_capacity, default_state_dtype
 from .deployment import Deployment, deployment
-from .engines import Shape, known_engines
+from .engines import known_engines
 from .options import InspectOptions, ServingOptions
 from .shapes import Answer, answers_by_engine, common_shapes
 from .target import candidate_targets, resolve_target, target_for_shape
@@ -88,7 +92,7 @@ def inspect(model: ModelLike, options: InspectOptions) -> StateReport:
         warnings.append(f"its channels cannot be cut: {reason}")
     elif request is not None and request.names_several:
         targets = candidate_targets(model, request)
-        shapes = [Shape.from_geometry(target.after) for target in targets]
+        shapes = [target.after.widest for target in targets]
     elif request is not None:
         after = resolve_target(model, request).after
         for width in sorted({width for shape in after.shapes.values() for width in shape}):
@@ -125,7 +129,7 @@ def _served_shapes(
     model_type, before = str(model.config.get("model_type")), model.geometry
     if before.widths or not known_engines(model_type):
         return []
-    geometries = {Shape.from_geometry(before): before}
+    geometries = {before.widest: before}
     for shape in shapes:
         with suppress(StatetrimError):
             geometries[shape] = target_for_shape(model, shape).after
@@ -165,23 +169,14 @@ def _parameters_after(model: Checkpoint, after: Geometry) -> int:
     only the config was read."""
     if not model.parameters:
         return 0
-    removed = 0
-    removes_heads = model.geometry.num_v_heads != after.num_v_heads
-    rows_by_tensor = model.head_rows if removes_heads else model.channel_rows
-    for name, layer_rows in rows_by_tensor.items():
-        tensor, of_layer = model.logical_tensors[name], after.for_layer(layer_rows.layer)
-        for channel_rows in layer_rows.channel_rows:
-            heads, width = channel_rows.rows.shape
-            removed_rows = heads * (width - of_layer.width(channel_rows.axis))
-            if removes_heads:
-                name_of_count = "num_k_heads" if channel_rows.axis == "key" else "num_v_heads"
-                old, new = (getattr(shape, name_of_count) for shape in (model.geometry, after))
-                removed_rows = channel_rows.rows.numel() * (old - new) // old
-            columns = 1
-            for dim, size in enumerate(() if name in model.flattened_heads else tensor.shape):
-                columns *= 1 if dim == channel_rows.dim else size
-            removed += removed_rows * columns
-    return model.parameters - removed
+    masks = arbitrary_plan(Target(model.geometry, after)).kept_masks(model)
+    parameters = 0
+    for name, tensor in model.logical_tensors.items():
+        sizes = [prod(tensor.shape)] if name in model.flattened_heads else list(tensor.shape)
+        for dim, mask in masks.get(name, {}).items():
+            sizes[dim] = int(mask.sum())
+        parameters += prod(sizes)
+    return parameters
 
 
 def _total_layers(model: Checkpoint) -> int | None:

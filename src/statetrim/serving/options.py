@@ -1,9 +1,9 @@
 """The options of `inspect`: what to keep, and how the model is served."""
 
+from ..cut.request import REQUEST_HELP, To, check_request
 from ..errors import StatetrimError
 from ..maths.formatting import shorten
 from ..options import Check, option, options
-from ..request import REQUEST_HELP, To, check_request
 from .engine_names import ENGINE_NAMES
 
 DEFAULT_CONTEXT = 4096

@@ -4,10 +4,10 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import permutations, product
 from typing import Literal, get_args
 
+from ..cut.geometry import KERNEL_TILE, Geometry
+from ..cut.shape import Shape
 from ..errors import StatetrimError
-from ..geometry import KERNEL_TILE, Geometry
 from .engines import (
-    Shape,
     Support,
     compatibility_of_shape,
     engines_supporting,
@@ -61,18 +61,16 @@ def candidate_shapes(
 def nearest_served_shape(
     model_type: str,
     geometry: Geometry,
-    keep: int,
-    keep_values: int | None = None,
+    requested: Shape,
     *,
     engine: str | None = None,
 ) -> Shape:
-    """The shape nearest to keep x keep_values that `engine` serves, with no more state than that.
+    """The shape nearest to `requested` that `engine` serves, with no more state than that.
 
     Without `engine`, every engine that supports the model type must serve it. Among shapes with the
     best support it is the one with the most state, then the most value channels. Raises
     StatetrimError if there is none.
     """
-    requested = Shape(keep, keep_values or geometry.head_v_dim)
     engines = {engine} if engine else engines_supporting(model_type)
     tile_aligned = list(_tile_aligned_shapes(geometry))
     served = _served_shapes(model_type, [requested, *tile_aligned], requested.numel, engines)
@@ -166,7 +164,7 @@ def _without_contained(shapes: list[Shape]) -> set[Shape]:
     """The shapes that no other one contains, with at least as many channels on both axes."""
     widest = set(shapes)
     for small, large in permutations(set(shapes), 2):
-        if large.head_k_dim >= small.head_k_dim and large.head_v_dim >= small.head_v_dim:
+        if large.contains(small):
             widest.discard(small)
     return widest
 

@@ -1,18 +1,18 @@
 """A model and a request -> the geometry after pruning, or several to compare."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ..artifacts.state_sizes import StateSize, stored_dtype
+from ..cut.geometry import KERNEL_TILE, Geometry, resolve_heads, resolve_width
+from ..cut.request import OTHERS, Request, Sides
+from ..cut.target import Target
 from ..errors import StatetrimError
 from ..families.contract import resized_config
-from ..geometry import KERNEL_TILE, Geometry, resolve_heads, resolve_width
 from ..maths.formatting import shorten
 from ..maths.units import MIB
-from ..request import OTHERS, Request, Sides
-from ..storage.checkpoint import Checkpoint, check_heads_removable, check_values_prunable
+from ..storage.checkpoint import Checkpoint, check_prunable
 from .engine_names import engine_name
-from .engines import Shape, compatibility_of_shape, known_engines, known_lines
+from .engines import compatibility_of_shape, known_engines, known_lines
 from .shapes import (
     candidate_shapes,
     check_engine,
@@ -20,45 +20,6 @@ from .shapes import (
     nearest_served_shape,
     refusing_engines,
 )
-
-
-@dataclass(frozen=True)
-class Target:
-    """The geometry before and after pruning."""
-
-    before: Geometry
-    after: Geometry
-
-    @property
-    def removes_keys(self) -> bool:
-        """Whether a layer loses key channels."""
-        return self._widths(0, self.before) != self._widths(0, self.after)
-
-    @property
-    def removes_values(self) -> bool:
-        """Whether a layer loses value channels."""
-        return self._widths(1, self.before) != self._widths(1, self.after)
-
-    @property
-    def share(self) -> float:
-        """The part of the state's bytes that is kept."""
-        return self.after.state_numel / self.before.state_numel
-
-    @property
-    def removes_heads(self) -> bool:
-        return self.before.num_v_heads != self.after.num_v_heads
-
-    def __str__(self) -> str:
-        """What is kept, as `parse_request` reads it."""
-        if self.removes_heads:
-            return f"{self.after.num_v_heads}heads"
-        if self.after.widths:
-            return ",".join(f"{layer}={k}x{v}" for layer, (k, v) in self.after.shapes.items())
-        return f"{self.after.head_k_dim}x{self.after.head_v_dim}"
-
-    @staticmethod
-    def _widths(axis: int, geometry: Geometry) -> list[int]:
-        return [shape[axis] for shape in geometry.shapes.values()]
 
 
 def resolve_target(model: Checkpoint, request: Request, for_: str | None = None) -> Target:
@@ -76,13 +37,17 @@ def resolve_target(model: Checkpoint, request: Request, for_: str | None = None)
         )
     engine = None if for_ is None else engine_name(for_)
     if request.heads is not None:
-        return _head_target(model, request, engine)
+        check_prunable(model, "head")
+    before = model.geometry
+    start = before if request.heads is None else resolve_heads(request.heads, before)
     if request.by_layer:
-        target = _by_layer_target(model, request.by_layer)
+        target = _by_layer_target(model, request.by_layer, start)
     elif request.max_mib is not None:
         target = _target_within_bytes(model, float(request.max_mib) * MIB)
+    elif request.shapes:
+        target = target_for_shape(model, request.shapes[0], start)
     else:
-        target = target_for_shape(model, request.shapes[0])
+        target = _checked_target(model, start)
     if engine is None:
         return target
     if request.by_layer or target.after.widths:
@@ -90,6 +55,9 @@ def resolve_target(model: Checkpoint, request: Request, for_: str | None = None)
             f"no engine serves layers of different widths by itself, {engine} neither; leave "
             "out --for, or name one shape"
         )
+    if request.heads is not None:
+        _check_served_heads(model, target, engine)
+        return target
     exact = bool(request.shapes) and all(isinstance(side, int) for side in request.shapes[0])
     return _served_target(model, target, engine, exact=exact)
 
@@ -108,7 +76,7 @@ def candidate_targets(
     if request.share is None:
         for sides in request.shapes:
             target = resolve_target(model, Request(shapes=(sides,)), for_)
-            targets[target] = refusing_engines(model_type, Shape.from_geometry(target.after))
+            targets[target] = refusing_engines(model_type, target.after.widest)
         if len(targets) < len(request.shapes):
             raise StatetrimError(f"{request} names a shape twice; shapes to compare must differ")
         return targets
@@ -125,21 +93,21 @@ def candidate_targets(
     return targets
 
 
-def target_for_shape(model: Checkpoint, sides: Sides) -> Target:
-    """The target with these widths, or parts of its own, in every layer; raises StatetrimError if
-    the model does not allow it, or a layer has fewer channels."""
-    if model.geometry.widths:
-        return _by_layer_target(model, {OTHERS: sides})
-    before = model.geometry
+def target_for_shape(model: Checkpoint, sides: Sides, start: Geometry | None = None) -> Target:
+    """The target with these widths, or parts of its own, in every layer, and the heads of `start`,
+    by default the model's; raises StatetrimError if the model does not allow it, or a layer has
+    fewer channels."""
+    before = start or model.geometry
+    if before.widths:
+        return _by_layer_target(model, {OTHERS: sides}, before)
     keys = resolve_width(sides[0], before.head_k_dim)
     values = resolve_width(sides[1], before.head_v_dim)
     return _checked_target(model, before.resized(keys, values))
 
 
-def _by_layer_target(model: Checkpoint, by_layer: Mapping[str, Sides]) -> Target:
-    """The target with these widths; layers that are not named get those of "others", or keep all
-    channels."""
-    before = model.geometry
+def _by_layer_target(model: Checkpoint, by_layer: Mapping[str, Sides], before: Geometry) -> Target:
+    """The target with these widths and the heads of `before`; layers that are not named get those
+    of "others", or keep all channels."""
     layer_names = [str(layer) for layer in before.layers]
     unknown = sorted(set(by_layer) - {*layer_names, OTHERS})
     if unknown:
@@ -160,30 +128,23 @@ def _by_layer_target(model: Checkpoint, by_layer: Mapping[str, Sides]) -> Target
 def _checked_target(model: Checkpoint, after: Geometry) -> Target:
     """The target, if it cuts something that the model and its config allow to cut."""
     target = Target(model.geometry, after)
-    if not (target.removes_keys or target.removes_values):
+    if not target.axes:
         raise StatetrimError(
             f"keeping {after.shape} leaves all channels of every head, so nothing would change"
         )
-    if target.removes_values:
-        check_values_prunable(model)
+    for axis in target.axes:
+        check_prunable(model, axis)
     resized_config(model.family, model.config, after)  # raises if the config cannot express it
     return target
 
 
-def _head_target(model: Checkpoint, request: Request, engine: str | None) -> Target:
-    """The target with that number of value heads, which keep their shape; raises StatetrimError if
-    heads cannot be removed, or if the engine is not known to serve that shape."""
-    assert request.heads is not None
-    check_heads_removable(model)
-    after = resolve_heads(request.heads, model.geometry)
-    resized_config(model.family, model.config, after)
-    model_type, shape = str(model.config.get("model_type")), Shape.from_geometry(after)
-    serves = engine in known_engines(model_type) and engine_serves(str(engine), model_type, shape)
-    if engine is not None and not serves:
+def _check_served_heads(model: Checkpoint, target: Target, engine: str) -> None:
+    """Raise StatetrimError unless the engine is known to serve the shape of the heads that stay."""
+    model_type, shape = str(model.config.get("model_type")), target.after.widest
+    if engine not in known_engines(model_type) or not engine_serves(engine, model_type, shape):
         raise StatetrimError(
-            f"{engine} is not known to serve heads of {after.shape} for {model_type}, however many"
+            f"{engine} is not known to serve heads of {shape} for {model_type}, however many"
         )
-    return Target(model.geometry, after)
 
 
 def _target_within_bytes(model: Checkpoint, max_bytes: float) -> Target:
@@ -219,12 +180,10 @@ def _served_target(model: Checkpoint, target: Target, engine: str, *, exact: boo
     StatetrimError if there is none, or with `exact` if it is not that of `target` itself."""
     model_type, after = str(model.config.get("model_type")), target.after
     check_engine(engine, model_type)
-    requested = Shape.from_geometry(after)
+    requested = after.widest
     if exact and engine_serves(engine, model_type, requested):
         return target
-    shape = nearest_served_shape(
-        model_type, model.geometry, after.head_k_dim, after.head_v_dim, engine=engine
-    )
+    shape = nearest_served_shape(model_type, model.geometry, requested, engine=engine)
     if exact:
         lines = known_lines(compatibility_of_shape(model_type, requested), engine)
         refusing = [line.hardware for line in lines if not line.serves]

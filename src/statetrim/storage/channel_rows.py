@@ -7,9 +7,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from ..cut.geometry import Geometry
+from ..cut.rows import ChannelRows, Role
 from ..errors import StatetrimError
 from ..families.contract import Config, Family, layer_config
-from ..geometry import ChannelRows, Geometry, Role
 from .quantized.find import is_packed
 from .safetensors_file import DTYPES, TensorInfo
 

@@ -10,10 +10,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ..cut.geometry import Geometry
+from ..cut.rows import ChannelRows, Role
+from ..cut.shape import Axis
 from ..errors import StatetrimError
 from ..families import family_of
 from ..families.contract import Config, Family, geometry_of, layer_config
-from ..geometry import ChannelRows, Geometry, Role
 from ..maths.formatting import bytes_text, shorten
 from ..maths.table import Table, Tabular
 from .channel_rows import LayerRows, find_channel_rows, find_head_rows, names_by_layer
@@ -284,28 +286,20 @@ def require_prunable(model: Checkpoint) -> Checkpoint:
     return model
 
 
-def check_values_prunable(model: Checkpoint) -> None:
-    """Raise StatetrimError if the value channels of `model` cannot be pruned."""
-    axes = {rows.axis for rows in model.channels(model.geometry.layers[0])}
-    reason = model.family.value_refusal(model.config)
-    _check_described(model, "value" in axes, reason, "values", "cut")
-
-
-def check_heads_removable(model: Checkpoint) -> None:
-    """Raise StatetrimError if whole heads cannot be removed from `model`."""
-    is_described = bool(model.family.head_rows(model.config, model.geometry))
-    reason = model.family.head_refusal(model.config)
-    _check_described(model, is_described, reason, "heads", "removed")
-
-
-def _check_described(
-    model: Checkpoint, is_described: bool, reason: str | None, what: str, action: str
-) -> None:
-    if reason is None and not is_described:
-        reason = f"family {type(model.family).__name__} does not describe them"
+def check_prunable(model: Checkpoint, axis: Axis) -> None:
+    """Raise StatetrimError if `model` cannot be cut along `axis`."""
+    family, config, reason = model.family, model.config, None
+    if axis == "head":
+        rows, reason = family.head_rows(config, model.geometry), family.head_refusal(config)
+    else:
+        rows = [row for row in model.channels(model.geometry.layers[0]) if row.axis == axis]
+        reason = family.value_refusal(config) if axis == "value" else None
+    if reason is None and not rows:
+        reason = f"family {type(family).__name__} does not describe them"
     if reason:
+        action = "removed" if axis == "head" else "cut"
         raise StatetrimError(
-            f"the {what} of {model.config.get('model_type')} cannot be {action}: {reason}"
+            f"the {axis}s of {config.get('model_type')} cannot be {action}: {reason}"
         )
 
 

@@ -10,8 +10,8 @@ from itertools import accumulate
 
 import torch
 
+from ..cut.geometry import Geometry
 from ..families.contract import Config, Family, layer_config
-from ..geometry import Geometry
 from .safetensors_file import TensorInfo
 
 

@@ -5,15 +5,15 @@ channels masked at the kernel, or the pruned heads masked before the output proj
 must decode the logits that it prefills. Loading it shows that stock code accepts it.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..artifacts.plan import Plan
+from ..cut.shape import Kept
 from ..errors import StatetrimError
-from ..runtime.kernel_hooks import KernelCall, hook_kernels, mask_heads
+from ..runtime.kernel_hooks import KernelCall, hook_kernels
 from ..runtime.live import LiveModel, MixerCall
 from ..runtime.loading import load_live
 from ..runtime.placement import Placement
@@ -75,39 +75,35 @@ def _compare_mixers(plan: Plan, before: LiveModel, after: LiveModel, ids: Tensor
 
 def _mixer_gap(plan: Plan, before: LiveModel, after: LiveModel, call: MixerCall) -> Tensor:
     """The largest relative gap of kernel and mixer outputs: the cut against the masked original."""
-    actual = _kernel_and_mixer_outputs(after, call, None)
-    if plan.kept_heads is not None:
-        kept = plan.kept_heads[call.layer].flatten()
-        with mask_heads(before, call.layer, kept):
-            expected = _kernel_and_mixer_outputs(before, call, None)
-        expected["kernel"] = expected["kernel"].index_select(-2, kept.to(expected["kernel"].device))
-    else:
-        expected = _kernel_and_mixer_outputs(before, call, plan.kept)
-        if plan.kept_values is not None:
-            # The cut's norm averages over fewer channels, so only the kernels' outputs can agree.
-            expected = {"kernel": _kept_values(expected["kernel"], plan.kept_values[call.layer])}
+    actual, kept = _kernel_and_mixer_outputs(after, call, {}), plan.kept_in_layer(call.layer)
+    masked: Kept = {axis: table for axis, table in kept.items() if axis != "value"}
+    expected = _kernel_and_mixer_outputs(before, call, masked)
+    device = expected["kernel"].device
+    if "head" in kept:
+        heads = kept["head"].flatten().to(device)
+        expected["kernel"] = expected["kernel"].index_select(-2, heads)
+    if "value" in kept:
+        # The cut's norm averages over fewer channels, so only the kernels' outputs can agree.
+        expected = {"kernel": _kept_channels(expected["kernel"], kept["value"].to(device))}
     gaps = [_relative_gap(value, actual[name]) for name, value in expected.items()]
     return torch.stack(gaps).max()
 
 
-def _kernel_and_mixer_outputs(
-    live: LiveModel, call: MixerCall, kept: Mapping[int, Tensor] | None
-) -> dict[str, Tensor]:
-    """Outputs "kernel" and "mixer" of a layer for a call, with all key channels but those in `kept`
-    masked; None masks nothing."""
+def _kernel_and_mixer_outputs(live: LiveModel, call: MixerCall, kept: Kept) -> dict[str, Tensor]:
+    """Outputs "kernel" and "mixer" of a layer for a call, with all but `kept` masked."""
     kernel_calls: list[KernelCall] = []
     with (
         torch.inference_mode(),
-        hook_kernels(live, kernel_calls.append, kept_keys=kept, layers=[call.layer]),
+        hook_kernels(live, kernel_calls.append, kept={call.layer: kept}, layers=[call.layer]),
     ):
         mixer_output = call.repeat(live.mixers[call.layer])
     return {"kernel": kernel_calls[-1].output, "mixer": mixer_output}
 
 
-def _kept_values(output: Tensor, kept: Tensor) -> Tensor:
+def _kept_channels(output: Tensor, kept: Tensor) -> Tensor:
     """output [batch, time, value heads, channels] -> [..., kept channels]; kept [heads, keep]."""
     kept = kept.repeat_interleave(output.shape[-2] // len(kept), dim=0)  # GLA shares values
-    return output.gather(-1, kept.to(output.device).expand(*output.shape[:2], *kept.shape))
+    return output.gather(-1, kept.expand(*output.shape[:2], *kept.shape))
 
 
 def _relative_gap(expected: Tensor, actual: Tensor) -> Tensor:

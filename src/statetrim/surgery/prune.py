@@ -6,8 +6,6 @@ channels are pruned, the output norm's weight is first multiplied into the outpu
 to `OUT.partial` and renamed last; a rerun after a crash keeps the finished shards.
 """
 
-import hashlib
-import json
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,9 +18,9 @@ import torch
 from ..artifacts.card.model_card import model_card
 from ..artifacts.plan import Plan
 from ..artifacts.record import header
+from ..cut.geometry import Geometry
 from ..errors import StatetrimError
 from ..families.contract import Config, resized_config
-from ..geometry import Geometry
 from ..options import takes_options
 from ..progress import Advance, counter, progress_reporter
 from ..storage.atomic import discard, move_into_place, scratch_path
@@ -30,8 +28,7 @@ from ..storage.auxiliary_files import auxiliary_files, card_text, copy_files, is
 from ..storage.channel_rows import names_by_layer
 from ..storage.checkpoint import (
     Checkpoint,
-    check_heads_removable,
-    check_values_prunable,
+    check_prunable,
     open_checkpoint,
     require_prunable,
 )
@@ -110,18 +107,12 @@ class Surgery:
     @property
     def record(self) -> dict[str, Any]:
         """The record that identifies the job: by the digests of the original and of the plan."""
-        kept_lists: list[Any] = []
-        for layer in self.geometry.layers:
-            kept = self.plan.kept_in_layer(layer)
-            kept_lists.append({axis: kept[axis].tolist() for axis in sorted(kept)})
-        if self.plan.kept_heads is not None:
-            kept_lists += [self.plan.kept_heads[layer].tolist() for layer in self.geometry.layers]
         return {
             **header("prune"),
             "statetrim": __version__,
             "source": self.model.digest,
             "weights": self.model.digest,
-            "plan": hashlib.sha256(json.dumps(kept_lists).encode()).hexdigest(),
+            "plan": self.plan.digest,
         }
 
 
@@ -133,10 +124,8 @@ def prepare(model: ModelLike, plan: Plan | str | Path, *, uneven: bool = False) 
     model, plan = require_prunable(as_checkpoint(model)), load_if_path(Plan.load, plan)
     if not model.has_digest(plan.lineage.get("source")):
         check_sibling(model, plan.lineage)
-    if plan.kept_values is not None:
-        check_values_prunable(model)
-    if plan.kept_heads is not None:
-        check_heads_removable(model)
+    for axis in plan.axes:
+        check_prunable(model, axis)
     new_geometry = plan.pruned_geometry(model.geometry)
     if new_geometry.widths and not uneven:
         raise StatetrimError(
@@ -144,13 +133,8 @@ def prepare(model: ModelLike, plan: Plan | str | Path, *, uneven: bool = False) 
             "(in Python: uneven=True) if that is meant"
         )
     config = resized_config(model.family, model.config, new_geometry)
-    edits: dict[str, TensorEdit] = {}
-    rows_by_tensor = model.channel_rows if plan.kept_heads is None else model.head_rows
-    for name, layer_rows in rows_by_tensor.items():
-        masks = plan.kept_masks(layer_rows.layer, layer_rows.channel_rows, model.geometry)
-        if masks:
-            edits[name] = TensorEdit(masks)
-    if plan.kept_values is not None:
+    edits = {name: TensorEdit(masks) for name, masks in plan.kept_masks(model).items()}
+    if "value" in plan.axes:
         edits |= _fold_norms(model, edits)
     for name in model.resplit_tensors:  # pruned or not, each is written with its own rows
         edits[name] = replace(edits.get(name, TensorEdit({})), replacement=model.tensor(name))

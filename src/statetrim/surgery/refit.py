@@ -152,7 +152,7 @@ def _load_sums(
     sums = None
     if statistics is not None:
         weighted = mix_statistics(load_if_path(Statistics.load, statistics), shares)
-        sums = restrict_to_kept_heads(small, weighted)
+        sums = restrict_to_heads(small, weighted)
     if sums is None or not set(REFIT_SUM_NAMES) <= sums.sum_names:
         raise StatetrimError(
             "a refit needs statistics of the original's outputs and this model's read-outs; "
@@ -191,7 +191,7 @@ def _check_statistics(small: Checkpoint, statistics: Statistics) -> None:
             )
 
 
-def restrict_to_kept_heads(small: Checkpoint, statistics: Statistics) -> Statistics:
+def restrict_to_heads(small: Checkpoint, statistics: Statistics) -> Statistics:
     """The sums that a refit of `small` needs, taken from `statistics` of its original if `small`
     only lost heads: kept heads have the same read-out, so these are rows and columns of the
     original's sums. All other sums are dropped.
@@ -200,7 +200,7 @@ def restrict_to_kept_heads(small: Checkpoint, statistics: Statistics) -> Statist
     StatetrimError if recovery has trained `small`, or if these sums are missing.
     """
     plan = load_carried_plan(small)
-    if plan is None or plan.kept_heads is None:
+    if plan is None or set(plan.axes) != {"head"}:
         return statistics
     if plan.lineage.get("source") != statistics.lineage.get("source"):
         return statistics
@@ -209,11 +209,11 @@ def restrict_to_kept_heads(small: Checkpoint, statistics: Statistics) -> Statist
             f"{small.path} was trained after its heads went, so the original's statistics say "
             f"nothing of it; calibrate it with --original"
         )
-    channels = torch.arange(small.geometry.head_v_dim)
+    channels, kept = torch.arange(small.geometry.head_v_dim), plan.axes["head"].kept
     layers: dict[int, LayerStatistics] = {}
     for layer, sums in statistics.layers.items():
-        if layer in plan.kept_heads:
-            columns = (plan.kept_heads[layer].view(-1, 1) * len(channels) + channels).flatten()
+        if layer in kept:
+            columns = (kept[layer].view(-1, 1) * len(channels) + channels).flatten()
             layers[layer] = _select_columns(sums, columns, layer)
     lineage = {**statistics.lineage, "source": small.digest}
     return replace(statistics, layers=layers, lineage=lineage)

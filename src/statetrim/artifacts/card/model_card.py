@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...cut.geometry import Geometry
+from ...cut.shape import Axis
 from ...families.contract import LAYER_WIDTHS_FIELD
-from ...geometry import Geometry
 from ...maths.formatting import change_row, range_text
 from ...storage.checkpoint import Checkpoint
 from ...storage.hub.download import model_name, repository_in_cache
@@ -46,9 +47,10 @@ def model_card(
         if after.widths
         else "It loads in stock libraries; no code of statetrim is needed."
     )
-    kept_noun = "channels of every head" if plan.kept_heads is None else "heads of every layer"
+    nouns = ["heads of every layer"] if "head" in plan.axes else []
+    nouns += ["channels of every head"] if plan.axes.keys() & {"key", "value"} else []
     folded = ""
-    if plan.kept_values is not None:
+    if "value" in plan.axes:
         folded = "The weight of the output norm was multiplied into the output projection. "
     lines = [
         "---",
@@ -71,7 +73,7 @@ def model_card(
         "",
         "## How it was made",
         "",
-        f"{' '.join(_method_sentences(plan))} The kept {kept_noun} are in "
+        f"{' '.join(_method_sentences(plan))} The kept {' and '.join(nouns)} are in "
         f"`statetrim/plan.json`. {folded}{_quantized_text(model)}{_UNCHANGED}",
     ]
     if original:
@@ -159,35 +161,36 @@ def refitted_card(original: str, name: str, record: Mapping[str, Any]) -> str:
 
 
 def _kept_text(before: Geometry, after: Geometry) -> str:
-    """What every head keeps along the axes that were cut, or which heads are kept."""
+    """What stays along the axes that were cut."""
+    kept = []
     if before.num_v_heads != after.num_v_heads:
         devices = ", ".join(map(str, after.tensor_parallel))
-        return (
+        kept.append(
             f"{after.num_v_heads} of {before.num_v_heads} value heads and {after.num_k_heads} of "
-            f"{before.num_k_heads} key heads stay, whole (tensor parallelism over {devices} "
-            f"devices). Whole heads cost more than channels of as many bytes wherever both were "
-            f"measured, except where value heads share a key head"
+            f"{before.num_k_heads} key heads stay (tensor parallelism over {devices} devices; "
+            f"whole heads cost more than channels of as many bytes wherever both were measured, "
+            f"except where value heads share a key head)"
         )
     keys, values = (range_text(widths) for widths in zip(*after.shapes.values(), strict=True))
-    kept = []
     if keys != str(before.head_k_dim):
         kept.append(f"every key head keeps {keys} of {before.head_k_dim} key/query channels")
     if values != str(before.head_v_dim):
         kept.append(f"every value head keeps {values} of {before.head_v_dim} value channels")
-    return f"{' and '.join(kept)}; the heads keep different ones"
+    choice = "; the heads keep different ones" if before.shapes != after.shapes else ""
+    return f"{' and '.join(kept)}{choice}"
 
 
 def _method_sentences(plan: Plan) -> Iterator[str]:
-    """A sentence per axis on the method that chose its channels, or on that of the heads."""
-    choices = [("Channels", plan.method, plan.options)]
-    if plan.head_method is not None:
-        choices = [("Heads", plan.head_method, {})]
-    if plan.value_method is not None:
-        keys = [("Key channels", plan.method, plan.options)] if plan.method != "none" else []
-        choices = [*keys, ("Value channels", plan.value_method, plan.value_options)]
-    for subject, method, options in choices:
-        text = ", ".join(inline_code(f"{key}={value}") for key, value in options.items()) or "none"
-        yield f"{subject} were chosen by {inline_code(method)} (options: {text}; seed {plan.seed})."
+    """A sentence per axis on the method that chose what is kept along it."""
+    subjects: dict[Axis, str] = {
+        "head": "Heads", "key": "Key channels", "value": "Value channels"
+    }  # fmt: skip
+    for axis, chosen in plan.axes.items():
+        options = [inline_code(f"{name}={value}") for name, value in chosen.options.items()]
+        yield (
+            f"{subjects[axis]} were chosen by {inline_code(chosen.method)} "
+            f"(options: {', '.join(options) or 'none'}; seed {plan.seed})."
+        )
 
 
 def _name_and_base(path: Path) -> tuple[str, list[str]]:

@@ -1,8 +1,7 @@
 """statetrim select"""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -42,47 +41,16 @@ def select(
     )
     before, after = opened.geometry, plan.pruned_geometry(opened.geometry)
     if as_json:
-        chosen = {
-            "plan": str(output),
-            "method": plan.method,
-            "keep": plan.keep,
-            "value_method": plan.value_method,
-            "keep_values": plan.keep_values,
-        }
-        if plan.kept_heads is not None:
-            chosen |= {
-                "head_method": plan.head_method,
-                "keep_heads": plan.keep_heads,
-                "num_k_heads": after.num_k_heads,
-                "tensor_parallel": after.tensor_parallel,
-            }
-        terminal.print_json(chosen)
+        axes = {}
+        for axis, chosen in plan.axes.items():
+            keep = max(plan.counts(axis).values())
+            axes[axis] = {"method": chosen.method, "options": dict(chosen.options), "keep": keep}
+        parallel = {"num_k_heads": after.num_k_heads, "tensor_parallel": after.tensor_parallel}
+        terminal.print_json({"plan": str(output), "to": plan.to, "axes": axes, **parallel})
         return
-    rows, layers = [], len(plan.kept)
-    if plan.method != "none":
-        rows += [
-            ("method", _with_options(plan.method, plan.options)),
-            ("keeps per key head", f"{plan.key_width_range} of {before.head_k_dim} channels"),
-            ("layers x key heads", f"{layers} x {before.num_k_heads}"),
-        ]
-    if plan.value_method is not None:
-        rows += [
-            ("method for values", _with_options(plan.value_method, plan.value_options)),
-            ("keeps per value head", f"{plan.value_width_range} of {before.head_v_dim} channels"),
-            ("layers x value heads", f"{layers} x {before.heads('value')}"),
-        ]
-    if plan.kept_heads is not None:
-        rows += [
-            ("method for heads", str(plan.head_method)),
-            ("keeps", f"{after.num_v_heads} of {before.num_v_heads} value heads"),
-            ("with", f"{after.num_k_heads} of {before.num_k_heads} key heads"),
-            ("layers", str(layers)),
-        ]
-    rows += [("seed", str(plan.seed)), ("written to", str(output))]
+    shapes = f"{before.describe_against(after)} -> {after.describe_against(before)}"
+    *rows, _ = plan.table().rows
+    rows = [*rows, ("state of a head, keys x values", shapes), ("written to", str(output))]
     terminal.print_table("Plan", (), rows)
-    if plan.kept_heads is not None:
+    if "head" in plan.axes:
         terminal.note(tensor_parallel_text(before, after))
-
-
-def _with_options(method: str, options: Mapping[str, Any]) -> str:
-    return method + "".join(f", {name}={value}" for name, value in options.items())

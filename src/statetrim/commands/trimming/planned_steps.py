@@ -11,7 +11,7 @@ from ...artifacts.state_sizes import (
     tensor_parallel_text,
     weight_bytes,
 )
-from ...geometry import Geometry
+from ...cut.geometry import Geometry
 from ...maths.formatting import bytes_text
 from ...pipelines.job import Job
 from ...pipelines.shape_choice import predicts_shapes
@@ -23,7 +23,7 @@ from ...serving.capacity.compare import (
     known_capacities,
 )
 from ...serving.engine_names import engine_name
-from ...serving.engines import ServedBy, Shape
+from ...serving.engines import ServedBy
 from .. import terminal
 
 
@@ -89,7 +89,7 @@ def _show_costs(title: str, steps: Sequence[Step], *, to_stderr: bool) -> None:
 def _show_shape(job: Job) -> None:
     before, after = job.model.geometry, job.after
     terminal.note(state_text(before, after))
-    if job.removes_heads:
+    if "head" in job.target.axes:
         kept, all_heads = after.describe_against(before), before.describe_against(after)
         terminal.note(f"the state is cut to {kept} of {all_heads}")
         terminal.note(tensor_parallel_text(before, after))
@@ -106,9 +106,9 @@ def _show_shape(job: Job) -> None:
             f"{answers.texts[0]}"
         )
         return
-    shape = Shape.from_geometry(after)
+    shape = after.widest
     if str(shape) != str(job.options.request):
-        original = Shape.from_geometry(before)
+        original = before.widest
         terminal.note(f"the state is cut to {shape} (keys x values) of {original}")
     if answers.refused and not job.options.for_:
         terminal.warn(

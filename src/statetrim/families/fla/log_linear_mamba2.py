@@ -6,8 +6,9 @@ in_proj: [ gate | x | B | C | dt | weights of the levels ].
 from dataclasses import replace
 from typing import ClassVar
 
+from ...cut.geometry import Geometry
+from ...cut.rows import ChannelRows
 from ...errors import StatetrimError
-from ...geometry import ChannelRows, Geometry
 from ..contract import Config, KVCacheSize, RuntimeName
 from ..mamba2 import Mamba2
 from ..recurrences import Recurrence

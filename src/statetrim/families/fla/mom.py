@@ -4,7 +4,8 @@ the same channels."""
 
 from dataclasses import replace
 
-from ...geometry import ChannelRows, Geometry
+from ...cut.geometry import Geometry
+from ...cut.rows import ChannelRows
 from .._fla import (
     PROJECTIONS,
     FlaFamily,

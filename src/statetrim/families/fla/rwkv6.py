@@ -1,6 +1,7 @@
 """RWKV-6 (fla): a decay and a bonus per key channel, and no key normalisation."""
 
-from ...geometry import ChannelRows, Geometry, Role, row_indices
+from ...cut.geometry import Geometry
+from ...cut.rows import ChannelRows, Role, row_indices
 from .._fla import FlaFamily, linear_layers, output_rows
 from ..contract import Config, int_field
 from ..delta_net import head_dim

@@ -80,8 +80,7 @@ def steps(seed: int = 0) -> Iterator[Step]:
         f"cut to half: {HALF}, and {RANDOM} beside it",
         [
             *_cut_commands(HALF, seed),
-            f"select {ORIGINAL} --to {half} --method rand --value-method rand --seed {seed} "
-            f"-o {RANDOM}.json",
+            f"select {ORIGINAL} --to {half} --method rand --seed {seed} -o {RANDOM}.json",
             f"prune {ORIGINAL} {RANDOM}.json -o {RANDOM}",
         ],
     )

@@ -27,6 +27,5 @@ def blocks(findings: Findings) -> Iterator[Block]:
                 f"largest first"
             )
             yield Table(("weight", "error"), rows, caption, folded=True)
-    kept = "channels of every head" if findings.plan.kept_heads is None else "heads of every layer"
-    caption = f"The kept {kept} are in {PLAN_FILE}"
+    caption = f"The kept heads and channels are in {PLAN_FILE}"
     yield Table(("", "the plan"), findings.plan.table().rows, caption)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from ...artifacts.decision import Decision, MeasuredShape
 from ...artifacts.state_sizes import DTYPE_BYTES
+from ...cut.shape import CHANNEL_AXES
 from ...judging.limits import metric_label
 from ...judging.losses import MetricValue
 from ...judging.recommendation import JudgedCut, Measured, measured_values, recommend
@@ -16,7 +17,7 @@ from ...serving.capacity.compare import (
     known_capacities,
 )
 from ...serving.engine_names import BFLOAT16_ENGINES
-from ...serving.engines import Shape, compatibility_of_shape
+from ...serving.engines import compatibility_of_shape
 from ...serving.shapes import common_shapes
 from ...tasks import TASKS, setting_text
 from ...tasks.unit import SHARE
@@ -124,7 +125,7 @@ def _shapes_table(findings: Findings, decision: Decision, cuts: Sequence[JudgedC
             cells.append("" if point.sequences is None else count_text(point.sequences))
         if original is not None:
             model_type = str(original.config.get("model_type"))
-            lines = compatibility_of_shape(model_type, Shape(point.keep, point.keep_values))
+            lines = compatibility_of_shape(model_type, point.shape)
             engines = dict.fromkeys(line.engine for line in lines if line.current and line.serves)
             if point.is_rounded:
                 cells.append(f"an option of {' and '.join(BFLOAT16_ENGINES)}")
@@ -175,11 +176,8 @@ def _method_and_axes(decision: Decision, cut: MeasuredShape) -> str:
     if cut.method == "none":
         return f"original, {cut.state_dtype}" if cut.is_rounded else "original"
     original = next((point for point in decision.points if point.method == "none"), None)
-    axes = []
-    if original and cut.keep != original.keep:
-        axes.append("keys")
-    if original and cut.keep_values != original.keep_values:
-        axes.append("values")
+    widths = zip(CHANNEL_AXES, cut.shape, original.shape if original else cut.shape, strict=True)
+    axes = [f"{axis}s" for axis, kept, whole in widths if kept != whole]
     return f"{cut.method}, {' and '.join(axes)}" if axes else str(cut.method)
 
 

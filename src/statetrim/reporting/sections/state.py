@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ...artifacts.state_sizes import StateSize, state_rows, stored_dtype, weight_bytes
-from ...geometry import KERNEL_TILE
+from ...cut.geometry import KERNEL_TILE
 from ...maths.formatting import bytes_text, change_row
 from ...serving.capacity.compare import capacity_rows, known_capacities
 from ...storage.checkpoint import Checkpoint

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...artifacts.state_sizes import DTYPE_BYTES, served_dtype, state_text
+from ...cut.geometry import MAX_CHANNELS, MAX_LAYERS, Geometry
 from ...errors import StatetrimError
 from ...families.contract import int_field, text_config
 from ...families.kimi_linear import KimiLinear
 from ...families.mamba2 import Mamba2
-from ...geometry import MAX_CHANNELS, MAX_LAYERS, Geometry
 from ...maths.units import GIB
 from ...storage.checkpoint import Checkpoint
 from ..engine_names import BFLOAT16_ENGINES, ENGINE_NAMES

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
 
-from ...geometry import Geometry
+from ...cut.geometry import Geometry
 from .arithmetic import CacheModel, Settings, StateLayers, layer_bytes, layer_token_bytes
 
 KeysValues = tuple[int, int]

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from ...cut.geometry import Geometry
 from ...families.mamba2 import Mamba2
-from ...geometry import Geometry
 from ...storage.checkpoint import Checkpoint
 from ..options import ServingOptions
 from .arithmetic import Fit, Settings

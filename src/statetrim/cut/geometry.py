@@ -1,31 +1,16 @@
-"""Shapes of the recurrent state, and which rows of a tensor belong to which of its channels.
-
-This is index arithmetic, independent of model families and weights.
-"""
+"""The shape of a model's recurrent state: layers, heads and widths."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import chain, pairwise
+from itertools import pairwise
 from math import ceil
-from typing import Literal
 
-import torch
-from torch import Tensor
-
-from .errors import StatetrimError
-from .maths.formatting import choices_text
+from ..errors import StatetrimError
+from ..maths.formatting import choices_text
 from .request import Side
-
-Axis = Literal["key", "value"]
-Role = Literal[
-    "q_proj", "k_proj", "v_proj", "q_conv", "k_conv", "v_conv", "q_bias", "k_bias", "v_bias",
-    "gate", "norm", "shared_norm", "o_proj",
-]  # fmt: skip
-"""What a tensor does in its mixer. The weights of a `shared_norm` are those of every head."""
-Kept = Mapping[Axis, Tensor]
-"""Kept channels of one layer: axis -> [heads, keep], ascending in each head."""
+from .shape import ChannelAxis, Shape
 
 MAX_LAYERS = 4096
 MAX_CHANNELS = 65536
@@ -98,10 +83,15 @@ class Geometry:
                 raise ValueError("widths are other than head_k_dim and head_v_dim")
 
     @property
-    def shapes(self) -> dict[int, tuple[int, int]]:
-        """Layer -> (key width, value width)."""
-        uniform = ((self.head_k_dim, self.head_v_dim),) * len(self.layers)
-        return dict(zip(self.layers, self.widths or uniform, strict=True))
+    def widest(self) -> Shape:
+        """The largest key width and the largest value width of all layers."""
+        return Shape(self.head_k_dim, self.head_v_dim)
+
+    @property
+    def shapes(self) -> dict[int, Shape]:
+        """Layer -> the shape of its heads."""
+        widths = self.widths or (self.widest,) * len(self.layers)
+        return {layer: Shape(*w) for layer, w in zip(self.layers, widths, strict=True)}
 
     @property
     def shape(self) -> str:
@@ -162,11 +152,11 @@ class Geometry:
             conv_value_heads=self.conv_value_heads * num_v_heads // self.num_v_heads,
         )
 
-    def heads(self, axis: Axis) -> int:
+    def heads(self, axis: ChannelAxis) -> int:
         """Number of heads that select channels along this axis independently."""
         return self.num_k_heads if axis == "key" else self.num_v_heads // self.shared_values
 
-    def width(self, axis: Axis) -> int:
+    def width(self, axis: ChannelAxis) -> int:
         """Channels per head along one axis of the state; with widths by layer the largest."""
         return self.head_k_dim if axis == "key" else self.head_v_dim
 
@@ -178,73 +168,6 @@ class Geometry:
             head_v_dim=head_v_dim or self.head_v_dim,
             widths=(),
         )
-
-
-@dataclass(frozen=True, eq=False)
-class ChannelRows:
-    """The entries along `dim` of `tensor` that belong to the channels of one axis of the state."""
-
-    tensor: str
-    role: Role
-    rows: Tensor  # [heads, channels], int64
-    size: int  # of the tensor along `dim`
-    axis: Axis = "key"
-    dim: int = 0
-    optional: bool = False
-
-
-def row_indices(heads: int, channels: int, start: int = 0, stride: int | None = None) -> Tensor:
-    """Row indices [heads, channels]: head h starts at `start + h * stride` (default: packed)."""
-    head = torch.arange(heads).unsqueeze(1)
-    return start + head * (channels if stride is None else stride) + torch.arange(channels)
-
-
-def head_rows_from_channels(
-    channel_rows: Sequence[ChannelRows], *other_rows: list[ChannelRows]
-) -> list[ChannelRows]:
-    """Rows by head, from rows by channel (whose tables are [heads, channels]) and `other_rows`. A
-    norm shared by all heads has no rows of a single head and is left out."""
-    return [row for row in (*channel_rows, *chain(*other_rows)) if row.role != "shared_norm"]
-
-
-def per_head_rows(tensors: Iterable[str], heads: int, axis: Axis = "value") -> list[ChannelRows]:
-    """Rows of optional tensors that have one row, or one number, per head."""
-    table = row_indices(heads, 1)
-    return [ChannelRows(name, "gate", table, heads, axis=axis, optional=True) for name in tensors]
-
-
-def kept_masks(channel_rows: Sequence[ChannelRows], kept: Kept) -> dict[int, Tensor]:
-    """Dimension -> bool mask [size] of the entries that stay; `channel_rows` are of one tensor. An
-    axis that is not in `kept` stays whole."""
-    masks: dict[int, Tensor] = {}
-    for entry in channel_rows:
-        if entry.axis in kept:
-            kept_channels = kept[entry.axis]
-            if entry.role == "shared_norm":  # folded into gates: only the number of entries counts
-                kept_channels = torch.arange(kept_channels.shape[1]).unsqueeze(0)
-            pruned = torch.ones_like(entry.rows, dtype=torch.bool)
-            pruned.scatter_(1, kept_channels, False)
-            mask = masks.setdefault(entry.dim, torch.ones(entry.size, dtype=torch.bool))
-            mask[entry.rows[pruned]] = False
-    return masks
-
-
-def kept_head_masks(
-    channel_rows: Sequence[ChannelRows], kept_heads: Tensor, group: int
-) -> dict[int, Tensor]:
-    """Dimension -> bool mask [size] of the entries that stay when heads are removed; none for a
-    dimension that stays whole. `channel_rows` are of one tensor, with one row of indices per head.
-    `kept_heads` are value heads, of which `group` share a key head, which stays with any of
-    them."""
-    masks: dict[int, Tensor] = {}
-    value_heads = kept_heads.flatten()
-    for entry in channel_rows:
-        removed = torch.ones(len(entry.rows), dtype=torch.bool)
-        removed[value_heads if entry.axis == "value" else value_heads // group] = False
-        if bool(removed.any()):
-            mask = masks.setdefault(entry.dim, torch.ones(entry.size, dtype=torch.bool))
-            mask[entry.rows[removed]] = False
-    return masks
 
 
 def resolve_width(requested: Side, channels: int) -> int:

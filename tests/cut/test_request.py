@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 import statetrim as st
-from statetrim.request import SMALLEST_SHARE, Request, Side, parse_request
+from statetrim.cut.request import SMALLEST_SHARE, Request, Side, parse_request
 
 HALF, ALL = Fraction(1, 2), Fraction(1)
 
@@ -32,6 +32,8 @@ HALF, ALL = Fraction(1, 2), Fraction(1)
         ("0.5MiB", Request(max_mib=HALF)),
         ("8heads", Request(heads=8)),
         ("50%heads", Request(heads=HALF)),
+        ("8heads:64x50%", Request(heads=8, shapes=((64, HALF),))),
+        ("8heads:0=64x64", Request(heads=8, by_layer={"0": (64, 64)})),
         ("0=128x128, others=64x50%", Request(by_layer={"0": (128, 128), "others": (64, HALF)})),
         ("96x96,64x64", Request(shapes=((96, 96), (64, 64)))),
     ],
@@ -81,7 +83,8 @@ def test_percentages_of_nine_decimals_are_read_again(keys: Decimal, values: Deci
 @pytest.mark.parametrize(
     "written",
     ["", "64", "1", "0", "0%", "1.5", "-0.5", "nan", "1e999", "1/0", "2/2", "3/2x4", "many", "64x",
-     "x64", "64x64x4", "0%x4", "101%x4", "64x64,", "64x64,64x64", "12", "12GiB", "heads", "0=64",
+     "x64", "64x64x4", "0%x4", "101%x4", "64x64,", "64x64,64x64", "12", "12GiB", "heads",
+     "8heads:", "8heads:0.5", "8heads:2heads", "64x64:8heads", "8heads:64x64,32x32", "0=64",
      "a=1x1", "0=1x1,0=2x2", "9999999x4", "0." + "1" * 99],
 )  # fmt: skip
 def test_what_cannot_be_meant_is_refused(written: str) -> None:

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 import statetrim as st
-from statetrim.geometry import Geometry, allowed_head_counts, kept_masks, resolve_width, row_indices
-from statetrim.request import Side
+from statetrim.cut.geometry import Geometry, allowed_head_counts, resolve_width
+from statetrim.cut.request import Side
+from statetrim.cut.rows import kept_masks, row_indices
 
 
 def test_rows_of_packed_and_interleaved_heads() -> None:

@@ -4,6 +4,7 @@
     64x64, 96x128             key x value channels per head; a side may be a percentage: 64x100%
     12MiB                     at most this per sequence
     8heads, 50%heads          whole value heads
+    8heads:64x64              of the heads that stay, these channels; by layer too
     0=128x128,others=64x64    by layer
     96x96,64x64,48x48         compare these shapes and keep one
 
@@ -12,16 +13,17 @@ Nothing here needs a model or torch, so that the command line answers a mistake 
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
-from .errors import StatetrimError
+from ..errors import StatetrimError
 
 OTHERS = "others"
 REQUEST_HELP = (
     "What to keep: 64x64 channels per head (64x100% for keys alone), 12MiB per sequence, 8heads, "
-    "or 0=128x128,others=64x64 by layer; 0.5 of the state or 96x96,64x64 to compare shapes."
+    "8heads:64x64, or 0=128x128,others=64x64 by layer; 0.5 of the state or 96x96,64x64 to compare "
+    "shapes."
 )
 """The help of the option `to`."""
 To = str | float | Fraction
@@ -38,14 +40,14 @@ _SIDE = rf"[0-9]{{1,6}}|{_NUMBER}%"
 SMALLEST_SHARE = Fraction(1, 10**12)  # of a state; no model has as many channels
 _SHARE = re.compile(rf"({_NUMBER})(%?)")
 _SIZE = re.compile(rf"({_NUMBER})MiB")
-_HEADS = re.compile(rf"({_SIDE})heads?")
+_HEADS = re.compile(rf"({_SIDE})heads?(?::(.+))?")
 _SHAPE = re.compile(rf"({_SIDE})x({_SIDE})")
 _LAYER = re.compile(rf"([0-9]{{1,6}}|{OTHERS})=(.*)")
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to keep; exactly one field is set."""
+    """What to keep. Exactly one field is set, but `heads` may come with one shape or `by_layer`."""
 
     share: Fraction | None = None  # of the state's bytes
     shapes: tuple[Sides, ...] = ()
@@ -64,11 +66,12 @@ class Request:
             return _number_text(self.share)
         if self.max_mib is not None:
             return f"{_number_text(self.max_mib)}MiB"
-        if self.heads is not None:
-            return f"{_text_of(self.heads)}heads"
+        parts = [] if self.heads is None else [f"{_text_of(self.heads)}heads"]
         if self.by_layer:
-            return ",".join(f"{name}={_shape_text(x)}" for name, x in self.by_layer.items())
-        return ",".join(map(_shape_text, self.shapes))
+            parts.append(",".join(f"{i}={_shape_text(x)}" for i, x in self.by_layer.items()))
+        elif self.shapes:
+            parts.append(",".join(map(_shape_text, self.shapes)))
+        return ":".join(parts)
 
 
 def check_request(name: str, to: To) -> None:
@@ -90,7 +93,15 @@ def parse_request(to: To) -> Request:
     if match := _SIZE.fullmatch(text):
         return Request(max_mib=Fraction(match[1]))
     if match := _HEADS.fullmatch(text):
-        return Request(heads=_parse_side(match[1]))
+        request = _parse_shapes(match[2]) if match[2] else Request()
+        if request.names_several:
+            raise StatetrimError(f"{text[:40]!r} names several shapes; heads are cut to one shape")
+        return replace(request, heads=_parse_side(match[1]))
+    return _parse_shapes(text)
+
+
+def _parse_shapes(text: str) -> Request:
+    """Read one shape, several to compare, or shapes by layer."""
     entries = text.split(",")
     if "=" in text:
         return Request(by_layer=_parse_layers(entries, text))
@@ -119,8 +130,8 @@ def _parse_shape(entry: str, text: str) -> Sides:
     if match is None:
         raise StatetrimError(
             f"cannot read {text[:40]!r} as what to keep; write 0.5 for half of the state, 64x64 "
-            "channels per head, 12MiB per sequence, 8heads, 0=128x128,others=64x64 by layer, or "
-            "96x96,64x64 to compare shapes"
+            "channels per head, 12MiB per sequence, 8heads, 8heads:64x64, 0=128x128,others=64x64 "
+            "by layer, or 96x96,64x64 to compare shapes"
         )
     return _parse_side(match[1]), _parse_side(match[2])
 

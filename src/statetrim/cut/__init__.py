@@ -1,0 +1,1 @@
+"""The vocabulary of a cut: axes and shapes, requests, geometry, targets, and rows of tensors."""
