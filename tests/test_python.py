@@ -22,6 +22,8 @@ import pytest
 import statetrim as st
 from helpers.forker import run_in_child
 from statetrim.artifacts.decision import MeasuredShape
+from statetrim.artifacts.plan import AxisPlan
+from statetrim.cut.shape import Shape
 from statetrim.options import OptionsFunction
 
 Load = Callable[[str], Path]
@@ -112,7 +114,7 @@ def shown(checkpoint: Load, text: Path, tmp_path_factory: pytest.TempPathFactory
     small = st.prune(model, plan, folder / "small")
     every = {"length": 64, "burn_in": 8, "tokens": 256}
     scores = st.evaluate(small, baseline=model, tasks=["mqar"], limit=2)
-    compared = [MeasuredShape(k, 64, "l1", 64 * k) for k in range(1, 129)]
+    compared = [MeasuredShape(Shape(k, 64), "l1", 64 * k) for k in range(1, 129)]
     return {
         "Checkpoint": model,
         "Statistics": statistics,
@@ -143,6 +145,7 @@ def test_a_prompt_shows_things_in_a_line(shown: dict[str, Any]) -> None:
 def test_names_of_any_length_stay_in_a_line(shown: dict[str, Any]) -> None:
     long = "a\x1b[31m\n" * 1000
     score = replace(shown["Score"], model=long, task=long, metric=long)
+    long_axes = {"key": AxisPlan(shown["Plan"].axes["key"].kept, long, {long: long})}
     for value in (
         score,
         st.Scores(
@@ -150,7 +153,7 @@ def test_names_of_any_length_stay_in_a_line(shown: dict[str, Any]) -> None:
             [replace(score, task=f"{n}{long}") for n in range(100)],
         ),
         st.Timings([long] * 100, [st.Timing(long, long, 1, 1, 1.0, long)] * 100),
-        replace(shown["Plan"], method=long, options={long: long}),
+        replace(shown["Plan"], axes=long_axes),
         replace(shown["Checkpoint"], path=Path(long), config={"model_type": long}),
         st.Decision(long, []),
         st.Statistics({}),
@@ -183,12 +186,13 @@ def test_a_notebook_shows_a_table(name: str, shown: dict[str, Any]) -> None:
 def test_a_notebook_shows_no_markup_of_others_and_no_end(shown: dict[str, Any]) -> None:
     """Names, options and units may come from untrusted files."""
     evil = '<img src=x onerror="alert(1)">&'
+    kept = shown["Plan"].axes["key"].kept
     score = replace(shown["Score"], model=evil, task=evil, metric=evil)
     many = [replace(score, task=f"{evil}{n}") for n in range(1000)]
     for value in (
         st.Scores([evil, *(f"{n}{evil}" for n in range(99))], many),
         st.Timings([evil], [st.Timing(evil, f"{evil}{n}", n, 1, 1.0, evil) for n in range(1000)]),
-        replace(shown["Plan"], method=evil, options={evil: evil}, requested=evil),
+        replace(shown["Plan"], axes={"key": AxisPlan(kept, evil, {evil: evil})}),
         replace(shown["Checkpoint"], path=Path(evil), config={"model_type": evil}),
     ):
         html = value._repr_html_()

@@ -167,7 +167,8 @@ def test_shares_change_the_choice_and_stand_in_the_plan(
         st.select(model, "product", "6x100%", statistics=whole, shares={"recall": share})
         for share in (0.0, 1.0)
     ]
-    assert any(not torch.equal(plans[0].kept[i], plans[1].kept[i]) for i in plans[0].kept)
+    first, second = (plan.axes["key"].kept for plan in plans)
+    assert any(not torch.equal(first[layer], second[layer]) for layer in first)
     assert plans[1].lineage["statistics"]["shares"]["recall"] == 1.0
     default = st.select(model, "product", "6x100%", statistics=whole)
     assert default.lineage["statistics"]["shares"] == whole.shares

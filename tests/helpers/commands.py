@@ -93,7 +93,7 @@ def prepare(root: Path) -> Path:
     model, text = st.open(root / "model"), root / "text.jsonl"
     sizes: dict[str, Any] = {"tokens": 256, "length": 32, "batch_size": 4, "progress": False}
     sizes["recall"] = 0.0
-    st.select(model, "l1,rand", "2heads:8x4").save(root / "plan.json")
+    st.select(model, "l1,rand", "2heads:8x100%").save(root / "plan.json")
     widths = "0=12x8,1=8x4"
     st.select(model, "l1,rand", to=widths).save(root / "uneven.json")
     quantize_checkpoint(root / "model", root / "quantized", FORMATS["fine-grained fp8"])

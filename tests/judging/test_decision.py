@@ -64,7 +64,7 @@ def test_it_is_the_rule_of_the_verdict() -> None:
 
 def test_the_original_with_fewer_bits_is_compared_but_not_chosen() -> None:
     cut = point("32x64")
-    rounded = replace(cut, keep=64, method="none", state_dtype="bfloat16")
+    rounded = replace(cut, shape=ORIGINAL.shape, method="none", state_dtype="bfloat16")
     measured = {"32x64": shape_scores(1.5, 1.5), str(rounded): shape_scores(0.1, 0.1)}
     recommendation = recommend([ORIGINAL, cut, rounded], measured)
     assert recommendation.chosen and recommendation.chosen.point is cut

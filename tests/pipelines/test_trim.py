@@ -58,7 +58,7 @@ def test_heads_and_channels_are_cut_in_one_run(
     layers = json.loads((artifacts / "refit.json").read_text())["layers"]
     assert all(errors["after"] < errors["before"] for errors in layers.values())
     page = (artifacts / "report" / "report.md").read_text()
-    assert "Kept value heads" in page and "key/query channels" in page
+    assert "state 4 heads of 12 x 8 → 2 heads of 6 x 4" in page
     card = (small.path / "README.md").read_text()
     for words in ("2 of 4 value heads", "6 of 12 key/query channels", "4 of 8 value channels"):
         assert words in card

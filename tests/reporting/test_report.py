@@ -19,6 +19,7 @@ import statetrim as st
 from helpers import tiny
 from statetrim.artifacts.decision import MeasuredShape
 from statetrim.artifacts.plan import PLAN_FILE, AxisPlan
+from statetrim.cut.shape import Shape
 from statetrim.reporting.charts import Point, Series, interval_chart, line_chart
 from statetrim.reporting.figures import inline_svg
 from statetrim.reporting.findings import read_findings
@@ -79,9 +80,9 @@ def artifacts(checkpoint: Callable[[str], Path], tmp_path_factory: Any) -> Path:
     )
     analysis.save(folder / "analysis.json")
     write_scores(folder / "scores.json")
-    points = [MeasuredShape(12, 8, "none", 12 * 2**20)]
+    points = [MeasuredShape(Shape(12, 8), "none", 12 * 2**20)]
     for keep in (4, 6, 8):
-        points.append(MeasuredShape(keep, 8, "drrqr", keep * 2**20))
+        points.append(MeasuredShape(Shape(keep, 8), "drrqr", keep * 2**20))
         write_scores(folder / f"scores-{keep}x8.json")
     files = {str(point): f"scores-{point}.json" for point in points[1:]}
     st.Decision("MODEL", points, "8x8", files=files).save(folder / "decision.json")

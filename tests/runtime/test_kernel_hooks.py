@@ -13,6 +13,7 @@ from torch import nn
 import statetrim as st
 from helpers import raw
 from statetrim.calibration.sums import Sums
+from statetrim.cut.shape import Kept
 from statetrim.errors import StatetrimError
 from statetrim.runtime.kernel_hooks import KernelCall, _Recorder, hook_kernels
 from statetrim.runtime.live import LiveModel
@@ -121,10 +122,10 @@ def test_a_kernel_without_query_and_key_is_named(
 
 
 def hooked_kernel(
-    model: st.Checkpoint, calls: list[KernelCall], kept_keys: dict[int, torch.Tensor]
+    model: st.Checkpoint, calls: list[KernelCall], kept: dict[int, Kept]
 ) -> Callable[..., Any]:
     """A kernel that returns the argument `v`, within the hooks of a model that only a GPU runs."""
-    recorder = _Recorder(model, calls.append, None, kept_keys, {})
+    recorder = _Recorder(model, calls.append, None, kept)
     recorder.layer = 0
     received: dict[str, Any] = {}
 
@@ -158,6 +159,6 @@ def test_every_argument_with_key_channels_is_masked(tmp_path: Path) -> None:
     model = st.open(raw.build(tmp_path / "comba", "comba"))
     kept = torch.tensor([[0, 3], [1, 2]])
     ones = torch.ones(1, 4, 2, model.geometry.head_k_dim)
-    received = hooked_kernel(model, [], {0: kept})(q=ones, k=ones, p=ones, v=ones)
+    received = hooked_kernel(model, [], {0: {"key": kept}})(q=ones, k=ones, p=ones, v=ones)
     for name in ("q", "k", "p"):
         assert [row.nonzero().flatten().tolist() for row in received[name][0, 0]] == kept.tolist()

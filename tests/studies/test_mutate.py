@@ -62,7 +62,8 @@ def test_changes_differ_and_files_take_turns(tool: Any) -> None:
 
 
 def test_the_tests_of_a_file(tool: Any) -> None:
-    assert tool.tests_for("src/statetrim/cut/request.py")[-1] == "tests/cut"
+    of_folder = tool.tests_for("src/statetrim/cut/request.py")
+    assert "tests/cut/test_request.py" in of_folder and "tests/serving/test_target.py" in of_folder
     assert tool.tests_for("src/statetrim/option_types.py") == ["tests/test_options.py"]
     tests = tool.tests_for("src/statetrim/artifacts/statistics.py")
     assert "tests/calibration/test_sources.py" in tests and "tests/artifacts/test_steps.py" in tests

@@ -38,15 +38,16 @@ def choose_methods(
 ) -> dict[Axis, "MethodChoice"]:
     """The methods that choose along `axes`. Raises StatetrimError for an option that none of them
     has, and if one needs statistics that are absent or of another model."""
-    by_axis, given = methods_by_axis(listed_methods(options.method)), options.method_options or {}
+    by_axis = methods_by_axis(listed_methods(options.method))
+    method_options = options.method_options or {}
     methods = {axis: find_method(by_axis[axis]) for axis in axes}
     names = [name for method in methods.values() for name in method.options]
     label = " and ".join(f"method {method.name!r}" for method in methods.values())
-    check_option_names(label, given, names)
+    check_option_names(label, method_options, names)
     choices = {}
     for axis, method in methods.items():
         _check_statistics(method, statistics, model)
-        own = {name: value for name, value in given.items() if name in method.options}
+        own = {name: x for name, x in method_options.items() if name in method.options}
         choices[axis] = MethodChoice(method, own)
     return choices
 
