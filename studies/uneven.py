@@ -47,7 +47,8 @@ from statetrim.selection.allocate import (
     cheapest_allocation,
     measured_costs,
 )
-from statetrim.serving.capacity.compare import vllm_paging
+from statetrim.serving.capacity.compare import engine_paging
+from statetrim.serving.options import ServingOptions
 
 WIDTHS = (3 / 4, 1 / 2, 3 / 8, 1 / 4, 1 / 8)
 PAGE_WIDTHS = (1 / 2, 1 / 4)
@@ -184,7 +185,7 @@ def run_pages() -> None:
     results = Rows(options.results)
     for seed in options.seeds:
         study = Study(options, seed)
-        paging = vllm_paging(study.model)
+        paging = engine_paging(study.model, ServingOptions())
         if options.heads:
             paging = replace(paging, num_k_heads=options.heads, num_v_heads=options.heads)
         sensitivity = study.sensitivity(PAGE_WIDTHS, "sensitivity-pages.json")

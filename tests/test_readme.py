@@ -12,7 +12,8 @@ import statetrim as st
 from helpers import tiny
 from helpers.fresh_install import ROOT, FreshEnvironment
 from statetrim.serving.deployment import ship_verdicts
-from statetrim.serving.engines import Shape, compatibility_of_shape, serve_command
+from statetrim.serving.engines import engine_in_matrix
+from statetrim.serving.matrix import Shape, compatibility_of_shape
 
 SETUP = ("pip install", "hf download", "cd ")  # done by the fixture
 ELSEWHERE = ("statetrim demo", "vllm serve", "curl ")  # tested by other functions
@@ -124,7 +125,8 @@ def test_the_demo_has_all_four_endings(tmp_path: Path, fresh: FreshEnvironment) 
 
 def test_the_quickstart_serves_as_inspect_says() -> None:
     lines = compatibility_of_shape("qwen3_5", Shape(64, 64))
-    valid = {serve_command(line, "OUT") for line in lines if line.current and line.serves}
+    served = [line for line in lines if line.current and line.serves]
+    valid = {engine_in_matrix(line.engine).serve_command("OUT", line.flag) for line in served}
     assert set(commands("docs/quickstart.md", "vllm ")) <= valid
     assert commands("docs/quickstart.md", "vllm ")
 

@@ -2,16 +2,18 @@
 
     python tools/write_calculator.py calculator.js
 
-The page runs `statetrim.serving.capacity.arithmetic` itself, translated statement by statement, so
-there is one source; a test compares both. Anything beyond the small subset of Python that the
-module keeps to is refused here.
+The page runs the arithmetic of the engines itself, translated statement by statement, so there is
+one source; a test compares both. Anything beyond the small subset of Python that these functions
+keep to is refused here.
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import sys
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -27,21 +29,37 @@ FUNCTIONS = {"ceil": "Math.ceil", "floor": "Math.floor", "max": "Math.max", "min
 CONSTANTS = {True: "true", False: "false"}
 
 
-def javascript(source: str) -> str:
-    """The functions of a module in JavaScript; its dataclasses become plain objects."""
+def javascript(source: str, classes: Collection[str] = (), of: str | None = None) -> str:
+    """The functions of a module in JavaScript, or the function `of` and those that it calls;
+    dataclasses, of the module or named `classes`, become plain objects."""
     tree = ast.parse(source)
-    classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    return "\n".join(_function(node, classes) for node in functions)
+    known = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}.union(classes)
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    names = functions.keys() if of is None else _called(of, functions)
+    return "\n".join(_function(functions[name], known) for name in functions if name in names)
+
+
+def _called(name: str, functions: Mapping[str, ast.FunctionDef]) -> set[str]:
+    """The function, and those of `functions` that it calls."""
+    called, open_names = set[str](), [name]
+    while open_names:
+        name = open_names.pop()
+        if name in functions and name not in called:
+            called.add(name)
+            nodes = ast.walk(functions[name])
+            open_names += [node.id for node in nodes if isinstance(node, ast.Name)]
+    return called
 
 
 def _function(node: ast.FunctionDef, classes: set[str]) -> str:
-    names = ", ".join(argument.arg for argument in node.args.args)
+    names = [argument.arg for argument in node.args.args]
+    for number, default in enumerate(reversed(node.args.defaults), 1):
+        names[-number] += f" = {_expression(default, classes)}"
     assigned = {target.id for each in ast.walk(node) if isinstance(each, ast.Assign)
                 for target in each.targets if isinstance(target, ast.Name)}  # fmt: skip
     variables = f"  let {', '.join(sorted(assigned))};\n" if assigned else ""
     body = _block(node.body[1:], classes)  # after the docstring
-    return f"function {node.name}({names}) {{\n{variables}{body}\n}}"
+    return f"function {node.name}({', '.join(names)}) {{\n{variables}{body}\n}}"
 
 
 def _block(statements: list[ast.stmt], classes: set[str]) -> str:
@@ -106,7 +124,8 @@ def page_models() -> dict[str, Any]:
     from statetrim.errors import StatetrimError
     from statetrim.families import families
     from statetrim.families.contract import resized_config
-    from statetrim.serving.capacity.compare import ENGINES, cache_model, default_state_dtype
+    from statetrim.serving.capacity.compare import cache_model, default_state_dtype
+    from statetrim.serving.engines import counted_engines
     from statetrim.storage.checkpoint import Checkpoint
 
     models = {}
@@ -118,7 +137,8 @@ def page_models() -> dict[str, Any]:
             "shape": before.shape.replace(" x ", "x"),
             "released": asdict(cache_model(model, before)),
             "state_bytes": {
-                engine: DTYPE_BYTES[default_state_dtype(engine, model)] for engine in ENGINES
+                key: DTYPE_BYTES[default_state_dtype(engine, model)]
+                for key, engine in counted_engines().items()
             },
         }
         half_keys, half_values = before.head_k_dim // 2, before.head_v_dim // 2
@@ -158,19 +178,27 @@ def _by_layer(cut: Any, before: Any) -> Any:
 def script() -> str:
     """Data and functions of the page, as one script that defines `calculator`."""
     from statetrim.serving.capacity import arithmetic
-    from statetrim.serving.options import KV_DTYPE_BYTES, KV_DTYPES
+    from statetrim.serving.engines import counted_engines
 
+    engines = counted_engines()
     data = {
         "models": page_models(),
         "defaults": asdict(arithmetic.Settings(memory=2**34, context=4096)),
-        "kvDtypes": KV_DTYPES,
-        "kvBytes": KV_DTYPE_BYTES,
+        "kvBytes": {key: dict(engine.kv_dtypes) for key, engine in engines.items()},
     }
-    code = javascript(Path(arithmetic.__file__).read_text(encoding="utf-8"))
+    code = [javascript(inspect.getsource(arithmetic))]
+    by_key = []
+    for key, engine in engines.items():
+        assert engine.fit is not None
+        name, module = engine.fit.__name__, inspect.getmodule(engine.fit)
+        by_key.append(f"{json.dumps(key)}: {name}")
+        if module is not arithmetic:
+            code.append(javascript(inspect.getsource(module), ["Fit"], of=name))
+    functions, constants = "\n".join(code), json.dumps(data)
     return (
-        "// Written by tools/write_calculator.py from statetrim.serving.capacity.arithmetic.\n"
-        f"const calculator = (() => {{\n{code}\n"
-        f"return {{engines: {{vllm, sglang, llamacpp, mlx}}, ...{json.dumps(data)}}};\n}})();\n"
+        "// Written by tools/write_calculator.py from statetrim.serving.\n"
+        f"const calculator = (() => {{\n{functions}\n"
+        f"return {{engines: {{{', '.join(by_key)}}}, ...{constants}}};\n}})();\n"
     )
 
 

@@ -18,7 +18,7 @@
       ...calculator.defaults,
       memory: Math.floor(number("memory", 0.001) * 2 ** 30),
       context: Math.floor(number("context", 1)),
-      kv_bytes: calculator.kvBytes[form.elements.kv.value],
+      kv_bytes: calculator.kvBytes[form.elements.engine.value][form.elements.kv.value],
       speculative: Math.min(64, Math.floor(number("speculative", 0))),
       devices: Number(form.elements.devices.value),
       prefix_caching: form.elements.prefix.checked,
@@ -59,7 +59,7 @@
   function show() {
     const model = calculator.models[form.elements.model.value];
     const engine = form.elements.engine.value;
-    options(form.elements.kv, calculator.kvDtypes[engine]);
+    options(form.elements.kv, Object.keys(calculator.kvBytes[engine]));
     const heads = model.released.states[0].heads;
     options(form.elements.devices, [1, 2, 4, 8].filter((n) => heads % n === 0).map(String));
     const chosen = settings();

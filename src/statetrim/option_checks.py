@@ -62,13 +62,6 @@ def methods(name: str, value: Any) -> None:
             check_method(method)
 
 
-def engine(name: str, value: str) -> None:
-    """The name of an engine."""
-    from .serving.engine_names import engine_name
-
-    engine_name(value)
-
-
 def tasks(name: str, value: Iterable[str]) -> None:
     """Names of tasks."""
     from .tasks import check_names

@@ -12,6 +12,7 @@ import pytest
 
 from helpers.modules import load_module
 from statetrim.serving.capacity import arithmetic
+from statetrim.serving.engines import counted_engines
 
 ROOT = Path(__file__).parents[2]
 VECTORS = 600
@@ -42,7 +43,7 @@ def vectors(models: dict[str, Any]) -> list[tuple[str, str, str, dict[str, Any]]
             slots=draw.choice((0, 3)),
             coded_share=draw.choice((0, 0.04)),
         )
-        engine = ("vllm", "sglang", "llamacpp", "mlx")[i % 4]
+        engine = tuple(counted_engines())[i % len(counted_engines())]
         chosen.append((engine, model, draw.choice(kinds), dataclasses.asdict(settings)))
     return chosen
 
@@ -73,7 +74,8 @@ def test_the_page_and_the_package_agree_on_every_figure() -> None:
     chosen = vectors(models)
     run = run_in_node if has_node else run_in_browser
     for (engine, model, kind, settings), computed in zip(chosen, run(script, chosen), strict=True):
-        function = getattr(arithmetic, engine)
+        function = counted_engines()[engine].fit
+        assert function is not None
         expected = function(cache_model(models[model][kind]), arithmetic.Settings(**settings))
         assert computed == dataclasses.asdict(expected), (engine, model, kind, settings)
 

@@ -8,7 +8,8 @@ import pytest
 
 from helpers.doc_pages import ROOT, block_commands, script_commands
 from helpers.modules import load_module
-from statetrim.serving.engines import Shape, compatibility_of_shape, serve_command
+from statetrim.serving.engines import engine_in_matrix
+from statetrim.serving.matrix import Shape, compatibility_of_shape
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.md"))
 MODEL_TYPES = {
@@ -64,7 +65,11 @@ def test_the_engine_serves_the_shape_with_the_command_shown(page: Path) -> None:
     keys, values = shape.split("x")
     width = int(values) if values.isdigit() else WHOLE_VALUES[kind]
     rows = compatibility_of_shape(kind, Shape(int(keys), width))
-    served = [serve_command(row, "OUT") for row in rows if row.current and row.serves]
+    served = [
+        engine_in_matrix(row.engine).serve_command("OUT", row.flag)
+        for row in rows
+        if row.current and row.serves
+    ]
     starts = ("vllm serve", "python -m sglang", "mlx_lm.server", "llamacpp-env/bin/python")
     (shown,) = (line for line in lines if line.startswith(starts))
     needed = [set(shlex.split(command.partition(" && ")[0])) for command in served]

@@ -13,8 +13,9 @@ from helpers import tiny
 from helpers.refusal import run
 from statetrim.families.contract import resized_config
 from statetrim.maths.formatting import bytes_text
-from statetrim.serving.capacity.arithmetic import Settings, vllm
+from statetrim.serving.capacity.arithmetic import Settings
 from statetrim.serving.capacity.compare import cache_model
+from statetrim.serving.engines.vllm import vllm
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
 BEFORE, AFTER = (16, 16), (8, 8)

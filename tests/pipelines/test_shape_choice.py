@@ -19,9 +19,9 @@ from statetrim.pipelines import stages
 from statetrim.pipelines.job import Job
 from statetrim.pipelines.observer import Observer
 from statetrim.pipelines.options import TrimOptions
-from statetrim.serving import engines
+from statetrim.serving import matrix
 from statetrim.serving.capacity.compare import count_text
-from statetrim.serving.engines import NEEDS_PLUGIN, ServedBy, Shape, compatibility_of_shape
+from statetrim.serving.matrix import NEEDS_PLUGIN, ServedBy, Shape, compatibility_of_shape
 
 Load = Callable[[str], Path]
 OPTIONS: dict[str, Any] = {
@@ -167,7 +167,7 @@ def test_an_engine_that_serves_on_some_hardware_is_not_said_to_refuse(
     checkpoint: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = compatibility_of_shape("qwen3_5", Shape(56, 56))
-    monkeypatch.setattr(engines, "compatibility_of_geometry", lambda *_: rows)
+    monkeypatch.setattr(matrix, "compatibility_of_geometry", lambda *_: rows)
     lines = ServedBy.of("qwen3_5_text", st.open(checkpoint("qwen3_5_text")).geometry).texts
     refused = next(line for line in lines if line.startswith("refused by"))
     assert "llama.cpp on Ampere, " in refused

@@ -13,7 +13,7 @@ from statetrim.reporting.document import Command, Document
 from statetrim.reporting.findings import read_findings
 from statetrim.reporting.report import build_document
 from statetrim.serving.deployment import RunFacts, next_steps
-from statetrim.serving.engine_names import ENGINE_NAMES, HINTS
+from statetrim.serving.engines import engine_in_matrix, find_engine
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
 
@@ -51,7 +51,7 @@ def listed_commands(document: Document) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("requested", ["vllm", "vllm-cpu", "sglang", "transformers", "llama.cpp"])
 def test_the_engine_that_was_asked_for_comes_first(cut: Path, requested: str) -> None:
     document = document_of(cut, {"for_": requested})
-    engine = ENGINE_NAMES[requested.replace(".", "")]
+    engine = find_engine(requested).name
     assert first_command(document) == listed_commands(document)[0]
     assert first_command(document)[0].split(";")[0] == f"# {engine}"
     lines = next(fact.lines for fact in document.summary.facts if fact.name == "Engines")
@@ -75,7 +75,8 @@ def test_they_are_those_of_inspect_with_names_flags_and_hints(cut: Path) -> None
     assert len(lines) == len(commands) > 4
     for (comment, line), (engine, command) in zip(lines, commands.items(), strict=True):
         assert line == command.replace("SMALL", f"'{cut}'")
-        hint = f"; {HINTS[engine]}" if engine in HINTS else ""
+        hint = engine_in_matrix(engine).hint
+        hint = f"; {hint}" if hint else ""
         assert comment == f"# {engine}{hint}"
 
 

@@ -23,6 +23,10 @@ from statetrim.serving.capacity.compare import (
     state_layers,
 )
 from statetrim.serving.capacity.parts import Paging
+from statetrim.serving.engines import find_engine
+from statetrim.serving.engines.llamacpp import llamacpp
+from statetrim.serving.engines.sglang import sglang, sglang_ring_bytes
+from statetrim.serving.engines.vllm import vllm
 from statetrim.serving.options import ServingOptions
 from statetrim.snapshots.snapshot import recode
 from statetrim.storage.checkpoint import Checkpoint
@@ -89,7 +93,7 @@ def recorded_model(case: dict[str, Any]) -> arithmetic.CacheModel:
     checkpoint = Checkpoint(Path("recorded"), config, family, family.geometry(config))
     caches = cache_model(checkpoint, checkpoint.geometry)
     if "kda_backend" in case:  # on Hopper, FlashKDA by another gate than this config has
-        caches = replace(caches, checkpoint_states=int(case["kda_backend"] == "flashkda"))
+        caches = replace(caches, bounded_gate=case["kda_backend"] == "flashkda")
     return caches
 
 
@@ -110,7 +114,7 @@ def recorded_settings(case: dict[str, Any]) -> arithmetic.Settings:
 def test_every_setting_equals_vllms_own_functions() -> None:
     assert len(VLLM["cases"]) >= 400
     for case in VLLM["cases"]:
-        fit = arithmetic.vllm(recorded_model(case), recorded_settings(case))
+        fit = vllm(recorded_model(case), recorded_settings(case))
         assert (fit.block_size, fit.blocks) == (case["block_size"], case["blocks"]), case
         assert fit.sequences == pytest.approx(case["sequences"], abs=1e-6), case
 
@@ -118,7 +122,7 @@ def test_every_setting_equals_vllms_own_functions() -> None:
 def test_every_setting_equals_sglangs_own_pool_sizing() -> None:
     assert len(SGLANG["cases"]) >= 300
     for case in SGLANG["cases"]:
-        fit = arithmetic.sglang(recorded_model(case), recorded_settings(case))
+        fit = sglang(recorded_model(case), recorded_settings(case))
         if case["slots"]:  # none: SGLang refuses to start
             assert fit.blocks == case["slots"], case
         assert fit.sequences == min(case["requests"], case["tokens"] // case["context"]), case
@@ -126,7 +130,7 @@ def test_every_setting_equals_sglangs_own_pool_sizing() -> None:
 
 @pytest.mark.parametrize("record", STARTUPS, ids=lambda record: str(record["case"].values()))
 def test_blocks_and_concurrency_equal_what_vllm_said(record: dict[str, Any]) -> None:
-    case, vllm = record["case"], record["vllm"]
+    case, fields = record["case"], record["vllm"]
     every, layers = case["softmax_every"], case["layers"]
     linear = tuple(layer for layer in range(layers) if (layer + 1) % every)
     geometry = st.Geometry(linear, 16, 32, case["head_k_dim"], case["head_v_dim"], 32, 32, 4)
@@ -134,14 +138,14 @@ def test_blocks_and_concurrency_equal_what_vllm_said(record: dict[str, Any]) -> 
     settings = arithmetic.Settings(
         memory=case["memory"],
         context=case["context"],
-        state_bytes=BYTES[vllm["state_dtypes"][1]],
+        state_bytes=BYTES[fields["state_dtypes"][1]],
         prefix_caching=case["prefix_caching"],
         alignment=case["block_size"] or 128,  # vLLM's default on a CPU
     )
-    fit = arithmetic.vllm(caches, settings)
-    assert fit.block_size == vllm["block_size"] == int(record["log"]["block_size"])
-    assert fit.blocks == vllm["blocks"]
-    assert fit.sequences == vllm["concurrency"]
+    fit = vllm(caches, settings)
+    assert fit.block_size == fields["block_size"] == int(record["log"]["block_size"])
+    assert fit.blocks == fields["blocks"]
+    assert fit.sequences == fields["concurrency"]
     assert f"{fit.sequences:.2f}" == record["log"]["concurrency"]
 
 
@@ -163,7 +167,7 @@ def test_widths_by_layer_in_parts_equal_the_plugin_and_vllms_own_functions(name:
             speculative=case["speculative"],
             prefix_caching=False,
         )
-        fit = capacity(model, model.geometry.with_shapes(widths), settings, "vllm")
+        fit = capacity(model, model.geometry.with_shapes(widths), settings, find_engine("vllm"))
         # Recorded to 0.1; where both kinds of specs take as many pages, blocks are rounded twice.
         assert fit.sequences == pytest.approx(case["sequences"]["1024"], abs=0.1), case
 
@@ -178,7 +182,7 @@ def test_rows_and_checkpoints_equal_llama_cpps_log(case: dict[str, Any]) -> None
     caches = arithmetic.CacheModel(
         (layers,), 4, case["layers"] - linear, heads["num_key_value_heads"], width
     )
-    fit = arithmetic.llamacpp(caches, arithmetic.Settings(memory=1, context=case["context"]))
+    fit = llamacpp(caches, arithmetic.Settings(memory=1, context=case["context"]))
     allocated = case["state_mib"] + case["convolution_mib"]
     assert case["dtypes"] == ["f32", "f32"]
     assert fit.state_bytes * case["rows"] / 2**20 == pytest.approx(allocated, abs=0.011)
@@ -203,7 +207,8 @@ def test_coded_copies_count_what_a_saved_prompt_takes(checkpoint: Callable[[str]
 def test_coded_copies_change_what_is_stored_outside_the_pool_alone(engine: str) -> None:
     caches = recorded_model({"model": "Qwen3.5-27B", "cut": {}})
     serving = arithmetic.Settings(memory=40 * 2**30, context=4096)
-    function = getattr(arithmetic, engine)
+    function = find_engine(engine).fit
+    assert function is not None
     plain, coded = function(caches, serving), function(caches, replace(serving, coded_share=0.04))
     saved = plain.transfer_bytes - coded.transfer_bytes
     assert saved > 0.9 * 144 * 2**20  # of 144 MiB of states
@@ -219,7 +224,7 @@ def test_every_figure_of_a_sequence_of_mlx_follows_by_hand() -> None:
     settings = arithmetic.Settings(memory=10**6, context=300, coded_share=0.25)
     state, inputs, token = 2 * 4 * 8 * 4, 2 * 3 * (4 * 8 + 4 * 4), 2 * 2 * 16 * 2
     coded = state * 4 // 4 + inputs
-    assert arithmetic.mlx(caches, settings) == arithmetic.Fit(
+    assert arithmetic.arrays_of_sequences(caches, settings) == arithmetic.Fit(
         sequences=10**6 // (4 * state + 2 * inputs + 512 * token),
         states=1,
         state_bytes=4 * state + 2 * inputs,
@@ -236,25 +241,25 @@ def test_users_figures_follow_from_their_settings() -> None:
     """Public reports about Qwen3.5-27B and its like; docs/capacity.md has the table."""
     caches = recorded_model({"model": "Qwen3.5-27B", "cut": {}})
     serving = arithmetic.Settings(memory=int(14.6 * 2**30), context=4096, kv_bytes=1)
-    slots = arithmetic.sglang(caches, serving)  # SGLang #38846: 47 slots, capped to 9
+    slots = sglang(caches, serving)  # SGLang #38846: 47 slots, capped to 9
     assert (slots.blocks, slots.sequences) == (47, 9)
-    assert arithmetic.sglang(caches, replace(serving, memory=11 * 2**30)).sequences == 7  # #40706
-    slot = arithmetic.llamacpp(caches, serving)  # llama.cpp #27211
+    assert sglang(caches, replace(serving, memory=11 * 2**30)).sequences == 7  # #40706
+    slot = llamacpp(caches, serving)  # llama.cpp #27211
     assert slot.stored_bytes / 2**20 == pytest.approx(149.6, abs=0.05)
     assert slot.host_bytes / 2**30 == pytest.approx(4.7, abs=0.05)
     convolution = 48 * 3 * (2 * 16 + 48) * 128 * 2
     keys_and_values = 4096 * 16 * 2 * 4 * 256
     moved = 48 * 48 * 128 * 128 * 4 + convolution + keys_and_values
-    for engine in (arithmetic.vllm, arithmetic.sglang):
+    for engine in (vllm, sglang):
         assert engine(caches, serving).transfer_bytes == moved
     gains = []
     for context in (512, 32768):  # vLLM #55196: 1.00x and, on another model, 1.84x
         short = replace(serving, memory=40 * 2**30, context=context)
-        halved, full = arithmetic.vllm(caches, short), replace(short, kv_bytes=2)
-        gains.append(halved.sequences / arithmetic.vllm(caches, full).sequences)
+        halved, full = vllm(caches, short), replace(short, kv_bytes=2)
+        gains.append(halved.sequences / vllm(caches, full).sequences)
     assert gains == [pytest.approx(1.0, abs=0.01), pytest.approx(1.84, abs=0.1)]
     drafts = replace(serving, memory=3 * 2**30, speculative=3)  # vLLM #55533: about 3
-    assert arithmetic.vllm(caches, drafts).sequences == pytest.approx(3, abs=0.3)
+    assert vllm(caches, drafts).sequences == pytest.approx(3, abs=0.3)
 
 
 def test_replayed_inputs_take_two_parts_below_float32() -> None:
@@ -263,7 +268,7 @@ def test_replayed_inputs_take_two_parts_below_float32() -> None:
     for size, parts in ((2, 2), (4, 1)):
         serving = arithmetic.Settings(memory=1, context=1, conv_bytes=size)
         inputs = parts * (48 + 16) * 128 * size + 48 * 4
-        assert arithmetic.sglang_ring_bytes(caches, serving) == 48 * 16 * inputs
+        assert sglang_ring_bytes(caches, serving) == 48 * 16 * inputs
 
 
 @pytest.mark.parametrize(
@@ -339,7 +344,7 @@ def test_the_text_model_of_an_omni_model_is_read_under_both_names(field: str) ->
     config = {"model_type": "nemotron_h_omni", field: text}
     family = families()["nemotron_h_omni"]
     model = Checkpoint(Path("recorded"), config, family, family.geometry(config))
-    assert default_state_dtype("vllm", model) == "float16"
+    assert default_state_dtype(find_engine("vllm"), model) == "float16"
     assert cache_model(model, model.geometry).draft_layers == 3
 
 

@@ -11,27 +11,28 @@ from typing import get_args
 import pytest
 
 import statetrim as st
+from statetrim.cut.shape import Shape
 from statetrim.families import families
-from statetrim.serving import engines
+from statetrim.serving import matrix
 from statetrim.serving.deployment import lacks_mtp
-from statetrim.serving.engines import Shape
+from statetrim.serving.engines import engine_in_matrix, engines
 from statetrim.serving.shapes import answers_by_engine, nearest_served_shape
 
-ROWS = engines.matrix().rows
+ROWS = matrix.matrix().rows
 QWEN = st.Geometry((0, 1, 2), 16, 32, 128, 128, 32, 32, 4)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.engine} {'+'.join(row.shape)}")
-def test_every_row_has_a_source_a_date_and_words_that_mean_something(row: engines.Row) -> None:
+def test_every_row_has_a_source_a_date_and_words_that_mean_something(row: matrix.Row) -> None:
     assert len(row.source.strip()) >= 10, row
     assert date(2025, 1, 1) <= date.fromisoformat(row.date) <= date.today()
-    assert row.verdict in get_args(engines.Support)
-    assert row.evidence in get_args(engines.Basis)
+    assert row.verdict in get_args(matrix.Support)
+    assert row.evidence in get_args(matrix.Basis)
     assert row.hardware and row.families and row.versions
-    assert set(row.families) <= set(engines.matrix().families)
-    assert row.engine in engines.matrix().commands
+    assert set(row.families) <= set(matrix.matrix().families)
+    assert row.engine in [engine.name for engine in engines()]
     assert row.shape and all(
-        rule in engines.RULES or re.fullmatch(r"\d+x\d+", rule) for rule in row.shape
+        rule in matrix.RULES or re.fullmatch(r"\d+x\d+", rule) for rule in row.shape
     )
     if row.verdict == "refused":
         assert row.error, "a refusal has the engine's error message"
@@ -41,7 +42,7 @@ def test_the_tables_repeat_no_key_and_name_only_known_model_types() -> None:
     for name in ("engines.json", "engines_compiled.json"):
         text = (files("statetrim.serving") / name).read_text()
         json.loads(text, object_pairs_hook=lambda pairs: _no_repeat(pairs))
-    named = {kind for types in engines.matrix().families.values() for kind in types}
+    named = {kind for types in matrix.matrix().families.values() for kind in types}
     assert named <= set(families())
 
 
@@ -50,9 +51,9 @@ def _no_repeat(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return dict(pairs)
 
 
-def current_lines(model_type: str, shape: Shape) -> dict[tuple[str, str], engines.Compatibility]:
+def current_lines(model_type: str, shape: Shape) -> dict[tuple[str, str], matrix.Compatibility]:
     """(Engine, hardware) -> its line, of current versions."""
-    lines = engines.compatibility_of_shape(model_type, shape)
+    lines = matrix.compatibility_of_shape(model_type, shape)
     return {(line.engine, line.hardware): line for line in lines if line.current}
 
 
@@ -60,7 +61,7 @@ def test_refusals_and_flags_are_told() -> None:
     refused = current_lines("qwen3_next", Shape(64, 128))["vLLM", "Hopper"]
     assert refused.verdict == "refused" and "mask_2d" in refused.error and refused.source
     square = current_lines("qwen3_5", Shape(64, 64))["vLLM", "Hopper"]
-    command = engines.serve_command(square, "SMALL")
+    command = engine_in_matrix("vLLM").serve_command("SMALL", square.flag)
     assert command == "vllm serve SMALL --gdn-prefill-backend triton"
 
 
@@ -104,9 +105,13 @@ def test_the_converter_of_llama_cpp_is_told_of_a_missing_head(
     kind: str, names: list[str], expects_flag: bool
 ) -> None:
     model = SimpleNamespace(config={"model_type": kind}, tensors=dict.fromkeys(names))
-    lines = engines.compatibility_of_shape("qwen3_next", Shape(64, 64))
+    lines = matrix.compatibility_of_shape("qwen3_next", Shape(64, 64))
     line = next(line for line in lines if line.engine == "llama.cpp" and line.serves)
-    command = engines.serve_command(line, "SMALL", without_mtp=lacks_mtp(model))  # type: ignore[arg-type]
+    command = engine_in_matrix("llama.cpp").serve_command(
+        "SMALL",
+        line.flag,
+        without_mtp=lacks_mtp(model),  # type: ignore[arg-type]
+    )
     no_mtp = " --no-mtp" if expects_flag else ""
     assert command == (
         f"python convert_hf_to_gguf.py SMALL --outfile model.gguf{no_mtp} && "
@@ -139,14 +144,14 @@ def test_widths_by_layer_need_a_plugin_that_serves_every_shape(
     narrow: tuple[int, int], served: set[str]
 ) -> None:
     by_layer = QWEN.with_shapes({0: (128, 128), 1: narrow, 2: narrow})
-    lines = engines.compatibility_of_geometry("qwen3_5", by_layer)
+    lines = matrix.compatibility_of_geometry("qwen3_5", by_layer)
     assert not any(line.serves for line in lines), "stock engines refuse them"
     assert not any(line.evidence for line in lines), "it is of one width for all layers"
     with_plugin = {line.engine for line in lines if line.verdict == "plugin"}
     assert with_plugin - {"vllm-cpu"} == served
-    answers = engines.ServedBy.of("qwen3_5", by_layer)
+    answers = matrix.ServedBy.of("qwen3_5", by_layer)
     assert set(answers.by_plugin) == with_plugin and not answers.served
-    assert {"SGLang", "llama.cpp"} <= set(answers.refused) and answers.refuses("SGLang")
+    assert {"SGLang", "llama.cpp"} <= set(answers.refused)
     assert not with_plugin & set(answers.refused), "what needs a plugin is not refused"
 
 
@@ -155,10 +160,8 @@ def test_nothing_is_proposed_where_nothing_is_known() -> None:
         nearest_served_shape("qwen3_next", QWEN, Shape(64, 128), engine="TensorRT-LLM")
     with pytest.raises(st.StatetrimError, match="known to serve"):
         nearest_served_shape("gla", QWEN, Shape(64, 128))
-    wide = st.Geometry((0,), 1, 1, 65536, 65536)
-    assert nearest_served_shape("qwen3_next", wide, Shape(32, 65536), engine="vllm-cpu") == Shape(
-        128, 128
-    )
+    wide, requested = st.Geometry((0,), 1, 1, 65536, 65536), Shape(32, 65536)
+    assert nearest_served_shape("qwen3_next", wide, requested, engine="vllm-cpu") == Shape(128, 128)
 
 
 def test_an_engine_that_does_not_know_a_type_refuses_it_at_any_shape() -> None:

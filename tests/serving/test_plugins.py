@@ -13,8 +13,9 @@ import pytest
 
 from helpers.modules import load_module
 from statetrim.cut.geometry import Geometry
-from statetrim.serving.engine_names import PLUGIN_TYPES, has_plugin
-from statetrim.serving.engines import compatibility_of_geometry
+from statetrim.serving.engines import find_engine
+from statetrim.serving.engines.engine import PLUGIN_TYPES
+from statetrim.serving.matrix import compatibility_of_geometry
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 WIDTHS = {"0": [128, 128], "1": [64, 64]}
@@ -25,7 +26,8 @@ def test_other_model_types_have_no_plugin() -> None:
     names = re.findall(r"^class (Qwen\w+?)For", source, re.MULTILINE)
     types = {re.sub(r"(?<=[0-9])(?=[A-Z])", "_", name).lower() for name in names}
     assert {name.removesuffix("_text") for name in PLUGIN_TYPES} == types
-    assert has_plugin("vLLM", "qwen3_5_moe") and not has_plugin("SGLang", "qwen3_5_moe")
+    assert "qwen3_5_moe" in find_engine("vllm").plugin_types
+    assert not find_engine("sglang").plugin_types
     uneven = Geometry((0, 1), 8, 8, 128, 128, widths=((128, 128), (64, 64)))
     for model_type in ("mamba2", "nemotron_h", "olmo_hybrid"):
         lines = compatibility_of_geometry(model_type, uneven)

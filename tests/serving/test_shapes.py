@@ -5,7 +5,7 @@ from itertools import permutations
 import pytest
 
 from statetrim import Geometry, StatetrimError
-from statetrim.serving.engines import Shape, compatibility_of_shape
+from statetrim.serving.matrix import Shape, compatibility_of_shape
 from statetrim.serving.shapes import candidate_shapes
 
 QWEN = Geometry((0, 1, 2), 16, 32, 128, 128)

@@ -8,6 +8,7 @@ import pytest
 import statetrim as st
 from helpers import tiny
 from helpers.quantized import FORMATS, quantize_checkpoint
+from statetrim.serving.engines import find_engine
 from statetrim.verification.engine import EngineError, Request, run_engine
 
 SIZES = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
@@ -46,7 +47,7 @@ def test_a_format_that_transformers_does_not_know_is_refused_by_its_name(
     model = quantize_checkpoint(original, tmp_path / "model", FORMATS["modelopt fp8"])
     request = Request(str(model), "float32", ["w1 w2"], [[1, 2, 3]], [[1, 2]], 1, {})
     with pytest.raises(EngineError, match="transformers cannot load quant_method 'modelopt'"):
-        run_engine("transformers", Path(sys.executable), request, 300.0)
+        run_engine(find_engine("transformers"), Path(sys.executable), request, 300.0)
 
 
 def test_an_adapter_next_to_the_weights_is_refused_before_the_engine_starts(

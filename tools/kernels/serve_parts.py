@@ -81,11 +81,12 @@ def calculated(model: Path, ranks: int) -> tuple[int, float]:
     import statetrim as st
     from statetrim.serving.capacity.arithmetic import Settings
     from statetrim.serving.capacity.compare import capacity
+    from statetrim.serving.engines import find_engine
 
     kv_bytes = 4 * ranks  # every rank computes softmax layers with all heads, in float32
     settings = Settings(MEMORY, small_engine.CONTEXT, kv_bytes=kv_bytes, devices=ranks)
     checkpoint = st.open(model)
-    fit = capacity(checkpoint, checkpoint.geometry, settings, "vllm")
+    fit = capacity(checkpoint, checkpoint.geometry, settings, find_engine("vllm"))
     return fit.blocks, fit.sequences
 
 

@@ -177,7 +177,7 @@ def _runners(
     for name, model, tokenizer in zip(names, models, tokenizers, strict=True):
         storage = options.storage if runners else StateStorage()
         runners.append(ModelRunner(name, model, original, tokenizer, options, storage))
-    if not options.control or options.engine == "vllm":
+    if not options.control or options.in_vllm:
         return runners
     cuts = dict(zip(names[1:], models[1:], strict=True))
     most = options.limit or DEFAULT_SAMPLES

@@ -91,9 +91,9 @@ class EvaluateOptions(Placement, ProgressOptions):
     def check(self) -> None:
         """Raise StatetrimError for options that do not go together."""
         super().check()
-        if self.engine_options and self.engine != "vllm":
+        if self.engine_options and not self.in_vllm:
             raise StatetrimError("engine options are for vLLM; take --engine vllm too")
-        if self.state_dtype != "float32" and self.engine == "vllm":
+        if self.state_dtype != "float32" and self.in_vllm:
             raise StatetrimError(
                 "--state-dtype rounds in transformers; vLLM has its own: "
                 "--engine-option mamba_ssm_cache_dtype=bfloat16"
@@ -109,6 +109,11 @@ class EvaluateOptions(Placement, ProgressOptions):
         from ..runtime.states import StateStorage
 
         return StateStorage(self.state_dtype, self.state_piece, self.state_stochastic)
+
+    @property
+    def in_vllm(self) -> bool:
+        """Whether lm-eval runs the models in vLLM, not in transformers."""
+        return self.engine != "hf"
 
     @property
     def vllm_options(self) -> dict[str, Any]:

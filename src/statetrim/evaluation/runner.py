@@ -41,7 +41,7 @@ def check_tasks(options: EvaluateOptions) -> None:
             "the tasks 'text' and 'agreement' go together with --text SOURCE; give both or neither"
         )
     for name in options.tasks:
-        if options.engine == "vllm" and name in TASKS:
+        if options.in_vllm and name in TASKS:
             raise StatetrimError(f"{name} reads the model's own logits, so it needs --engine hf")
         if options.layerwise and name not in TASKS:
             raise StatetrimError(
@@ -76,9 +76,9 @@ class ModelRunner:
             return self._score_mqar(rows, report)
         if samples.ids is not None:
             return self._score_against_original(task, samples.ids, rows, report)
-        in_vllm = self.options.engine == "vllm"  # which has its own dtypes of states
         limit = self.options.limit if self.masked is None else rows.stop
-        with nullcontext() if in_vllm else self._as_stored():
+        # vLLM has its own dtypes of states.
+        with nullcontext() if self.options.in_vllm else self._as_stored():
             return harness.run_task(
                 self._load_lm(),
                 self.name,
@@ -116,7 +116,7 @@ class ModelRunner:
 
     def _load_lm(self) -> Any:
         """lm-eval's model for the engine, made on the first call."""
-        if self.lm is None and self.options.engine == "vllm":
+        if self.lm is None and self.options.in_vllm:
             self.lm = harness.load_vllm_model(
                 self.model.path, VLLM_BATCH, self.options.vllm_options
             )

@@ -13,8 +13,9 @@ from ..errors import StatetrimError
 from ..options import derive
 from ..progress import OnProgress
 from ..selection.allocate import Allocation, allocate, allocate_in_pages
-from ..serving.capacity.compare import capacity_text, known_capacities, vllm_paging
-from ..serving.engine_names import engine_name
+from ..serving.capacity.compare import capacity_text, engine_paging, known_capacities
+from ..serving.engines.engine import Engine
+from ..serving.options import default_serving
 from ..serving.shapes import engine_serves
 from ..serving.target import resolve_target
 from ..storage.checkpoint import Checkpoint
@@ -38,11 +39,11 @@ class ByLayer:
 
 def allocate_by_layer(job: Job, measured: Sensitivity, observer: Observer) -> ByLayer | None:
     """The widths by layer with the least predicted loss that take no more memory than one shape of
-    the requested share: of vLLM's cache, or with `for_="mlx"` of bytes. None if one shape for all
-    layers is best, or if no measured widths are narrow enough."""
+    the requested share, in the engine. None if one shape for all layers is best, or if no measured
+    widths are narrow enough."""
     try:
-        engine = engine_name(job.options.for_ or "vllm")
-        allocation = allocate_for_engine(job.model, measured, job.requested_share, engine)
+        engine, share = job.options.engine, job.requested_share
+        allocation = allocate_for_engine(job.model, measured, share, engine)
         target = resolve_target(job.model, parse_request(str(allocation)))
     except StatetrimError as error:
         observer.on_message(f"widths by layer are not compared: {error}")
@@ -62,20 +63,21 @@ def allocate_by_layer(job: Job, measured: Sensitivity, observer: Observer) -> By
 
 
 def allocate_for_engine(
-    model: Checkpoint, measured: Sensitivity, share: float, engine: str
+    model: Checkpoint, measured: Sensitivity, share: float, engine: Engine
 ) -> Allocation:
-    """The widths by layer with the least predicted loss in `share` of the bytes for MLX-LM, and for
-    vLLM in as much of its cache as one shape with that share would take. Raises StatetrimError if
-    none fits, or if layers have different widths already."""
+    """The widths by layer with the least predicted loss in `share` of the bytes, and for an engine
+    with pages in as much of its cache as one shape with that share would take. Raises
+    StatetrimError if none fits, or if layers have different widths already."""
     check_one_shape(model)
-    if engine == "MLX-LM":
+    serving = default_serving(engine)
+    if not serving.counted_by.has_pages:
         return allocate(measured, share)
     model_type = str(model.config.get("model_type"))
     return allocate_in_pages(
         measured,
         share,
-        vllm_paging(model),
-        lambda shape: engine_serves(engine, model_type, Shape(*shape)),
+        engine_paging(model, serving),
+        lambda shape: engine_serves(engine.name, model_type, Shape(*shape)),
     )
 
 

@@ -21,7 +21,6 @@ from ..methods import find_method, methods_by_axis
 from ..options import as_record
 from ..runtime.corpus import Corpus
 from ..runtime.placement import Placement
-from ..serving.engine_names import engine_name
 from ..serving.target import candidate_targets, resolve_target
 from ..storage.auxiliary_files import auxiliary_files
 from ..storage.checkpoint import Checkpoint, require_prunable
@@ -153,8 +152,8 @@ class Job:
         share = self.largest_state.state_numel / self.model.geometry.state_numel
         if round(100 * share) >= round(100 * self.requested_share):
             return None
-        engine = self.options.for_
-        served = f"that {engine_name(engine)} serves" if engine else "to choose from"
+        options = self.options
+        served = f"that {options.engine.name} serves" if options.for_ else "to choose from"
         return (
             f"{self.requested_share:.0%} of the state was asked for, but the largest shape within "
             f"it {served} is {self.largest_state.shape} (keys x values), which keeps {share:.0%}"

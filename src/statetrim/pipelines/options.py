@@ -18,7 +18,8 @@ from ..errors import StatetrimError
 from ..maths.formatting import choices_text
 from ..options import option, options, output_option
 from ..runtime.placement import Devices, Placement
-from ..serving.engine_names import BFLOAT16_ENGINES, ENGINE_NAMES, PLUGIN_ENGINES, engine_name
+from ..serving.engines import find_engine, named_engines
+from ..serving.engines.engine import Engine
 from ..serving.options import ServingOptions, default_serving
 
 if TYPE_CHECKING:
@@ -47,8 +48,7 @@ class TrimOptions(Devices):
     to: To | None = option(default=None, help=REQUEST_HELP, check=check_request)
     for_: str | None = option(
         default=None,
-        help=f"Allow only shapes that this engine serves: {choices_text(ENGINE_NAMES)}.",
-        check=checks.engine,
+        help=f"Allow only shapes that this engine serves: {choices_text(named_engines())}.",
     )
     by_layer: bool = option(
         default=False,
@@ -111,30 +111,37 @@ class TrimOptions(Devices):
     seed: int = option(default=0, help="Random seed.", check=checks.seed)
 
     def check(self) -> None:
-        """Raise StatetrimError for a placement or a state dtype that is not valid, and for widths
-        by layer without a share or an engine that serves them."""
+        """Raise StatetrimError for a placement, a state dtype or an engine that is not valid, and
+        for widths by layer without a share or an engine that serves them."""
         super().check()
+        engine = find_engine(self.for_)
         if self.state_dtype is not None:
             from ..runtime.states import StateStorage  # imports torch
 
             StateStorage(self.state_dtype)
         if self.by_layer and self.request.share is None:
             raise StatetrimError("--by-layer chooses widths for a share of the state: --to 0.5")
-        engine = engine_name(self.for_ or "vllm")
-        if self.by_layer and engine not in PLUGIN_ENGINES:
-            raise StatetrimError(f"{engine} has no plugin for widths by layer: omit --by-layer")
+        if self.by_layer and not engine.plugin_types:
+            raise StatetrimError(
+                f"{engine.name} has no plugin for widths by layer: omit --by-layer"
+            )
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of `for_`, or the default."""
+        return find_engine(self.for_)
 
     @property
     def compares_16_bit_state(self) -> bool:
         """Whether the original with a 16-bit state is compared with the cuts: with widths by layer
         for an engine that offers it, unless the cuts themselves are measured with fewer bits."""
-        is_offered = engine_name(self.for_ or "vllm") in BFLOAT16_ENGINES
+        is_offered = bool(self.engine.state_dtype_flag)
         return self.by_layer and is_offered and self.state_dtype is None
 
     @property
     def counted_in(self) -> ServingOptions:
-        """How the sequences of a cut are counted: in the engine of `for_`, or in vLLM."""
-        return default_serving(self.for_ and engine_name(self.for_))
+        """How the sequences of a cut are counted: in the engine of `for_`, or in the default."""
+        return default_serving(self.engine)
 
     @property
     def request(self) -> Request:

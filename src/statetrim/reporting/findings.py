@@ -20,8 +20,8 @@ from ..artifacts.steps import PruneRecord, RecoverRecord, RefitRecord, TrimRecor
 from ..artifacts.timings import Timings
 from ..artifacts.verification import Verification
 from ..errors import StatetrimError
-from ..serving.deployment import serve_commands
-from ..serving.engine_names import requested_engine
+from ..serving.deployment import requested_engine, serve_commands
+from ..serving.engines.engine import Engine
 from ..serving.options import ServingOptions, default_serving
 from ..storage.checkpoint import Checkpoint, path_inside
 from ..storage.json_file import read_json
@@ -64,13 +64,13 @@ class Findings:
     sources: dict[str, str] = field(default_factory=dict)  # field -> file it was read from
 
     @property
-    def engine(self) -> str | None:
+    def engine(self) -> Engine | None:
         """The engine of `trim --for`."""
         return requested_engine(self.trim)
 
     @property
     def counted_in(self) -> ServingOptions:
-        """How sequences are counted: in the engine of `trim --for`, else in vLLM."""
+        """How sequences are counted: in the engine of `trim --for`, else in the default."""
         return default_serving(self.engine)
 
     @property
@@ -253,4 +253,4 @@ def trim_command(findings: Findings, to: str, out: str) -> str:
 def serving_commands(findings: Findings) -> dict[str, str]:
     """Engine -> command that serves the cut; the engine of `trim --for` first."""
     path = one_line(str(findings.cut.path))
-    return serve_commands(findings.cut, findings.cut.geometry, path, first_engine=findings.engine)
+    return serve_commands(findings.cut, findings.cut.geometry, path, first=findings.engine)

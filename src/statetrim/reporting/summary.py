@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from ..judging.verdict import Outcome
 from ..serving.capacity.compare import memory_lines
-from ..serving.deployment import ship_verdict, steps_after_trim
-from ..serving.engine_names import ENGINE_NAMES, command_below_comment
-from ..serving.engines import ServedBy
+from ..serving.deployment import command_comment, ship_verdict, steps_after_trim
+from ..serving.engines import named_engines
+from ..serving.matrix import ServedBy
 from .document import Fact, Summary
 from .findings import Findings, serving_commands
 
@@ -78,8 +78,9 @@ def _engine_fact(findings: Findings) -> Fact:
     cut = findings.cut
     lines = ServedBy.of(str(cut.config.get("model_type")), cut.geometry, findings.engine).texts
     commands = serving_commands(findings)
-    serving = [name for name in commands if name in ENGINE_NAMES.values()]
+    names = [engine.name for engine in named_engines().values()]
+    serving = [name for name in commands if name in names]
     if len(serving) > 1:
         lines.append('"Where it runs" has the commands of the others')
-    first = command_below_comment(serving[0], commands[serving[0]]) if serving else []
+    first = [command_comment(serving[0]), commands[serving[0]]] if serving else []
     return Fact("Engines", lines, first)

@@ -15,16 +15,10 @@ from ..errors import StatetrimError
 from ..judging.verdict import Outcome, Verdict, cut_models, judge_cut
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, as_checkpoint
-from .capacity.compare import Capacity, capacities
-from .capacity.try_first import Gain, gains
-from .engine_names import command_with_comment, engine_name, has_plugin, requested_engine
-from .engines import (
-    Compatibility,
-    ServedBy,
-    compatibility_of_geometry,
-    known_engines,
-    serve_command,
-)
+from .capacity.compare import Capacity, Gain, capacities, gains
+from .engines import engine_in_matrix, engines, find_engine
+from .engines.engine import Engine
+from .matrix import Compatibility, ServedBy, compatibility_of_geometry, known_engines
 from .options import DEFAULT_CONTEXT, ServingOptions
 from .shapes import nearest_served_shape
 from .target import resolve_target
@@ -117,12 +111,12 @@ def engine_rows(lines: Sequence[Compatibility]) -> list[tuple[str, ...]]:
 
 
 def serve_commands(
-    model: Checkpoint, shape: Geometry, path: str, *, first_engine: str | None = None
+    model: Checkpoint, shape: Geometry, path: str, *, first: Engine | None = None
 ) -> dict[str, str]:
     """Engine -> command line that serves the model at `path` with a state of this shape.
 
     An older version has an entry, "ENGINE VERSIONS", if the current one does not serve.
-    `first_engine` comes first. Empty if no engine is known to serve it.
+    The engine `first` comes first. Empty if no engine is known to serve it.
     """
     lines = compatibility_of_geometry(str(model.config.get("model_type")), shape)
     current = {line.engine for line in lines if line.current and line.serves}
@@ -134,9 +128,26 @@ def serve_commands(
                 chosen[name] = line  # the flag is harmless on other hardware
     no_mtp = lacks_mtp(model)
     commands = {}
-    for name in sorted(chosen, key=lambda name: name != first_engine):
-        commands[name] = serve_command(chosen[name], path, without_mtp=no_mtp)
+    for name in sorted(chosen, key=lambda name: first is None or name != first.name):
+        line = chosen[name]
+        engine = engine_in_matrix(line.engine)
+        commands[name] = engine.serve_command(path, line.flag, without_mtp=no_mtp)
     return commands
+
+
+def command_comment(name: str) -> str:
+    """A comment on a command: the engine, as `serve_commands` names it, and its hint."""
+    hint = next(each.hint for each in engines() if f"{name} ".startswith(f"{each.name} "))
+    return f"# {name}; {hint}" if hint else f"# {name}"
+
+
+def requested_engine(record: TrimRecord | None) -> Engine | None:
+    """The engine of `trim --for` in the untrusted record of a run; None if there is none."""
+    option = (record.recipe or {}).get("for_") if record else None
+    try:
+        return find_engine(option) if isinstance(option, str) else None
+    except StatetrimError:
+        return None
 
 
 def lacks_mtp(model: Checkpoint) -> bool:
@@ -229,10 +240,10 @@ def next_steps(
 
 
 def _steps_to_serve(cut: Checkpoint, facts: RunFacts) -> Iterator[NextStep]:
-    engine = None if facts.engine is None else engine_name(facts.engine)
-    commands = serve_commands(cut, cut.geometry, facts.cut, first_engine=engine)
+    engine = None if facts.engine is None else find_engine(facts.engine)
+    commands = serve_commands(cut, cut.geometry, facts.cut, first=engine)
     for name, command in islice(commands.items(), 1):
-        yield NextStep(f"serve it in {name}", command_with_comment(name, command))
+        yield NextStep(f"serve it in {name}", f"{command}   {command_comment(name)}")
     name = shlex.quote(cut.path.resolve().name)
     yield NextStep(
         "push it, private and without records that name your files",
@@ -260,10 +271,10 @@ def _steps_to_lose_less(
         scores = f"{recovered}.json"
         reason = "then measure it"
         yield NextStep(reason, _evaluate(facts, recovered, facts.samples, scores))
-    engine = engine_name(facts.engine or "vllm")
     is_layered = bool(after.widths) or facts.tried_by_layer or len(before.layers) < 2
     model_type = str(original.config.get("model_type"))
-    if has_plugin(engine, model_type) and not has_heads and not is_layered:
+    has_plugin = model_type in find_engine(facts.engine).plugin_types
+    if has_plugin and not has_heads and not is_layered:
         reason = "widths by layer, which lost least in measurements; engines need a plugin"
         yield NextStep(reason, _trim(facts, str(_share(before, after)), "by-layer", "--by-layer"))
     if before.num_v_heads > before.num_k_heads and not has_heads:

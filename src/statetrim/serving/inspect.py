@@ -19,7 +19,7 @@ from ..storage.models import ModelLike, as_checkpoint
 from ..storage.quantized.find import describe_schemes, quantization_method
 from .capacity.compare import capacities, default_capacity, default_state_dtype
 from .deployment import Deployment, deployment
-from .engines import known_engines
+from .matrix import known_engines
 from .options import InspectOptions, ServingOptions
 from .shapes import Answer, answers_by_engine, common_shapes
 from .target import candidate_targets, resolve_target, target_for_shape
@@ -137,7 +137,7 @@ def _served_shapes(
     for shape, geometry in geometries.items():
         rows = [] if serving.memory_gib is None else capacities(model, geometry, serving)
         counted = default_capacity(rows, cut=True)
-        dtype = default_state_dtype(serving.engine, model) if rows else "float32"
+        dtype = default_state_dtype(serving.counted_by, model) if rows else "float32"
         served.append(
             ServedShape(
                 str(shape),

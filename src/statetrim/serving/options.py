@@ -2,22 +2,14 @@
 
 from ..cut.request import REQUEST_HELP, To, check_request
 from ..errors import StatetrimError
-from ..maths.formatting import shorten
+from ..maths.formatting import choices_text, shorten
 from ..options import Check, option, options
-from .engine_names import ENGINE_NAMES
+from .engines import DEFAULT_ENGINE, counted_engines
+from .engines.engine import Engine
 
 DEFAULT_CONTEXT = 4096
 DEFAULT_MEMORY_GIB = 16.0
-
-KV_DTYPE_BYTES = {"auto": 2.0, "fp8": 1.0, "q8_0": 34 / 32}
-"""Dtype of keys and values -> bytes of a number; q8_0 has a scale for every 32 numbers."""
-KV_DTYPES = {
-    "vllm": ("auto", "fp8"),
-    "sglang": ("auto", "fp8"),
-    "llamacpp": ("auto", "q8_0"),
-    "mlx": ("auto",),
-}
-"""Engine that the calculator knows -> dtypes that its KV cache has."""
+_KV_DTYPES = dict.fromkeys(dtype for each in counted_engines().values() for dtype in each.kv_dtypes)
 
 
 def _between(least: float, most: float, unit: str) -> Check:
@@ -26,11 +18,6 @@ def _between(least: float, most: float, unit: str) -> Check:
             raise StatetrimError(f"{name} is {least:g} to {most:g} {unit}, not {shorten(value)}")
 
     return check
-
-
-def _engine(name: str, value: str) -> None:
-    if value not in KV_DTYPES:
-        raise StatetrimError(f"{name} {value!r} has no calculation; choose {', '.join(KV_DTYPES)}")
 
 
 @options
@@ -48,12 +35,12 @@ class ServingOptions:
         check=_between(1, 2**30, "tokens"),
     )
     engine: str = option(
-        default="vllm",
-        help="Whose arithmetic, with --memory-gib: vllm, sglang, llamacpp or mlx.",
-        check=_engine,
+        default=DEFAULT_ENGINE,
+        help=f"Whose arithmetic, with --memory-gib: {choices_text(counted_engines())}.",
     )
     kv_dtype: str = option(
-        default="auto", help="Keys and values: auto (16 bits), fp8, or q8_0 of llama.cpp."
+        default="auto",
+        help=f"Keys and values: {choices_text(_KV_DTYPES)} by engine; auto is 16 bits.",
     )
     speculative: int = option(
         default=0,
@@ -78,14 +65,22 @@ class ServingOptions:
     )
 
     @property
+    def counted_by(self) -> Engine:
+        """The engine whose arithmetic counts."""
+        return counted_engines()[self.engine]
+
+    @property
     def counted(self) -> str:
         """What is counted, for people."""
         memory, context = self.memory_gib or DEFAULT_MEMORY_GIB, self.context or DEFAULT_CONTEXT
-        engine = ENGINE_NAMES[self.engine]
+        engine = self.counted_by.name
         return f"sequences of {context:,} tokens in {memory:g} GiB of {engine}'s cache"
 
     def check(self) -> None:
-        allowed = KV_DTYPES[self.engine]
+        if self.engine not in counted_engines():
+            choices = ", ".join(counted_engines())
+            raise StatetrimError(f"--engine {self.engine!r} has no calculation; choose {choices}")
+        allowed = self.counted_by.kv_dtypes
         if self.kv_dtype not in allowed:
             raise StatetrimError(
                 f"{self.engine} has no KV cache in {self.kv_dtype!r}; choose {', '.join(allowed)}"
@@ -101,8 +96,8 @@ class InspectOptions(ServingOptions):
     to: To | None = option(default=None, help=REQUEST_HELP, check=check_request, kw_only=False)
 
 
-def default_serving(requested: str | None) -> ServingOptions:
-    """How the results of a cut count sequences: in the engine of `trim --for`, by its name in the
-    matrix, if its arithmetic is known, else in vLLM."""
-    engine = next((name for name in KV_DTYPES if ENGINE_NAMES[name] == requested), "vllm")
-    return ServingOptions(memory_gib=DEFAULT_MEMORY_GIB, engine=engine)
+def default_serving(requested: Engine | None) -> ServingOptions:
+    """How the results of a cut count sequences: in the engine of `trim --for` if its arithmetic is
+    known, else in the default engine."""
+    key = requested.key if requested and requested.fit else DEFAULT_ENGINE
+    return ServingOptions(memory_gib=DEFAULT_MEMORY_GIB, engine=key)

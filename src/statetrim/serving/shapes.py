@@ -1,13 +1,14 @@
 """Shapes with less state than a model has, and the engines that serve or refuse each."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import permutations, product
 from typing import Literal, get_args
 
 from ..cut.geometry import KERNEL_TILE, Geometry
 from ..cut.shape import Shape
 from ..errors import StatetrimError
-from .engines import (
+from .matrix import (
+    Compatibility,
     Support,
     compatibility_of_shape,
     engines_supporting,
@@ -193,12 +194,12 @@ def common_shapes(geometry: Geometry) -> list[Shape]:
 def answers_by_engine(model_type: str, shape: Shape) -> dict[str, Answer]:
     """Engine -> whether its current version serves the shape, on all hardware of which this is
     known."""
-    return {engine: _answer(engine, model_type, shape) for engine in known_engines(model_type)}
+    lines = compatibility_of_shape(model_type, shape)
+    return {engine: _answer(known_lines(lines, engine)) for engine in known_engines(model_type)}
 
 
-def _answer(engine: str, model_type: str, shape: Shape) -> Answer:
+def _answer(lines: Sequence[Compatibility]) -> Answer:
     """The worst answer over the hardware of which support is known; unknown if there is none."""
-    lines = known_lines(compatibility_of_shape(model_type, shape), engine)
     if not lines:
         return "unknown"
     if any(line.verdict == "wrong" for line in lines):

@@ -11,8 +11,8 @@ from ..families.contract import resized_config
 from ..maths.formatting import shorten
 from ..maths.units import MIB
 from ..storage.checkpoint import Checkpoint, check_prunable
-from .engine_names import engine_name
-from .engines import compatibility_of_shape, known_engines, known_lines
+from .engines import find_engine
+from .matrix import compatibility_of_shape, known_lines
 from .shapes import (
     candidate_shapes,
     check_engine,
@@ -35,7 +35,7 @@ def resolve_target(model: Checkpoint, request: Request, for_: str | None = None)
             f"{request} names several shapes, and this takes one, such as 64x64; `statetrim trim` "
             "compares them, and `statetrim inspect` lists them"
         )
-    engine = None if for_ is None else engine_name(for_)
+    engine = None if for_ is None else find_engine(for_).name
     if request.heads is not None:
         check_prunable(model, "head")
     before = model.geometry
@@ -55,11 +55,8 @@ def resolve_target(model: Checkpoint, request: Request, for_: str | None = None)
             f"no engine serves layers of different widths by itself, {engine} neither; leave "
             "out --for, or name one shape"
         )
-    if request.heads is not None:
-        _check_served_heads(model, target, engine)
-        return target
     exact = bool(request.shapes) and all(isinstance(side, int) for side in request.shapes[0])
-    return _served_target(model, target, engine, exact=exact)
+    return _served_target(model, target, engine, exact=exact or request.heads is not None)
 
 
 def candidate_targets(
@@ -81,7 +78,7 @@ def candidate_targets(
             raise StatetrimError(f"{request} names a shape twice; shapes to compare must differ")
         return targets
     share = float(request.share)
-    engine = None if for_ is None else engine_name(for_)
+    engine = None if for_ is None else find_engine(for_).name
     last_error: StatetrimError | None = None
     for shape, refused in candidate_shapes(model_type, model.geometry, share, engine).items():
         try:
@@ -136,15 +133,6 @@ def _checked_target(model: Checkpoint, after: Geometry) -> Target:
         check_prunable(model, axis)
     resized_config(model.family, model.config, after)  # raises if the config cannot express it
     return target
-
-
-def _check_served_heads(model: Checkpoint, target: Target, engine: str) -> None:
-    """Raise StatetrimError unless the engine is known to serve the shape of the heads that stay."""
-    model_type, shape = str(model.config.get("model_type")), target.after.widest
-    if engine not in known_engines(model_type) or not engine_serves(engine, model_type, shape):
-        raise StatetrimError(
-            f"{engine} is not known to serve heads of {shape} for {model_type}, however many"
-        )
 
 
 def _target_within_bytes(model: Checkpoint, max_bytes: float) -> Target:

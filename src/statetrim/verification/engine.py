@@ -12,10 +12,10 @@ from ..artifacts.record import as_fields, parse_record
 from ..errors import StatetrimError
 from ..maths.units import MIB
 from ..runtime.child_process import last_error, python_process
+from ..serving.engines.engine import Engine
 from ..storage.json_file import read_json, write_json
 
 MAX_ANSWER_BYTES = 256 * MIB
-_LOAD_ERROR = re.compile(r"error loading model: (.+)")
 
 Sequences = Sequence[Sequence[int]]
 
@@ -48,7 +48,7 @@ class Answer:
     continuations: Sequences
 
 
-def run_engine(engine: str, python: Path, request: Request, seconds: float) -> Answer:
+def run_engine(engine: Engine, python: Path, request: Request, seconds: float) -> Answer:
     """Run the engine's driver in a process of `python` and return its answer.
 
     Raises EngineError if the process fails, takes longer than `seconds`, or its answer does not fit
@@ -59,21 +59,21 @@ def run_engine(engine: str, python: Path, request: Request, seconds: float) -> A
     with TemporaryDirectory(prefix="statetrim-") as folder:
         request_path, answer_path = Path(folder, "request.json"), Path(folder, "answer.json")
         write_json(request_path, as_fields(request), indent=None)
-        arguments = [str(program), str(request_path), str(answer_path), engine]
+        arguments = [str(program), str(request_path), str(answer_path), engine.driver]
         with python_process(python, arguments, environment) as (process, log):
             try:
                 process.wait(timeout=seconds)
             except subprocess.TimeoutExpired:
                 raise EngineError(f"no answer within {seconds:.0f} seconds") from None
             if process.returncode or not answer_path.exists():
-                raise EngineError(_failure_reason(log))
+                raise EngineError(_failure_reason(log, engine.error_pattern))
         return _read_answer(answer_path, request)
 
 
-def _failure_reason(log: Path) -> str:
-    """llama.cpp's own message in the log, which no Python exception holds, else the last error;
-    at most 300 characters."""
-    match = _LOAD_ERROR.search(log.read_text(errors="replace"))
+def _failure_reason(log: Path, pattern: str) -> str:
+    """The engine's own message in the log, by `pattern` if there is one, else the last error; at
+    most 300 characters."""
+    match = re.search(pattern, log.read_text(errors="replace")) if pattern else None
     return " ".join(match.group(1).split())[:300] if match else last_error(log)
 
 

@@ -9,12 +9,13 @@ from ..common_options import SKIP_HELP, TEXT_HELP, ProgressOptions, parse_named_
 from ..errors import StatetrimError
 from ..maths.formatting import choices_text
 from ..options import option, options, output_option
+from ..serving.engines import named_engines
 
 if TYPE_CHECKING:
     from ..storage.models import ModelLike
 
-DRIVERS = ("mlx", "vllm", "llamacpp", "transformers")
-"""Engines with a `drivers/ask_ENGINE.py`."""
+DRIVEN = {key: engine for key, engine in named_engines().items() if engine.driver}
+_DTYPES = ", ".join(f"{engine.name}: {engine.dtype}" for engine in DRIVEN.values() if engine.dtype)
 
 
 @options
@@ -22,7 +23,7 @@ class VerifyOptions(ProgressOptions):
     """The options of `verify`."""
 
     baseline: "ModelLike" = option(help="The model before the cut.", in_record=False)
-    engine: str = option(help=f"{choices_text(DRIVERS)}.", check=checks.one_of(*DRIVERS))
+    engine: str = option(help=f"{choices_text(DRIVEN)}.", check=checks.one_of(*DRIVEN))
     engine_python: str | Path | None = option(
         default=None,
         help="Python executable of the engine's environment; by default of this one.",
@@ -43,7 +44,7 @@ class VerifyOptions(ProgressOptions):
     skip: int | str = option(default=0, default_text="0", help=SKIP_HELP, check=checks.token_count)
     dtype: str | None = option(
         default=None,
-        help="float32, float16 or bfloat16; by default as stored (vLLM: bfloat16).",
+        help=f"float32, float16 or bfloat16; by default as stored ({_DTYPES}).",
         check=checks.one_of("float32", "float16", "bfloat16"),
     )
     engine_options: Mapping[str, Any] | None = option(

@@ -21,7 +21,7 @@ from ..options import as_record, takes_options
 from ..progress import OnProgress, Progress, progress_reporter
 from ..runtime.corpus import Corpus
 from ..runtime.loading import load_tokenizer
-from ..serving.engine_names import ENGINE_NAMES
+from ..serving.engines.engine import Engine
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.models import ModelLike, as_checkpoint, as_checkpoints, short_names
 from ..storage.output import run_and_save
@@ -30,7 +30,7 @@ from ..storage.text import documents
 from ..version import __version__
 from .engine import Answer, EngineError, Request, Sequences, run_engine
 from .judge import EngineChoices, compare_choices
-from .options import VerifyOptions
+from .options import DRIVEN, VerifyOptions
 
 MAX_CHARACTERS = 2000  # of a document, to compare tokenizers on
 MAX_AGREEMENT_LOSS = 1.0  # points that a cut may significantly lose against its original
@@ -42,7 +42,7 @@ FEW_POSITIONS = 100  # below, some near ties are already more than MAX_ENGINE_GA
 def verify(models: ModelLike | Sequence[ModelLike], options: VerifyOptions) -> Verification:
     """Run the cuts `models` and their original `baseline` in `engine`.
 
-    It is mlx, vllm, llamacpp, or transformers, which loads quantised weights as they are stored.
+    It is vllm, mlx, llamacpp, or transformers, which loads quantised weights as they are stored.
     `engine_python` is the executable of the engine's environment, None of this one. Every model
     reads `count` sequences of `length` tokens of `text`, and continues the first half of each by
     `generate` tokens. `dtype` None is the stored one, in vLLM bfloat16. `engine_options` go to the
@@ -71,8 +71,8 @@ def _verify(
     checkpoints: Sequence[Checkpoint], options: VerifyOptions, progress: OnProgress
 ) -> Verification:
     """Compare the first checkpoint, the original, with the others, its cuts."""
-    original, engine_name = checkpoints[0], ENGINE_NAMES[options.engine]
-    dtype = options.dtype or _default_dtype(options.engine, original)
+    original, engine = checkpoints[0], DRIVEN[options.engine]
+    dtype = options.dtype or _default_dtype(engine, original)
     request, text_lineage = _request(original, options, dtype)
     verification = Verification(
         engine=options.engine,
@@ -88,7 +88,7 @@ def _verify(
     )
     original_ids = _encode(original, request.texts)
     for number, (name, model) in enumerate(zip(verification.models, checkpoints, strict=True)):
-        label = f"{engine_name} runs {name}, and transformers reads the same"
+        label = f"{engine.name} runs {name}, and transformers reads the same"
         progress(Progress(number, len(checkpoints), "settings", label))
         faults, notes = list[str](), list[str]()
         verification.faults[name], verification.notes[name] = faults, notes
@@ -97,20 +97,20 @@ def _verify(
         try:
             request = replace(request, model=str(model.path.resolve()))
             python = Path(options.engine_python or sys.executable)
-            answer = run_engine(options.engine, python, request, options.seconds)
+            answer = run_engine(engine, python, request, options.seconds)
         except EngineError as failure:
             verification.refusals[name] = str(failure)
         else:
             verification = replace(verification, version=answer.engine)
             if answer.encoded is None:
-                notes.append(f"{engine_name} does not know its tokenizer")
+                notes.append(f"{engine.name} does not know its tokenizer")
             else:
-                tokenizer = f"{engine_name}'s tokenizer of it"
+                tokenizer = f"{engine.name}'s tokenizer of it"
                 faults += _encoding_faults(token_ids, answer.encoded, tokenizer, "transformers'")
             choices = _engine_choices(request, answer)
             agreements = compare_choices(model, name, getattr(torch, dtype), choices)
             verification.agreements.extend(agreements)
-        faults += _engine_faults(verification, name, engine_name)
+        faults += _engine_faults(verification, name, engine.name)
         notes += _sample_notes(verification, name)
     return replace(
         verification,
@@ -215,11 +215,11 @@ def _sample_notes(verification: Verification, name: str) -> Iterator[str]:
             yield f"its loss in {kind} has no interval: compare more sequences, with --count"
 
 
-def _default_dtype(engine: str, model: Checkpoint) -> str:
-    """bfloat16 in vLLM, else the dtype in which the prunable tensors are stored: of several the
-    first of bfloat16, float16, float32; float32 if it is none of these."""
-    if engine == "vllm":
-        return "bfloat16"
+def _default_dtype(engine: Engine, model: Checkpoint) -> str:
+    """That of the engine if it has one, else the dtype in which the prunable tensors are stored: of
+    several the first of bfloat16, float16, float32; float32 if it is none of these."""
+    if engine.dtype:
+        return engine.dtype
     stored_dtypes = {model.logical_tensors[name].dtype for name in model.channel_rows}
     for name in sorted(stored_dtypes & set(SAFETENSORS_DTYPES)):
         return SAFETENSORS_DTYPES[name]

@@ -129,6 +129,7 @@ def _run_sensitivity(
     from ...pipelines.by_layer import allocate_for_engine
     from ...pipelines.options import SensitivityOptions
     from ...pipelines.sensitivity import sensitivity as run
+    from ...serving.engines import counted_engines
     from ..progress import run_with_progress
 
     length = options.length or SENSITIVITY_WINDOW
@@ -151,12 +152,14 @@ def _run_sensitivity(
         )
         return
     _show_sensitivity(result)
+    with_plugin = [engine for engine in counted_engines().values() if engine.plugin_types]
     for share in SHARES:
-        for engine, memory in (
-            ("MLX-LM", f"{share:.0%} of the bytes"),
-            ("vLLM", f"As much of vLLM's cache, with its plugin, as one shape of {share:.0%}"),
-        ):
-            _show_allocation(memory, partial(allocate_for_engine, model, result, share, engine))
+        for engine in sorted(with_plugin, key=lambda engine: engine.has_pages):
+            budget = f"{share:.0%} of the bytes"
+            if engine.has_pages:
+                cache = f"As much of {engine.name}'s cache, with its plugin"
+                budget = f"{cache}, as one shape of {share:.0%}"
+            _show_allocation(budget, partial(allocate_for_engine, model, result, share, engine))
     terminal.print_text(f"written to {output}")
 
 

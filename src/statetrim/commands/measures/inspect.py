@@ -139,8 +139,7 @@ def _show_matrix(shapes: list[ServedShape]) -> None:
 
 
 def _show_engines(deployment: Deployment) -> None:
-    from ...serving.deployment import engine_rows
-    from ...serving.engine_names import command_with_comment
+    from ...serving.deployment import command_comment, engine_rows
 
     rows = []
     for engine, hardware, verdict, evidence, remark in engine_rows(deployment.engines):
@@ -155,7 +154,7 @@ def _show_engines(deployment: Deployment) -> None:
     title = f"Engines and a state of {deployment.shape}"
     terminal.print_table(title, header, rows, left=range(4))
     for engine, serving in deployment.commands.items():
-        terminal.print_command(command_with_comment(engine, serving))
+        terminal.print_command(f"{serving}   {command_comment(engine)}")
 
 
 def _show_capacity(deployment: Deployment) -> None:

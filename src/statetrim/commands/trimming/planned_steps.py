@@ -22,8 +22,7 @@ from ...serving.capacity.compare import (
     default_state_dtype,
     known_capacities,
 )
-from ...serving.engine_names import engine_name
-from ...serving.engines import ServedBy
+from ...serving.matrix import ServedBy
 from .. import terminal
 
 
@@ -49,9 +48,11 @@ def show_steps(
     _show_costs(f"trim {job.model.name} -> {output}", steps, to_stderr=not dry_run)
     if job.candidates:
         _show_candidates(job, to_stderr=not dry_run)
-        for_vllm = job.options.for_ and engine_name(job.options.for_) == "vLLM"
-        if for_vllm and all("vllm-cpu" in engines for engines in job.candidates.values()):
-            terminal.note("these are for vLLM on GPUs; on CPUs it takes others: --for vllm-cpu")
+        engine = job.options.engine
+        cpu = engine.on_cpus if job.options.for_ else None
+        if cpu and all(cpu.name in refusing for refusing in job.candidates.values()):
+            others = f"on CPUs it takes others: --for {cpu.key}"
+            terminal.note(f"these are for {engine.name} on GPUs; {others}")
     else:
         _show_shape(job)
     if job.streams_weights:
@@ -123,7 +124,7 @@ def _show_candidates(job: Job, *, to_stderr: bool) -> None:
     shapes = [("no cut", job.model.geometry, "")]
     for target, engines in job.candidates.items():
         shapes.append((str(target), target.after, ", ".join(engines) or "none known"))
-    rows, dtype = [], default_state_dtype(serving.engine, job.model)
+    rows, dtype = [], default_state_dtype(serving.counted_by, job.model)
     for name, geometry, refused in shapes:
         share = f"{geometry.state_numel / job.model.geometry.state_numel:.0%}"
         counted = default_capacity(known_capacities(job.model, geometry, serving), cut=True)

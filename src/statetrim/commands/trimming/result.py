@@ -20,7 +20,7 @@ from ...serving.capacity.compare import (
     memory_lines,
 )
 from ...serving.deployment import ship_verdict, steps_after_trim
-from ...serving.engines import ServedBy
+from ...serving.matrix import ServedBy
 from ...storage.checkpoint import Checkpoint
 from ...storage.output import ARTIFACTS
 from ...tasks import TASKS
@@ -80,7 +80,7 @@ def _show_decision(decision: Decision, compared: Mapping[str, Scores], job: Job)
     """Print a row per shape: its state and sequences as the engine serves it, and the scores by
     which tasks are judged; the others are only in the file."""
     serving = job.options.counted_in
-    dtype = default_state_dtype(serving.engine, job.model)
+    dtype = default_state_dtype(serving.counted_by, job.model)
     rows, metrics = [], dict[str, None]()
     for point, values in measured_values(decision, compared):
         size = point.state_bytes if point.is_rounded else point.bytes_in(DTYPE_BYTES[dtype])

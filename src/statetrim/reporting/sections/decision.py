@@ -16,8 +16,8 @@ from ...serving.capacity.compare import (
     default_state_dtype,
     known_capacities,
 )
-from ...serving.engine_names import BFLOAT16_ENGINES
-from ...serving.engines import compatibility_of_shape
+from ...serving.engines import named_engines
+from ...serving.matrix import compatibility_of_shape
 from ...serving.shapes import common_shapes
 from ...tasks import TASKS, setting_text
 from ...tasks.unit import SHARE
@@ -95,7 +95,7 @@ def _prediction_table(decision: Decision) -> Table:
 
 def _shapes_table(findings: Findings, decision: Decision, cuts: Sequence[JudgedCut]) -> Table:
     serving, original = findings.counted_in, findings.original
-    dtype = default_state_dtype(serving.engine, original) if original else "float32"
+    dtype = default_state_dtype(serving.counted_by, original) if original else "float32"
     header = [
         "keys x values",
         f"state, {dtype}",
@@ -128,7 +128,8 @@ def _shapes_table(findings: Findings, decision: Decision, cuts: Sequence[JudgedC
             lines = compatibility_of_shape(model_type, point.shape)
             engines = dict.fromkeys(line.engine for line in lines if line.current and line.serves)
             if point.is_rounded:
-                cells.append(f"an option of {' and '.join(BFLOAT16_ENGINES)}")
+                offered = [each.name for each in named_engines().values() if each.state_dtype_flag]
+                cells.append(f"an option of {' and '.join(offered)}")
             else:
                 cells.append("with a plugin" if point.widths else ", ".join(engines))
         rows.append(cells)

@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 
 from ...artifacts.verification import agreement_table
-from ...serving.deployment import engine_rows
-from ...serving.engine_names import command_below_comment
-from ...serving.engines import compatibility_of_geometry
+from ...serving.deployment import command_comment, engine_rows
+from ...serving.matrix import compatibility_of_geometry
 from ..document import Block, Command, Table, Text
 from ..findings import Findings, serving_commands
 
@@ -39,7 +38,7 @@ def blocks(findings: Findings) -> Iterator[Block]:
     yield Table(("engine", "on", "verdict", "known by", "remark"), rows)
     command_lines = []
     for engine, command in serving_commands(findings).items():
-        command_lines += command_below_comment(engine, command)
+        command_lines += [command_comment(engine), command]
     if command_lines:
         yield Command(command_lines)
 

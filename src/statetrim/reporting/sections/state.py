@@ -6,6 +6,7 @@ from ...artifacts.state_sizes import StateSize, state_rows, stored_dtype, weight
 from ...cut.geometry import KERNEL_TILE
 from ...maths.formatting import bytes_text, change_row
 from ...serving.capacity.compare import capacity_rows, known_capacities
+from ...serving.engines import find_engine
 from ...storage.checkpoint import Checkpoint
 from ..charts import bar_chart
 from ..document import Block, Picture, Table, Text
@@ -44,9 +45,10 @@ def blocks(findings: Findings) -> Iterator[Block]:
         [*counts, *_size_rows(findings.original, findings.cut)],
         caption if counts else "",
     )
+    engine = find_engine(None)
     yield Text(
-        "The dtype of the state is an engine's option (vLLM: --mamba-ssm-cache-dtype) and needs no "
-        "cut; fewer bits cost quality too."
+        f"The dtype of the state is an engine's option ({engine.name}: {engine.state_dtype_flag}) "
+        "and needs no cut; fewer bits cost quality too."
     )
     if cut.head_k_dim % KERNEL_TILE:
         yield Text(

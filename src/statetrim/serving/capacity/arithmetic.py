@@ -1,8 +1,9 @@
-"""How many sequences fit, by each engine's own arithmetic: one function per engine.
+"""What the arithmetic of engines has in common: how many sequences fit in a memory.
 
-Each function follows the files named in its docstring, and the engines' own code checks it
-(`just capacity-grid`). The calculator of the documentation site runs this module, translated by
-`tools/write_calculator.py`, so it keeps to numbers, tuples, loops and conditions.
+The function of each engine is in its file in `engines/`. It follows the files of the engine that
+its docstring names, and the engine's own code checks it (`just capacity-grid`). The calculator of
+the documentation site runs these functions, translated by `tools/write_calculator.py`, so they keep
+to numbers, tuples, loops and conditions.
 """
 
 from dataclasses import dataclass, replace
@@ -35,7 +36,7 @@ class CacheModel:
     kv_numel: int  # numbers that one head of one softmax layer caches per token
     latent: bool = False  # MLA
     shared_groups: bool = False  # Mamba-2: devices beyond the number of groups copy them
-    checkpoint_states: int = 0  # vLLM: further states of a request with prefix caching
+    bounded_gate: bool = False  # KDA with a lower bound of its gate
     draft_layers: int = 0  # softmax layers of the MTP head, cached with speculation
     ple_layers: int = 0  # Qwen4-Exp: layers with a PLE convolution, which every device stores
     ple_inputs: int = 0  # that it keeps
@@ -126,182 +127,17 @@ def moved_bytes(model: CacheModel, settings: Settings, taps: int) -> float:
     return copy_bytes(model, settings, taps) + tokens * layer_token_bytes(model, settings)
 
 
-def replay_bytes(group: StateLayers, settings: Settings) -> float:
-    """Bytes of ReplaySSM's ring of 16 inputs in one Mamba-2 layer.
-
-    vLLM 0.32.0: model_executor/layers/mamba/mamba_utils.py, append_replayssm_ring. With
-    speculation it is FlashInfer's, which also holds the tokens that are being verified.
-    """
-    ring = 16 + (1 + settings.speculative if settings.speculative > 0 else 0)
-    inputs = group.heads * group.values + group.conv_key_heads / 2 * group.keys
-    return ring * (inputs * settings.conv_bytes + group.heads * 4) / settings.devices
-
-
-def vllm(model: CacheModel, settings: Settings) -> Fit:
-    """vLLM 0.32.0. One pool of equal blocks: a block holds one layer's state, padded, or as many
-    tokens of keys and values as fit in its place, for each layer of a group.
-
-    Block size: platforms/interface.py, _align_hybrid_block_size. Groups, blocks and concurrency:
-    v1/core/kv_cache_utils.py. States of a request: v1/kv_cache_interface.py, MambaSpec. All layers
-    are padded to the widest page, as in the default cache layout.
-    """
-    taps = model.conv_width - 1 + settings.speculative
-    page = (model.ple_inputs + settings.speculative) * model.ple_width * settings.conv_bytes
-    linear = 0
-    softmax = softmax_layers(model, settings)
-    fewest = softmax
-    most = softmax
-    for group in model.states:
-        ring = replay_bytes(group, settings) if settings.replay else 0
-        page = max(page, layer_bytes(group, model, settings, taps) + ring)
-        linear += group.layers
-        if model.specs_by_shape:
-            fewest = min(fewest, group.layers)
-            most = max(most, group.layers)
-    ple = model.ple_layers
-    if not model.specs_by_shape:
-        fewest = min(fewest, linear, ple if ple > 0 else linear)
-        most = max(most, linear)
-    size = most if most < 1.5 * fewest else fewest
-    softmax_groups = ceil(softmax / size)
-    linear_groups = ceil(linear / size)
-    widest = max(ceil(linear / linear_groups), ceil(softmax / softmax_groups))
-    if model.specs_by_shape:
-        linear_groups = 0
-        widest = size
-        for group in model.states:
-            linear_groups += ceil(group.layers / size)
-    linear_groups += ceil(ple / size)
-    token = layer_token_bytes(model, settings)
-    alignment = max(settings.alignment, 128) if model.latent else settings.alignment
-    block_size = alignment * ceil(page / (alignment * token))
-    block = block_size * token * widest
-    blocks = floor(settings.memory / block)
-    drafts = 0 if settings.replay else settings.speculative
-    cached = settings.prefix_caching and not (settings.replay and settings.speculative > 0)
-    states = (2 + model.checkpoint_states if cached else 1) + drafts
-    needed = softmax_groups * ceil(settings.context / block_size) + linear_groups * states
-    return Fit(
-        sequences=blocks / needed,
-        states=states,
-        state_bytes=linear_groups * block,
-        token_bytes=token * softmax,
-        block_size=block_size,
-        blocks=blocks,
-        stored_bytes=linear_groups * block,
-        host_bytes=0,
-        transfer_bytes=moved_bytes(model, settings, model.conv_width - 1),
-    )
-
-
-def sglang_slots(settings: Settings) -> int:
-    """States of a running request in SGLang 0.5.23: mem_cache/kv_cache_configurator.py,
-    _calculate_mamba_ratio, with overlap scheduling and the extra_buffer strategy."""
-    if settings.slots > 0:
-        return settings.slots
-    return 5 if settings.prefix_caching else 1
-
-
-def sglang(model: CacheModel, settings: Settings) -> Fit:
-    """SGLang 0.5.23. A pool of state slots, several to a request, and a pool of tokens.
-
-    mem_cache/kv_cache_configurator.py, _handle_max_mamba_cache and resolve_max_num_reqs, and
-    model_executor/pool_configurator.py. With speculation at most 48 requests run unless
-    --max-running-requests says otherwise (arg_groups/speculative_hook.py), and each keeps the state
-    of every draft; ReplaySSM keeps their inputs instead.
-    """
-    taps = model.conv_width - 1
-    state = state_bytes(model, settings, taps)
-    cell = layer_token_bytes(model, settings) * softmax_layers(model, settings)
-    per_request = sglang_slots(settings)
-    drafts = 0 if settings.speculative == 0 else settings.speculative + 1
-    running = 48 if drafts > 0 else 4096
-    ring = 0.0
-    if settings.replay and drafts > 0:
-        ring = sglang_ring_bytes(model, settings) * (running + 1)
-        drafts = 0
-    memory = settings.memory
-    if not settings.prefix_caching and running < 4096:
-        slots = running
-    elif settings.state_ratio > 0:
-        budget = memory * settings.state_ratio / (1 + settings.state_ratio)
-        slots = floor((budget - ring - state * (1 + drafts)) / (state * (1 + drafts / per_request)))
-    else:
-        each = state * (per_request + drafts) + settings.context * cell
-        slots = per_request * floor((memory - ring - state * (1 + drafts)) / each)
-    slots = max(slots, 0)
-    requests = min(running, slots // per_request)
-    rest = memory - ring - (slots + 1) * state - (requests + 1) * drafts * state
-    tokens = floor(max(rest, 0) / cell) if cell > 0 else 0
-    fitting = floor(tokens / settings.context) if cell > 0 else requests
-    return Fit(
-        sequences=min(requests, fitting),
-        states=per_request + drafts,
-        state_bytes=state,
-        token_bytes=cell,
-        block_size=1,
-        blocks=slots,
-        stored_bytes=state,
-        host_bytes=0,
-        transfer_bytes=moved_bytes(model, settings, taps),
-    )
-
-
-def sglang_ring_bytes(model: CacheModel, settings: Settings) -> float:
-    """Bytes of the inputs that ReplaySSM keeps of a request with Gated DeltaNet layers.
-
-    SGLang 0.5.23: configs/mamba_utils.py, replayssm_ring_bytes_per_req, at the default
-    --linear-replayssm-cache-len of 16: values and keys in two parts each, and the gates.
-    """
-    total = 0.0
-    for group in model.states:
-        inputs = group.heads * group.values + group.conv_key_heads / 2 * group.keys
-        parts = 2 if settings.conv_bytes < 4 else 1
-        total += group.layers * 16 * (parts * inputs * settings.conv_bytes + group.heads * 4)
-    return total / settings.devices
-
-
-def llamacpp(model: CacheModel, settings: Settings) -> Fit:
-    """llama.cpp 2026-10. A slot has rows of state and convolution, always in float32, one more for
-    each draft token, and cells for its context, a multiple of 256.
-
-    src/llama-memory-recurrent.cpp and llama-hparams.cpp; tools/server/server-context.cpp keeps up
-    to 32 checkpoints of a slot in host memory (--ctx-checkpoints), each with one row.
-    """
-    taps = model.conv_width - 1
-    float32 = replace(settings, state_bytes=4.0, conv_bytes=4.0)
-    row = state_bytes(model, float32, taps)
-    copied = copy_bytes(model, float32, taps)
-    token = layer_token_bytes(model, settings) * softmax_layers(model, settings)
-    cells = 256 * ceil(settings.context / 256)
-    rows = 1 + settings.speculative
-    return Fit(
-        sequences=floor(settings.memory / (rows * row + cells * token)),
-        states=rows,
-        state_bytes=row,
-        token_bytes=token,
-        block_size=256,
-        blocks=0,
-        stored_bytes=copied,
-        host_bytes=copied * settings.checkpoints if settings.prefix_caching else 0,
-        transfer_bytes=copied + settings.context * token,
-    )
-
-
-def mlx(model: CacheModel, settings: Settings) -> Fit:
-    """MLX-LM 0.32.2. A sequence has its own arrays; keys and values grow by 256 tokens.
-
-    models/cache.py, KVCache and ArraysCache; models/gated_delta.py makes the state in float32. The
-    prompt cache keeps ten further sequences with their states (--prompt-cache-size).
-    """
+def arrays_of_sequences(model: CacheModel, settings: Settings, states: int = 1) -> Fit:
+    """Every sequence has its own arrays, without a pool: so many states, and keys and values that
+    grow by 256 tokens."""
     taps = model.conv_width - 1
     state = state_bytes(model, settings, taps)
     copied = copy_bytes(model, settings, taps)
     token = layer_token_bytes(model, settings) * softmax_layers(model, settings)
     cells = 256 * ceil(settings.context / 256)
     return Fit(
-        sequences=floor(settings.memory / (state + cells * token)),
-        states=1,
+        sequences=floor(settings.memory / (states * state + cells * token)),
+        states=states,
         state_bytes=state,
         token_bytes=token,
         block_size=256,

@@ -9,18 +9,14 @@ from ...artifacts.state_sizes import DTYPE_BYTES, served_dtype, state_text
 from ...cut.geometry import MAX_CHANNELS, MAX_LAYERS, Geometry
 from ...errors import StatetrimError
 from ...families.contract import int_field, text_config
-from ...families.kimi_linear import KimiLinear
 from ...families.mamba2 import Mamba2
 from ...maths.units import GIB
 from ...storage.checkpoint import Checkpoint
-from ..engine_names import BFLOAT16_ENGINES, ENGINE_NAMES
-from ..engines import ServedBy
-from ..options import DEFAULT_CONTEXT, DEFAULT_MEMORY_GIB, KV_DTYPE_BYTES, ServingOptions
-from .arithmetic import CacheModel, Fit, Settings, StateLayers, llamacpp, mlx, sglang, vllm
+from ..engines.engine import Engine
+from ..matrix import ServedBy
+from ..options import DEFAULT_CONTEXT, DEFAULT_MEMORY_GIB, ServingOptions
+from .arithmetic import CacheModel, Fit, Settings, StateLayers
 from .parts import Paging, in_parts
-
-ENGINES = {"vllm": vllm, "sglang": sglang, "llamacpp": llamacpp, "mlx": mlx}
-"""Name of an engine -> how many sequences fit in it."""
 
 
 @dataclass(frozen=True)
@@ -36,17 +32,28 @@ class Capacity:
     transfer_seconds: float  # of a sequence from a prefill to a decode server
 
 
+@dataclass(frozen=True)
+class Gain:
+    """What a flag gives for this model: alone, and with the cut."""
+
+    flag: str
+    fit: Fit
+    cut_fit: Fit | None
+    cost: str
+    source: str
+
+
 def settings_for(
     model: Checkpoint, serving: ServingOptions, state_dtype: str | None = None
 ) -> Settings:
     """The settings of the arithmetic; the state has the engine's dtype unless another is given."""
-    dtype = state_dtype or default_state_dtype(serving.engine, model)
+    dtype = state_dtype or default_state_dtype(serving.counted_by, model)
     return Settings(
         memory=int((serving.memory_gib or DEFAULT_MEMORY_GIB) * GIB),
         context=serving.context or DEFAULT_CONTEXT,
         state_bytes=DTYPE_BYTES[dtype],
         conv_bytes=DTYPE_BYTES[served_dtype(model)],
-        kv_bytes=KV_DTYPE_BYTES[serving.kv_dtype],
+        kv_bytes=serving.counted_by.kv_dtypes[serving.kv_dtype],
         speculative=serving.speculative,
         prefix_caching=serving.prefix_caching,
         devices=serving.devices,
@@ -60,34 +67,34 @@ def capacities(
     """Capacities of the original and, if there is one, of the cut, each with the state in float32,
     in bfloat16 if the engine has that option, and in the engine's default dtype. What the engine is
     known to refuse is left out."""
-    default = default_state_dtype(serving.engine, model)
-    has_option = ENGINE_NAMES[serving.engine] in BFLOAT16_ENGINES
-    dtypes = dict.fromkeys(["float32", *(["bfloat16"] if has_option else []), default])
+    engine = serving.counted_by
+    default = default_state_dtype(engine, model)
+    offered = ["bfloat16"] if engine.state_dtype_flag else []
+    dtypes = dict.fromkeys(["float32", *offered, default])
     before, rows = model.geometry, []
     for geometry, is_cut in ((before, False), *([] if after is None else [(after, True)])):
-        if is_refused(model, geometry, serving.engine):
+        if _is_refused(model, geometry, engine):
             continue
         other = before if is_cut else after or before
         shape = geometry.describe_against(other).replace(" x ", "x")
         for dtype in dtypes:
-            fit = capacity(model, geometry, settings_for(model, serving, dtype), serving.engine)
+            fit = capacity(model, geometry, settings_for(model, serving, dtype), engine)
             seconds = fit.transfer_bytes / (serving.bandwidth * 1e9)
             size = geometry.state_numel * DTYPE_BYTES[dtype]
             rows.append(Capacity(shape, is_cut, dtype, dtype == default, size, fit, seconds))
     return rows
 
 
-def is_refused(model: Checkpoint, geometry: Geometry, engine: str) -> bool:
+def _is_refused(model: Checkpoint, geometry: Geometry, engine: Engine) -> bool:
     """Whether the engine is known to refuse the state on all hardware."""
-    answers = ServedBy.of(str(model.config.get("model_type")), geometry)
-    return answers.refuses(ENGINE_NAMES[engine])
+    return engine.name in ServedBy.of(str(model.config.get("model_type")), geometry).refused
 
 
-def capacity(model: Checkpoint, geometry: Geometry, settings: Settings, engine: str) -> Fit:
-    """What fits with the state of `geometry`. Without softmax layers vLLM needs no blocks: it is
-    the memory divided by the bytes of a state. Widths by layer are stored as vLLM's plugin does: in
-    parts, with the specs that give more. Raises StatetrimError if the devices cannot share the
-    heads, and for a model with an indexer, for which vLLM packs pages of several sizes."""
+def capacity(model: Checkpoint, geometry: Geometry, settings: Settings, engine: Engine) -> Fit:
+    """What fits with the state of `geometry`. In pages, widths by layer are stored as the plugin
+    does: in parts, with the specs that give more. Raises StatetrimError if the devices cannot share
+    the heads, and for a model with an indexer, for which vLLM packs pages of several sizes."""
+    assert engine.fit is not None
     if text_config(model.config).get("indexer_head_dim"):
         raise StatetrimError(
             f"{model.config.get('model_type')} has an indexer, whose caches are not counted yet; "
@@ -95,13 +102,29 @@ def capacity(model: Checkpoint, geometry: Geometry, settings: Settings, engine: 
         )
     caches = cache_model(model, geometry)
     _check_devices(caches, geometry, settings.devices)
-    if engine == "vllm" and not caches.softmax_layers:
-        return mlx(caches, replace(settings, speculative=0))
-    if engine == "vllm" and geometry.widths:
-        parts = replace(caches, states=in_parts(caches, geometry, settings))
-        both = (parts, replace(parts, specs_by_shape=True))
-        return max((vllm(caches, settings) for caches in both), key=lambda fit: fit.sequences)
-    return ENGINES[engine](caches, settings)
+    if not (geometry.widths and engine.has_pages and caches.softmax_layers):
+        return engine.fit(caches, settings)
+    parts = replace(caches, states=in_parts(caches, geometry, settings))
+    both = (parts, replace(parts, specs_by_shape=True))
+    return max((engine.fit(layout, settings) for layout in both), key=lambda fit: fit.sequences)
+
+
+def gains(model: Checkpoint, after: Geometry | None, serving: ServingOptions) -> list[Gain]:
+    """What each flag of the engine that applies gives, for the original and for a cut that the
+    engine serves."""
+    engine = serving.counted_by
+    if after is not None and _is_refused(model, after, engine):
+        after = None
+    settings, is_mamba2 = settings_for(model, serving), isinstance(model.family, Mamba2)
+    by_flag = []
+    for flag in engine.flags:
+        if flag.applies(settings, is_mamba2):
+            changed = replace(settings, **flag.change)  # type: ignore[arg-type]
+            fit = capacity(model, model.geometry, changed, engine)
+            cut = None if after is None else capacity(model, after, changed, engine)
+            source = f"{engine.name} {engine.version}: {flag.source}"
+            by_flag.append(Gain(flag.flag, fit, cut, flag.cost, source))
+    return by_flag
 
 
 def _check_devices(caches: CacheModel, geometry: Geometry, devices: int) -> None:
@@ -122,10 +145,10 @@ def _check_devices(caches: CacheModel, geometry: Geometry, devices: int) -> None
             )
 
 
-def vllm_paging(model: Checkpoint) -> Paging:
-    """How vLLM's cache is divided into pages with its default settings."""
-    settings = settings_for(model, ServingOptions(engine="vllm"))
-    return Paging.of(cache_model(model, model.geometry), model.geometry, settings)
+def engine_paging(model: Checkpoint, serving: ServingOptions) -> Paging:
+    """How the engine's cache is divided into pages."""
+    caches = cache_model(model, model.geometry)
+    return Paging.of(caches, model.geometry, settings_for(model, serving))
 
 
 def known_capacities(
@@ -189,7 +212,7 @@ def memory_lines(original: Checkpoint, cut: Geometry, serving: ServingOptions) -
     """What a cut saves, for people: sequences that fit, if they are known, and bytes of state, in
     bfloat16 too if the engine has that option."""
     rows = known_capacities(original, cut, serving)
-    has_option = ENGINE_NAMES[serving.engine] in BFLOAT16_ENGINES
+    has_option = bool(serving.counted_by.state_dtype_flag)
     states = state_text(original.geometry, cut, with_bfloat16=has_option)
     return [capacity_text(rows, serving), states] if rows else [states]
 
@@ -205,7 +228,7 @@ def cache_model(model: Checkpoint, geometry: Geometry) -> CacheModel:
             "sequences that fit cannot be computed; leave out --memory-gib"
         )
     kv_heads = 1 if kv_cache.numel % kv_cache.heads else kv_cache.heads  # with an indexer's keys
-    is_mamba2 = isinstance(model.family, Mamba2)
+    kda = config.get("linear_attn_config")
     ple_layer_ids = config.get("ple_layer_ids")
     ple_layers = 0
     if isinstance(ple_layer_ids, list) and len(ple_layer_ids) <= MAX_LAYERS:
@@ -218,8 +241,8 @@ def cache_model(model: Checkpoint, geometry: Geometry) -> CacheModel:
         kv_heads=kv_heads,
         kv_numel=kv_cache.numel // kv_heads,
         latent=kv_cache.latent,
-        shared_groups=is_mamba2,
-        checkpoint_states=int(is_mamba2 or _has_bounded_kda_gate(model)),
+        shared_groups=isinstance(model.family, Mamba2),
+        bounded_gate=isinstance(kda, dict) and kda.get("gate_lower_bound") is not None,
         draft_layers=_draft_layers(config),
         ple_layers=ple_layers,
         ple_inputs=_ple_inputs(config) if ple_layers else 0,
@@ -244,34 +267,9 @@ def state_layers(geometry: Geometry) -> tuple[StateLayers, ...]:
     return tuple(groups)
 
 
-def default_state_dtype(engine: str, model: Checkpoint) -> str:
-    """The dtype of the state without a flag.
-
-    vLLM 0.32.0: models/config.py takes the field of Qwen3.5 and Nemotron-H, KDA float32, and other
-    models the dtype of the model. SGLang 0.5.23: configs/mamba_utils.py, the config's field, else
-    float32. llama.cpp and MLX-LM always use float32.
-    """
-    config = text_config(model.config)
-    if engine == "sglang":
-        return _known_dtype(config.get("mamba_ssm_dtype"), "float32")
-    if engine != "vllm" or isinstance(model.family, KimiLinear):
-        return "float32"
-    if config.get("model_type") == "nemotron_h":
-        return _known_dtype(config.get("mamba_ssm_cache_dtype"), "float32")
-    return _known_dtype(config.get("mamba_ssm_dtype"), served_dtype(model))
-
-
-def _known_dtype(name: object, default: str) -> str:
-    return name if isinstance(name, str) and name in DTYPE_BYTES else default
-
-
-def _has_bounded_kda_gate(model: Checkpoint) -> bool:
-    """Whether vLLM prefills with FlashKDA, which keeps one more state, on Hopper and Blackwell
-    (0.32.0: models/kimi_k3/nvidia/kda.py, resolve_kda_prefill_backend)."""
-    section = text_config(model.config).get("linear_attn_config")
-    bound = section.get("gate_lower_bound") if isinstance(section, dict) else None
-    is_kda = isinstance(model.family, KimiLinear)
-    return is_kda and bound is not None and model.geometry.head_k_dim == 128
+def default_state_dtype(engine: Engine, model: Checkpoint) -> str:
+    """The dtype of the state without a flag."""
+    return engine.default_state_dtype(text_config(model.config), served_dtype(model))
 
 
 def _draft_layers(config: dict[str, Any]) -> int:

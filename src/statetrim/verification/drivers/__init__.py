@@ -1,6 +1,6 @@
 """Programs that the Python of an engine's environment runs, without statetrim.
 
-    PYTHON drivers/ask.py REQUEST.json ANSWER.json ENGINE
+    PYTHON drivers/ask.py REQUEST.json ANSWER.json DRIVER
 
 A request has `model` (a directory), `dtype`, `texts` to encode, `sequences` of token ids to read,
 `prompts` to continue greedily by `generate` tokens, and `options` of the engine. The answer has

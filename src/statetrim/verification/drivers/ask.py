@@ -1,4 +1,4 @@
-"""Answer a request with the class `Engine` of `ask_ENGINE.py`; `__init__.py` documents the files.
+"""Answer a request with the class `Engine` of a DRIVER; `__init__.py` documents the files.
 
 An engine is made of the request. `encode` takes all texts, `most_likely` gives for each sequence
 the choices and their log-probabilities, and `generate` a continuation of each prompt.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 def main(request_file: str, answer_file: str, name: str) -> None:
     request = json.loads(Path(request_file).read_text())
-    engine = importlib.import_module(f"ask_{name}").Engine(request)
+    engine = importlib.import_module(name).Engine(request)
     read = list(engine.most_likely(request["sequences"]))
     answer = {
         "engine": engine.version,

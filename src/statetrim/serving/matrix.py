@@ -5,7 +5,6 @@ The rows are data: `engines.json` is written by hand, `engines_compiled.json` by
 """
 
 import json
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -14,7 +13,8 @@ from typing import Literal
 
 from ..cut.geometry import Geometry
 from ..cut.shape import Shape
-from .engine_names import has_plugin
+from .engines import engine_in_matrix, engines
+from .engines.engine import Engine
 
 Support = Literal["fast", "fallback", "plugin", "unknown", "refused", "wrong"]
 """fast: the engine's usual kernels accept the shape (not a measured speed); fallback: a slower path
@@ -111,11 +111,10 @@ class Compatibility:
 
 @dataclass(frozen=True)
 class Matrix:
-    """The rows, the model types of each family name, and the command line of each engine."""
+    """The rows, and the model types of each family name."""
 
     rows: tuple[Row, ...]
     families: dict[str, tuple[str, ...]]
-    commands: dict[str, str]
 
 
 NEEDS_PLUGIN = "needs the plugin of statetrim (docs/widths-by-layer.md)"
@@ -134,7 +133,6 @@ def matrix() -> Matrix:
     return Matrix(
         rows=tuple(sorted(rows, key=lambda row: not row.is_exact)),
         families={name: tuple(types) for name, types in main["families"].items()},
-        commands=main["commands"],
     )
 
 
@@ -144,19 +142,16 @@ def compatibility_of_shape(model_type: str, shape: Shape) -> list[Compatibility]
 
     The first row that matches the shape decides; without one the support is unknown.
     """
-    engine_order = list(dict.fromkeys(row.engine for row in matrix().rows if not row.is_exact))
+    engine_order = [engine.name for engine in engines()]
     lines: dict[tuple[str, str, str], Compatibility] = {}
-    rows = _rows_for(model_type)
-    for row in rows:
+    for row in sorted(_rows_for(model_type), key=lambda row: not row.matches(shape)):
+        shared = {field.name: getattr(row, field.name) for field in fields(Compatibility)}
+        if not row.matches(shape):
+            blank = {"flag": "", "error": "", "note": "", "source": "", "evidence": ""}
+            shared |= blank | {"verdict": "unknown"}
         for hardware in row.hardware:
-            if row.matches(shape):
-                lines.setdefault(_line_key(row, hardware), _line_of_row(row, hardware))
-    for row in rows:
-        for hardware in row.hardware:
-            unknown = Compatibility(
-                row.engine, row.versions, hardware, "unknown", current=row.current
-            )
-            lines.setdefault(_line_key(row, hardware), unknown)
+            line = Compatibility(**shared | {"hardware": hardware})
+            lines.setdefault((row.engine, hardware, "" if row.current else row.versions), line)
     return sorted(
         lines.values(), key=lambda line: (engine_order.index(line.engine), not line.current)
     )
@@ -171,7 +166,9 @@ def compatibility_of_geometry(model_type: str, geometry: Geometry) -> list[Compa
         {
             (line.engine, line.hardware)
             for line in compatibility_of_shape(model_type, shape)
-            if line.current and line.serves and has_plugin(line.engine, model_type)
+            if line.current
+            and line.serves
+            and model_type in engine_in_matrix(line.engine).plugin_types
         }
         for shape in set(geometry.shapes.values())
     ]
@@ -197,11 +194,11 @@ class ServedBy:
     unknown: tuple[str, ...]
 
     @staticmethod
-    def of(model_type: str, geometry: Geometry, first: str | None = None) -> "ServedBy":
+    def of(model_type: str, geometry: Geometry, first: Engine | None = None) -> "ServedBy":
         """The engines by their answers, the engine `first` before the others. One that serves on
         some hardware may refuse or be unknown on other."""
         lines = [x for x in compatibility_of_geometry(model_type, geometry) if x.current]
-        lines.sort(key=lambda line: line.engine != first)
+        lines.sort(key=lambda line: first is None or line.engine != first.name)
         served = dict.fromkeys(line.engine for line in lines if line.serves)
         by_plugin = dict.fromkeys(line.engine for line in lines if line.verdict == "plugin")
         taken = served | by_plugin
@@ -220,10 +217,6 @@ class ServedBy:
     @property
     def is_known(self) -> bool:
         return bool(self.served or self.by_plugin or self.refused)
-
-    def refuses(self, engine: str) -> bool:
-        """Whether the engine is known to serve the state on no hardware."""
-        return engine in self.refused
 
     @property
     def refusals(self) -> list[str]:
@@ -244,16 +237,6 @@ def known_lines(lines: Sequence[Compatibility], engine: str | None = None) -> li
     """The lines of current versions whose support is known; of one engine if it is given."""
     known = [line for line in lines if line.current and line.verdict != "unknown"]
     return known if engine is None else [line for line in known if line.engine == engine]
-
-
-def serve_command(line: Compatibility, model: str, *, without_mtp: bool = False) -> str:
-    """The command line that serves the path `model` on the engine, with the flag of the shape.
-
-    `without_mtp`: the weights lack the multi-token-prediction head that the config may announce.
-    """
-    template = matrix().commands[line.engine]
-    convert = " --no-mtp" if without_mtp else ""
-    return f"{template.format(model=shlex.quote(model), convert=convert)} {line.flag}".strip()
 
 
 def engines_supporting(model_type: str) -> set[str]:
@@ -280,13 +263,3 @@ def _rows_for(model_type: str) -> list[Row]:
     table = matrix()
     names = {name for name, types in table.families.items() if model_type in types}
     return [row for row in table.rows if names.intersection(row.families)]
-
-
-def _line_key(row: Row, hardware: str) -> tuple[str, str, str]:
-    """What has a line of its own: engine, hardware, and versions ("" for the current one)."""
-    return row.engine, hardware, "" if row.current else row.versions
-
-
-def _line_of_row(row: Row, hardware: str) -> Compatibility:
-    shared = {field.name: getattr(row, field.name) for field in fields(Compatibility)}
-    return Compatibility(**shared | {"hardware": hardware})
