@@ -77,14 +77,14 @@ def cpu_seconds(work: Callable[[], None]) -> float:
 def ratio(directory: Path, methods: tuple[str, ...], rounds: int) -> tuple[float, float]:
     """Best CPU seconds of the bare passes and of the calibrating ones."""
     live = load_live(directory)
-    statistic_names = calibration._needed_sums(methods, layerwise=False)
+    statistics = calibration._needed_statistics(methods, layerwise=False)
     data = random_sequences(BATCH * BATCHES, LENGTH)
     batches: list[Tensor] = data.batches(BATCH)
     backward = "grad" in methods
     if backward:
         calibration._enable_projection_gradients(live)
         reader = LogitReader(live)
-    sums = Sums(live.checkpoint, statistic_names)
+    sums = Sums(live.checkpoint, statistics)
 
     def bare() -> None:
         for batch in batches:
@@ -127,7 +127,7 @@ def selection_seconds(layers: int = 45, heads: int = 16, channels: int = 128) ->
         mixed = torch.randn(heads, 1024, 64, **kwargs) @ torch.randn(heads, 64, channels, **kwargs)
         rows = torch.nn.functional.silu(mixed + torch.randn(heads, 1024, channels, **kwargs))
         gram = rows.mT @ rows
-        sums = st.LayerStatistics(1024, query_gram=gram, key_gram=gram)
+        sums = st.LayerStatistics(1024, {"query_gram": gram, "key_gram": gram})
         evidence.append(st.Evidence(rows[:, :, :0], rows[:, :, :0], generator, sums))
     select = find_method("drrqr").select
     start = time.perf_counter()

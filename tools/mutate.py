@@ -29,10 +29,10 @@ from changed_tests import ROOT, tests_of
 CORE = tuple(
     f"src/statetrim/{name}.py"
     for name in (
-        "artifacts/statistics", "calibration/sums", "cut/geometry", "cut/request",
-        "judging/control", "judging/gate", "judging/limits", "judging/losses", "judging/verdict",
-        "maths/paired", "option_types", "pipelines/recipe", "pipelines/shape_choice",
-        "pipelines/stage",
+        "artifacts/statistics", "calibration/sums", "statistics/mixture", "cut/geometry",
+        "cut/request", "judging/control", "judging/gate", "judging/limits", "judging/losses",
+        "judging/verdict", "maths/paired", "option_types", "pipelines/recipe",
+        "pipelines/shape_choice", "pipelines/stage",
         "selection/allocate", "serving/capacity/arithmetic", "serving/capacity/parts",
         "serving/shapes", "snapshots/coding", "snapshots/layout", "snapshots/low_rank",
         "snapshots/prompt", "storage/quantized/blocks",

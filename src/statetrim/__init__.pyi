@@ -45,6 +45,7 @@ from .serving.inspect import inspect as inspect
 from .snapshots.prompt import load_prompt as load_prompt
 from .snapshots.prompt import save_prompt as save_prompt
 from .snapshots.snapshot import snapshot as snapshot
+from .statistics.statistic import Statistic as Statistic
 from .storage.checkpoint import Checkpoint as Checkpoint
 from .storage.hub.upload import Pushed as Pushed
 from .storage.hub.upload import push as push

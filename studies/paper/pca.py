@@ -193,8 +193,7 @@ class Study:
             return projection_grams(self.model, self.options, sample)
         summed = {}
         for layer, sums in self.sums(sample).layers.items():
-            assert sums.query_gram is not None and sums.key_gram is not None
-            summed[layer] = sums.query_gram + sums.key_gram
+            summed[layer] = sums["query_gram"] + sums["key_gram"]
         return summed
 
     def measure(self, row: Row) -> Row:

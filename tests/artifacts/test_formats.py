@@ -29,7 +29,7 @@ READERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], Any]] = {
     "plan.json": (st.Plan.load, lambda x: (x.to, x.axes["key"].method), ("8x4", "l1")),
     "statistics.safetensors": (st.Statistics.load, lambda x: int(x.layers[1].tokens), 256),
     "refit-statistics.safetensors": (
-        st.Statistics.load, lambda x: x.layers[0].target_moment is not None, True,
+        st.Statistics.load, lambda x: x.layers[0]["target_moment"] is not None, True,
     ),
     "scores.json": (st.Scores.load, lambda x: {s.task for s in x.scores}, {"mqar"}),
     "timings.json": (st.Timings.load, lambda x: x.models, ["model", "small"]),

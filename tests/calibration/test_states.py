@@ -90,7 +90,7 @@ def test_ghost_scores_the_error_of_the_output_when_a_channel_is_not_read(
         scale = geometry.head_k_dim if model.family.scales_queries else 1
         expected = scale * torch.stack(errors, dim=1)
         torch.testing.assert_close(
-            statistics.layers[layer].state_read, expected, rtol=1e-3, atol=1e-9
+            statistics.layers[layer]["state_read"], expected, rtol=1e-3, atol=1e-9
         )
         for head, kept in enumerate(plan.axes["key"].kept[layer].tolist()):
             largest = np.argsort(-expected[head].numpy())[: len(kept)]
@@ -108,7 +108,7 @@ def test_ranks_and_norms_are_those_of_the_kernels_final_states(
             states = kernel(**arguments | {"output_final_state": True})[1].double().numpy()
         singular = np.linalg.svd(states, compute_uv=False)  # [sequences, heads, rank]
         share = (singular > 1e-4 * singular[..., :1]).mean(-1)
-        sums = statistics.layers[layer].state_ranks
+        sums = statistics.layers[layer]["state_ranks"]
         assert sums is not None
         expected = [np.full(len(sums), len(states)), share.sum(0), singular.sum((0, 2))]
         np.testing.assert_allclose(sums, np.stack(expected, 1), rtol=1e-4)
@@ -125,6 +125,6 @@ def test_heads_of_high_rank_and_norm_go() -> None:
     evidence = HeadEvidence(
         torch.zeros(2, 2, 3, 5, dtype=torch.float64),
         torch.Generator(),
-        LayerStatistics(64, state_ranks=sums),
+        LayerStatistics(64, {"state_ranks": sums}),
     )
     assert by_rank(evidence, 1).tolist() == [[0], [0]]

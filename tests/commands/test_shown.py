@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import statetrim as st
 from helpers.refusal import run
 from statetrim.artifacts.steps import RefitRecord
 from statetrim.commands.steps.calibrate import show_statistics
@@ -19,7 +20,7 @@ from statetrim.surgery.refit import refit
 
 def shown_statistics(squares: list[float], capsys: pytest.CaptureFixture[str]) -> str:
     layers = {
-        number: SimpleNamespace(tokens=10, output_square=torch.tensor([10 * square]))
+        number: st.LayerStatistics(10, {"output_square": torch.tensor([10 * square])})
         for number, square in enumerate(squares)
     }
     statistics: Any = SimpleNamespace(layers=layers, generated={}, sum_names={"output_square"})

@@ -84,9 +84,7 @@ def test_it_is_calibrated_cut_checked_analysed_and_timed(run: Any, workspace: Pa
     assert statistics[0].sum_names == statistics[1].sum_names and statistics[0].layers
     for layer, sums in statistics[0].layers.items():
         for sum_name in statistics[0].sum_names:
-            assert torch.equal(
-                getattr(sums, sum_name), getattr(statistics[1].layers[layer], sum_name)
-            )
+            assert torch.equal(sums[sum_name], statistics[1].layers[layer][sum_name])
 
     run("select", "{}", "--statistics", "{}.safetensors", "--to", f"{KEEP}x100%", "-o", "{}.json")
     plan, known_plan = (st.Plan.load(workspace / f"{n}.json") for n in ("strange", "known"))

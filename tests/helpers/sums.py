@@ -11,5 +11,5 @@ def assert_statistics_close(first: Statistics, second: Statistics, tolerance: fl
             first_sums, second_sums = (s.sources[source][layer] for s in (first, second))
             assert first_sums.tokens == second_sums.tokens
             for name in first.sum_names:
-                a, b = getattr(first_sums, name), getattr(second_sums, name)
+                a, b = first_sums[name], second_sums[name]
                 assert (a - b).abs().max() <= tolerance * a.abs().max(), (source, layer, name)

@@ -31,6 +31,7 @@ from statetrim.runtime.live import LiveModel, MixerCall, hook_mixers
 from statetrim.runtime.loading import load_live
 from statetrim.runtime.logits import LogitReader
 from statetrim.runtime.placement import Placement
+from statetrim.statistics import STATISTICS
 
 META = torch.device("meta")
 BF16 = Placement(dtype="bfloat16")  # which grouped experts take there
@@ -89,7 +90,8 @@ def student_and_teacher(path: Path, out: Path) -> tuple[LiveModel, LiveModel]:
 @every_type
 def test_gradients_of_a_calibration(model_type: str, checkpoint: Load) -> None:
     live = load_live(checkpoint(model_type), BF16)
-    sums = Sums(live.checkpoint, ["query_gradient", "key_gradient", "output_square"])
+    names = ("query_gradient", "key_gradient", "output_square")
+    sums = Sums(live.checkpoint, [STATISTICS[name] for name in names])
     _enable_projection_gradients(live)
     live = move_to_meta(live)
     batch = torch.arange(40).reshape(2, 20) % tiny.VOCABULARY

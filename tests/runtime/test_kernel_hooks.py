@@ -18,6 +18,7 @@ from statetrim.errors import StatetrimError
 from statetrim.runtime.kernel_hooks import KernelCall, _Recorder, hook_kernels
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
+from statetrim.statistics import STATISTICS
 from statetrim.surgery.check import compare_cut
 
 Load = Callable[[str], Path]
@@ -146,7 +147,7 @@ def test_all_query_heads_of_a_key_head_are_summed(tmp_path: Path) -> None:
     calls: list[KernelCall] = []
     repeated = key.repeat_interleave(2, dim=2)
     hooked_kernel(model, calls, {})(q=query, k=repeated, v=torch.randn(3, 5, 4, 8))
-    sums = Sums(model, ("query_gram", "key_gram"))
+    sums = Sums(model, [STATISTICS["query_gram"], STATISTICS["key_gram"]])
     sums.on_call(calls[0])
     query_gram, key_gram = sums.cpu_tensors()[1], sums.cpu_tensors()[0]
     exact = query.double().reshape(3, 5, 2, 2, width)

@@ -43,7 +43,7 @@ def evidence(
     mixing = torch.randn(n, n, generator=generator, dtype=torch.float64)
     values = torch.randn(64, n, generator=generator, dtype=torch.float64) @ mixing
     weight = torch.randn(hidden, n, generator=generator, dtype=torch.float64)
-    sums = LayerStatistics(64, readout_moment=values.mT @ values)
+    sums = LayerStatistics(64, {"readout_moment": values.mT @ values})
     head_evidence = HeadEvidence(weight.mT.reshape(groups, heads, width, hidden), generator, sums)
     return head_evidence, values, weight
 

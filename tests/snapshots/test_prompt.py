@@ -105,7 +105,7 @@ def test_keys_count_where_they_overwrite(model_type: str, names: list[str], tmp_
             expected = 0.01 * torch.eye(heads.head_k_dim, dtype=torch.float64)
             for name in names:
                 shared = head * heads.num_k_heads // heads.num_v_heads
-                gram = sum(getattr(x[layer], name) for x in statistics.sources.values())[shared]
+                gram = sum(x[layer][name] for x in statistics.sources.values())[shared]
                 expected += gram / gram.diag().mean() / len(names)
             torch.testing.assert_close(weight.T @ weight, expected, rtol=1e-4, atol=1e-5)
 

@@ -19,12 +19,13 @@ from helpers.masking import output_projection
 from helpers.refusal import check_refusal, fingerprint, run
 from helpers.sums import assert_statistics_close
 from statetrim.artifacts.plan import AxisPlan
-from statetrim.artifacts.statistics import REFIT_SUM_NAMES, LayerStatistics, Statistics
+from statetrim.artifacts.statistics import LayerStatistics, Statistics
 from statetrim.progress import Progress
 from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.live import find_mixers
 from statetrim.runtime.loading import load
-from statetrim.surgery.refit import fit_projection, layer_errors
+from statetrim.statistics.readouts import REFIT_STATISTICS, fit_projection
+from statetrim.surgery.refit import layer_errors
 
 # One of each way a mixer is called, of biased output projections (bamba), and KDA, keys only.
 TYPES = ("gated_deltanet", "kda", "qwen3_next", "olmo_hybrid", "bamba")
@@ -74,7 +75,7 @@ def test_the_refit_is_least_squares_on_what_the_layers_read_out(
     model = st.open(checkpoint(model_type))
     small = cut(model, tmp_path / "small")
     statistics = st.calibrate(small, text, original=model, **SETTINGS)
-    assert statistics.sum_names == set(REFIT_SUM_NAMES)
+    assert statistics.sum_names == {each.name for each in REFIT_STATISTICS}
     damping = 1e-8
     refitted = st.refit(small, statistics, out=tmp_path / "refitted", damping=damping)
     ids = Corpus(text, model).read(tokens=640, length=20).ids.long()
@@ -104,15 +105,13 @@ def test_without_damping_it_solves_the_normal_equations_in_float64() -> None:
     features = torch.randn(200, 12, generator=generator, dtype=torch.float64)
     target = torch.randn(200, 5, generator=generator, dtype=torch.float64)
     sums = LayerStatistics(
-        200,
-        readout_moment=features.mT @ features,
-        target_moment=target.mT @ features,
-        target_square=target.square().sum().reshape(1),
+        200, {"readout_moment": features.mT @ features, "target_moment": target.mT @ features}
     )
     oracle = np.linalg.lstsq(features.numpy(), target.numpy(), rcond=None)[0].T
     np.testing.assert_allclose(fit_projection(sums, 0.0).numpy(), oracle, rtol=1e-10, atol=1e-12)
     twice = torch.cat([features, features[:, :1]], dim=1)
-    copied = LayerStatistics(200, readout_moment=twice.mT @ twice, target_moment=target.mT @ twice)
+    moments = {"readout_moment": twice.mT @ twice, "target_moment": target.mT @ twice}
+    copied = LayerStatistics(200, moments)
     with pytest.raises(st.StatetrimError, match="larger damping"):
         fit_projection(copied, 0.0)
     assert fit_projection(copied, 1e-8).isfinite().all()
@@ -205,8 +204,8 @@ def test_it_is_refused_without_fitting_data(checkpoint: Any, text: Path, tmp_pat
         (enough, other, "another model"),
         *(
             (spoiled(enough, first, name, value), small, f"no usable '{name}'")
-            for name in REFIT_SUM_NAMES
-            for value in (getattr(sums, name)[:-1], getattr(sums, name) * float("nan"))
+            for name in (each.name for each in REFIT_STATISTICS)
+            for value in (sums[name][:-1], sums[name] * float("nan"))
         ),
     ):
         with pytest.raises(st.StatetrimError, match=message):
@@ -219,7 +218,8 @@ def test_it_is_refused_without_fitting_data(checkpoint: Any, text: Path, tmp_pat
 
 
 def spoiled(statistics: Statistics, layer: int, name: str, value: Tensor) -> Statistics:
-    changed = replace(statistics.layers[layer], **{name: value})
+    sums = statistics.layers[layer].sums
+    changed = replace(statistics.layers[layer], sums={**sums, name: value})
     return Statistics({**statistics.layers, layer: changed}, statistics.lineage)
 
 

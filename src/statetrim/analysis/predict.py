@@ -7,7 +7,6 @@ error measured on others, both from sums, so no activations are kept.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -16,37 +15,19 @@ from torch import Tensor, nn
 
 from ..artifacts.decision import Prediction
 from ..artifacts.plan import Plan
-from ..maths.least_squares import fit_least_squares, relative_residual
+from ..artifacts.statistics import LayerStatistics
+from ..defaults import REFIT_DAMPING
 from ..progress import Advance, OnProgress, counter, ignore_progress
-from ..runtime.kernel_hooks import hook_kernels, without_bias
+from ..runtime.kernel_hooks import Readout, hook_kernels, without_bias
 from ..runtime.live import LiveModel, MixerCall, hook_mixers
 from ..runtime.loading import load_live
 from ..runtime.placement import Placement
 from ..runtime.sequential import LayerWalk
+from ..statistics.mixture import mix_layer
+from ..statistics.readouts import REFIT_STATISTICS, fit_projection, relative_error
 from ..storage.channel_rows import names_by_layer
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.text import Sequences
-
-DAMPING = 1e-6
-
-
-@dataclass
-class RefitSums:
-    """Sums over tokens of one layer, plan and source: a is the masked read-out, y the original's
-    output, n the number of value heads x kept value channels."""
-
-    gram: Tensor  # [n, n]: aa'
-    target: Tensor  # [hidden, n]: ya'
-    square: Tensor  # [1]: y'y
-
-    def add(self, other: "RefitSums") -> None:
-        """Add the sums of more tokens, in place."""
-        self.gram += other.gram
-        self.target += other.target
-        self.square += other.square
-
-    def cpu(self) -> "RefitSums":
-        return RefitSums(self.gram.cpu(), self.target.cpu(), self.square.cpu())
 
 
 def predict(
@@ -85,23 +66,18 @@ def predict(
         fit_sums, test_sums = sums_by_source[: len(fitted_on)], sums_by_source[len(fitted_on) :]
         for name in plans:
             for layer in layers:
-                weight = _fit_weight([sums[name, layer] for sums in fit_sums])
+                weight = _fit_weight([sums[name, layer] for sums in fit_sums], layer)
                 for source, sums in zip(measured_on, test_sums, strict=True):
-                    test = sums[name, layer]
-                    error = relative_residual(weight, test.gram, test.target, test.square)
+                    error = relative_error(weight, sums[name, layer])
                     errors[name][source][layer] = max(0.0, error)
     return Prediction(errors)
 
 
-def _fit_weight(sources: Sequence[RefitSums]) -> Tensor:
+def _fit_weight(sources: Sequence[LayerStatistics], layer: int) -> Tensor:
     """The output projection [hidden, n] with the least sum of the sources' relative errors."""
-    grams: list[Tensor] = []
-    targets: list[Tensor] = []
-    for source in sources:
-        scale = 1 / source.square.clamp_min(1e-300)
-        grams.append(source.gram * scale)
-        targets.append(source.target * scale)
-    return fit_least_squares(torch.stack(grams).sum(0), torch.stack(targets).sum(0), DAMPING)
+    by_source = {str(number): sums for number, sums in enumerate(sources)}
+    shares = dict.fromkeys(by_source, 1 / len(sources))
+    return fit_projection(mix_layer(by_source, shares, REFIT_STATISTICS, layer), REFIT_DAMPING)
 
 
 def _layer_groups(
@@ -120,7 +96,7 @@ def _layer_groups(
     return [layers[start : start + size] for start in range(0, len(layers), size)]
 
 
-SourceSums = list[dict[tuple[str, int], RefitSums]]
+SourceSums = list[dict[tuple[str, int], LayerStatistics]]
 """For every source: (plan, layer) -> sums."""
 
 
@@ -173,7 +149,7 @@ class _MaskedRuns:
 
     @contextmanager
     def _hooks(
-        self, layers: tuple[int, ...], sums: dict[tuple[str, int], RefitSums]
+        self, layers: tuple[int, ...], sums: dict[tuple[str, int], LayerStatistics]
     ) -> Iterator[None]:
         """Within, every mixer call of `layers` is repeated for each plan and added to `sums`."""
 
@@ -192,24 +168,22 @@ class _MaskedRuns:
             stack.enter_context(hook_mixers(mixers, lambda call: self._run_masked(call, sums)))
             yield
 
-    def _run_masked(self, call: MixerCall, sums: dict[tuple[str, int], RefitSums]) -> None:
+    def _run_masked(self, call: MixerCall, sums: dict[tuple[str, int], LayerStatistics]) -> None:
         """Repeat a mixer call with each plan's channels masked, and add up what a refit needs."""
         if self._is_repeating:  # the hook sees repeated calls too
             return
-        layer = call.layer
-        self._is_repeating, target = True, self._captured["output"].flatten(0, -2).double()
+        layer, model = call.layer, self.live.checkpoint
+        self._is_repeating, target = True, self._captured["output"]
         for name, plan in self.plans.items():
             kept = {layer: plan.kept_in_layer(layer)}
             with hook_kernels(self.live, lambda call: None, kept=kept, layers=[layer]):
                 call.repeat(self.live.mixers[layer])
-            values = self._captured["values"].flatten(0, -2).double()
+            values = self._captured["values"]
             columns = self._kept_columns[name, layer].to(values.device)
-            readout, square = values[:, columns], target.square().sum().reshape(1)
-            new = RefitSums(readout.mT @ readout, target.mT @ readout, square)
-            if (name, layer) in sums:
-                sums[name, layer].add(new)
-            else:
-                sums[name, layer] = new
+            readout = Readout(layer, values[..., columns], target)
+            new = {each.name: each.measure(readout, model) for each in REFIT_STATISTICS}
+            added = LayerStatistics(values[..., 0].numel(), new)
+            sums[name, layer] = sums[name, layer] + added if (name, layer) in sums else added
         self._is_repeating = False
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..artifacts.statistics import REFIT_SUM_NAMES, TEXT, Statistics
+from ..artifacts.statistics import TEXT, Statistics
 from ..defaults import HEAD_METHOD, KEY_METHOD, RECALL_SHARE, VALUE_METHOD
 from ..errors import StatetrimError
 from ..maths.units import parse_token_count
@@ -23,6 +23,9 @@ from ..runtime.live import LiveModel
 from ..runtime.loading import load_live, load_tokenizer
 from ..runtime.logits import LogitReader
 from ..runtime.placement import Placement
+from ..statistics import STATISTICS
+from ..statistics.readouts import REFIT_STATISTICS
+from ..statistics.statistic import Gradients, Statistic
 from ..storage.checkpoint import Checkpoint, check_prunable, require_prunable
 from ..storage.models import ModelLike, as_checkpoint
 from ..storage.space import check_writable
@@ -34,8 +37,6 @@ from .layerwise import calibrate_layerwise
 from .options import CalibrateOptions
 from .saved_sums import SavedSums, open_saved_sums
 from .sums import Sums, to_statistics
-
-GRADIENT_SUMS = {"query_gradient", "key_gradient"}
 
 
 @takes_options(CalibrateOptions)
@@ -61,22 +62,22 @@ def calibrate(model: ModelLike, options: CalibrateOptions) -> Statistics:
     original = None
     if options.original is None:
         methods = options.methods or _default_methods(model)
-        sum_names = _needed_sums(methods, options.layerwise)
+        statistics = _needed_statistics(methods, options.layerwise)
     else:
         original = require_prunable(as_checkpoint(options.original))
         _check_cut_from(original, model)
-        sum_names = sorted(REFIT_SUM_NAMES)
+        statistics = list(REFIT_STATISTICS)
     sources = _load_sources(model, options)
     lineage = {
         "statetrim": __version__,
         "source": model.digest,
-        "parts": sum_names,
+        "parts": sorted(statistic.name for statistic in statistics),
         "dtype": options.dtype_text,
         "batch_size": options.batch_size,
         "data": [source.lineage for source in sources.values()],
     } | ({} if original is None else {"original": original.digest})
     ranks = DistributedContext.current()
-    sums = {name: Sums(model, sum_names) for name in sources}
+    sums = {name: Sums(model, statistics) for name in sources}
     batches = _batches_of_rank(sources, options.batch_size, ranks)
     with (
         open_saved_sums(options.out, ranks, lineage) as saved,
@@ -88,10 +89,10 @@ def calibrate(model: ModelLike, options: CalibrateOptions) -> Statistics:
         _run_models(models, options.placement, sums, batches, sources, saved, report)
         for source_sums in sums.values():
             source_sums.tokens = ranks.all_reduce(source_sums.cpu_tensors(), source_sums.tokens)
-        statistics = to_statistics(sums, lineage)
+        collected = to_statistics(sums, lineage)
         if saved:
-            saved.finish(statistics)
-        return statistics
+            saved.finish(collected)
+        return collected
 
 
 def _check_cut_from(original: Checkpoint, cut: Checkpoint) -> None:
@@ -153,7 +154,7 @@ def _run_batches(
     total_tokens = sum(batch.numel() for batches in batches_by_source.values() for batch in batches)
     for source, batches in batches_by_source.items():
         source_sums, reader = sums[source], None
-        if GRADIENT_SUMS & set(source_sums.sum_names):
+        if source_sums.sees(Gradients):
             _enable_projection_gradients(live)
             reader = LogitReader(live)  # outside the hooks: its probe must not be counted
         with calibration_hooks(live_models, source_sums):
@@ -231,15 +232,20 @@ def _enable_projection_gradients(live: LiveModel) -> None:
                 mixer.get_parameter(channel_rows.tensor).requires_grad_(True)
 
 
-def _needed_sums(methods: Iterable[str], layerwise: bool) -> list[str]:
-    """Names of the sums that `methods` need, and always of "output_square", sorted."""
-    needed: set[str] = set()
-    for name in methods:
-        needed.update(find_method(name).needs)
+def _needed_statistics(methods: Iterable[str], layerwise: bool) -> list[Statistic]:
+    """The statistics that `methods` need, and always "output_square"."""
+    needed: dict[str, Statistic] = {}
+    for method in map(find_method, methods):
+        for statistic in method.needs:
+            if needed.setdefault(statistic.name, statistic) is not statistic:
+                raise StatetrimError(
+                    f"two methods define a statistic {statistic.name!r}; rename one"
+                )
+            if layerwise and statistic.sees is Gradients:
+                raise StatetrimError(
+                    f"{method.name!r} needs the whole model in memory; leave it out to calibrate "
+                    f"layerwise"
+                )
     if not needed:
         raise StatetrimError(f"{', '.join(methods)} needs no calibration; run: statetrim select")
-    if layerwise and GRADIENT_SUMS & needed:
-        raise StatetrimError(
-            "'grad' needs the whole model in memory; leave it out to calibrate layerwise"
-        )
-    return sorted(needed | {"output_square"})
+    return list({**needed, "output_square": STATISTICS["output_square"]}.values())

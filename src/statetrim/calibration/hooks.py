@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import StatetrimError
-from ..runtime.kernel_hooks import Readout, hook_kernels, without_bias
+from ..runtime.kernel_hooks import MixerInput, Readout, hook_kernels, without_bias
 from ..runtime.live import LiveModel, MixerCall, hook_mixers
 from .sums import Sums
 
@@ -23,10 +23,9 @@ def calibration_hooks(
     projection and the input of the cut's; `layers` has no effect.
     """
     if len(live_models) > 1:
-        return _hook_pairs(live_models[0], live_models[1], sums.on_pair)
-    on_input = sums.on_input if "input_square" in sums.sum_names else None
-    readout_sums = {"readout_gram", "readout_moment"} & set(sums.sum_names)
-    on_readout = sums.on_readout if readout_sums else None
+        return _hook_pairs(live_models[0], live_models[1], sums.add)
+    on_input = sums.add if sums.sees(MixerInput) else None
+    on_readout = sums.add if sums.sees(Readout) else None
     return hook_kernels(live_models[0], sums.on_call, on_input, on_readout, layers=layers)
 
 

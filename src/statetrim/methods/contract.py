@@ -8,9 +8,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..artifacts.statistics import SUM_NAMES, LayerStatistics
+from ..artifacts.statistics import LayerStatistics
 from ..cut.shape import Axis
 from ..errors import StatetrimError
+from ..statistics import STATISTICS
+from ..statistics.statistic import Statistic
 
 Score = Literal["qk", "q", "k"]
 """Score a channel by queries and keys together, or by one of them alone."""
@@ -26,8 +28,8 @@ class _HasStatistics:
     def statistic(self, name: str) -> Tensor:
         """The sum of this name over calibration tokens, such as "query_gram". Raises StatetrimError
         if it was not collected, because the method lacks it in `needs`."""
-        value = getattr(self.statistics, name, None)
-        if not isinstance(value, Tensor):
+        value = self.statistics.sums.get(name) if self.statistics else None
+        if value is None:
             raise StatetrimError(f"this method uses {name!r} without declaring that it needs it")
         return value
 
@@ -87,7 +89,7 @@ class Method:
     name: str
     select: Select  # select(evidence, keep, **options) -> kept [heads, keep]
     options: Mapping[str, Any]  # name -> default
-    needs: tuple[str, ...]  # names of calibration sums
+    needs: tuple[Statistic, ...]
     axes: tuple[Axis, ...] = ("key",)
 
 
@@ -100,16 +102,28 @@ def as_method(select: Select, name: str | None = None) -> Method:
     return Method(name or select.__name__, select, options, getattr(select, "needs", ()), axes)
 
 
-def needs(*names: str) -> Callable[[Select], Select]:
-    """Decorator: declare the calibration sums that a method uses (fields of LayerStatistics)."""
-    unknown = set(names) - set(SUM_NAMES)
-    assert not unknown, f"no such statistics: {unknown}"
+def needs(*statistics: str | Statistic) -> Callable[[Select], Select]:
+    """Decorator: declare the statistics that a method uses, by name or as its own `Statistic`."""
+    needed = tuple(_find_statistic(each) for each in statistics)
 
     def declare(select: Select) -> Select:
-        select.needs = names  # type: ignore[attr-defined]
+        select.needs = needed  # type: ignore[attr-defined]
         return select
 
     return declare
+
+
+def _find_statistic(statistic: str | Statistic) -> Statistic:
+    if isinstance(statistic, Statistic):
+        if STATISTICS.get(statistic.name, statistic) is not statistic:
+            raise StatetrimError(f"another statistic is called {statistic.name!r}; rename yours")
+        return statistic
+    if statistic not in STATISTICS:
+        raise StatetrimError(
+            f"there is no statistic {statistic!r}; name one of {', '.join(STATISTICS)}, or define "
+            f"a Statistic"
+        )
+    return STATISTICS[statistic]
 
 
 def selects(*axes: Axis) -> Callable[[Select], Select]:

@@ -43,6 +43,14 @@ class KernelCall:
 
 
 @dataclass(frozen=True, eq=False)
+class MixerInput:
+    """The input of one layer's mixer."""
+
+    layer: int
+    hidden: Tensor  # [batch, time, hidden]
+
+
+@dataclass(frozen=True, eq=False)
 class Readout:
     """Input and output of one layer's output projection; the input is the kernel's output after
     norm and gate."""
@@ -56,14 +64,13 @@ class Readout:
 def hook_kernels(
     live: LiveModel,
     on_call: Callable[[KernelCall], None],
-    on_input: Callable[[int, Tensor], None] | None = None,
+    on_input: Callable[[MixerInput], None] | None = None,
     on_readout: Callable[[Readout], None] | None = None,
     kept: Mapping[int, Kept] | None = None,
     layers: Iterable[int] | None = None,
 ) -> Iterator[None]:
-    """Within, every kernel call of the model is passed to `on_call`, every layer with the
-    input [batch, time, hidden] of its mixer to `on_input`, and every call of an output projection
-    to `on_readout`.
+    """Within, every kernel call of the model is passed to `on_call`, every input of a
+    mixer to `on_input`, and every call of an output projection to `on_readout`.
 
     All but what `kept` lists by layer is masked. Of "key", channels of q and k are masked, and the
     output is scaled as by a kernel of the kept width. Of "value", those of the kernel's output are,
@@ -190,7 +197,7 @@ class _Recorder:
         self,
         checkpoint: Checkpoint,
         on_call: Callable[[KernelCall], None],
-        on_input: Callable[[int, Tensor], None] | None,
+        on_input: Callable[[MixerInput], None] | None,
         kept: Mapping[int, Kept],
     ) -> None:
         self.family, self.geometry = checkpoint.family, checkpoint.geometry
@@ -204,7 +211,7 @@ class _Recorder:
         self.layer = layer
         if self.on_input is not None:
             hidden = args[0] if args else kwargs["hidden_states"]
-            self.on_input(layer, hidden.detach())
+            self.on_input(MixerInput(layer, hidden.detach()))
 
     def wrap(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
         """`kernel` with masked arguments and output, which reports each of its calls."""

@@ -35,6 +35,7 @@ MAX_STATES = 32
 class StateBlock:
     """Queries, keys and sampled states of a block of tokens, float64."""
 
+    layer: int
     query: Tensor  # [batch x query heads of a key head, time, key heads, head_k_dim], as used
     key: Tensor
     states: Tensor  # [batch, samples, value heads, head_k_dim, head_v_dim]
@@ -75,7 +76,7 @@ def walk_states(
         if dtype != "float32":
             state = fake_quantize(state.float(), dtype, -2).double()
             states = torch.cat([states[:, :-1], state.unsqueeze(1)], 1)
-        yield StateBlock(query, key, states)
+        yield StateBlock(call.layer, query, key, states)
 
 
 def l2_normalized(x: Tensor, arguments: Mapping[str, Any]) -> Tensor:

@@ -3,24 +3,23 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..artifacts.statistics import REFIT_SUM_NAMES, Statistics
+from ..artifacts.statistics import Statistics
 from ..cut.shape import Axis
 from ..errors import StatetrimError, check_option_names
 from ..methods import find_method, listed_methods, method_names, methods_by_axis
 from ..methods.contract import Evidence, HeadEvidence, Method, Select, ValueEvidence
+from ..statistics.statistic import Statistic, check_sums
 from ..storage.checkpoint import Checkpoint
 from ..storage.quantized.siblings import small_tensor_digests
 from ..version import __version__
 from .options import SelectOptions
 
 AnyEvidence = Evidence | ValueEvidence | HeadEvidence
-_NOT_BY_HEAD = ("input_square", *REFIT_SUM_NAMES)
 _WEIGHTS = ("query_weight", "key_weight", "value_weight", "output_weight")
 
 
@@ -65,15 +64,14 @@ class MethodChoice:
         return {**self.method.options, **self.options}
 
     def select_layer(
-        self, evidence: AnyEvidence, layer: int, keep: int, of_heads: Tensor | None = None
+        self, evidence: AnyEvidence, keep: int, of_heads: Tensor | None = None
     ) -> Tensor:
         """What one layer keeps, int64: channels [heads, keep], or heads [groups, keep], ascending
         in each. Of channels, those of the heads `of_heads` [n]; by default of all heads.
 
-        If `keep` is all of them the method is not called. Raises StatetrimError if weights or sums
-        are not usable, or if the method fails or returns anything else.
+        If `keep` is all of them the method is not called. Raises StatetrimError if the method fails
+        or returns anything else.
         """
-        _check_evidence(evidence, self.method, layer)
         if of_heads is not None:
             evidence = _restricted(evidence, of_heads, self.method.needs)
         name, (heads, channels) = self.method.name, evidence.shape
@@ -99,14 +97,15 @@ class MethodChoice:
         return kept
 
 
-def _restricted(evidence: AnyEvidence, heads: Tensor, needs: Sequence[str]) -> AnyEvidence:
+def _restricted(evidence: AnyEvidence, heads: Tensor, needs: Sequence[Statistic]) -> AnyEvidence:
     """`evidence` of channels without those of other heads than `heads` [n]."""
     weights = {name: getattr(evidence, name)[heads] for name in _WEIGHTS if hasattr(evidence, name)}
-    sums = {}
-    for name in needs:
-        if name not in _NOT_BY_HEAD:
-            sums[name] = getattr(evidence.statistics, name)[heads]
-    statistics = evidence.statistics and replace(evidence.statistics, **sums)
+    axis: Axis = "key" if isinstance(evidence, Evidence) else "value"
+    statistics = evidence.statistics
+    if statistics is not None:
+        by_head = [each.name for each in needs if each.has_heads(axis)]
+        sums = {**statistics.sums, **{name: statistics[name][heads] for name in by_head}}
+        statistics = replace(statistics, sums=sums)
     return replace(evidence, statistics=statistics, **weights)
 
 
@@ -137,7 +136,7 @@ def _check_statistics(method: Method, statistics: Statistics | None, model: Chec
     if not method.needs:
         return
     available = statistics.sum_names if statistics else set()
-    lacking = [name for name in method.needs if name not in available]
+    lacking = [each.name for each in method.needs if each.name not in available]
     if statistics is None or lacking:
         raise StatetrimError(
             f"method {method.name!r} needs {' and '.join(lacking)} from calibration; "
@@ -150,34 +149,11 @@ def _check_statistics(method: Method, statistics: Statistics | None, model: Chec
         raise StatetrimError("the statistics do not cover the model's linear-attention layers")
 
 
-def _check_evidence(evidence: AnyEvidence, method: Method, layer: int) -> None:
+def check_evidence(evidence: AnyEvidence, method: Method, model: Checkpoint, layer: int) -> None:
     """Raise StatetrimError if weights contain nan or infinity, or unless each needed sum exists, is
-    finite and fits the weights. Statistics may come from an untrusted file."""
-    heads, channels = evidence.shape
-    shapes: dict[str, tuple[int, ...] | None] = {
-        "output_square": None, "state_ranks": None, "state_read": (heads, channels)
-    }  # fmt: skip
-    if isinstance(evidence, Evidence):
-        kind, weights = "query or key", [evidence.query_weight, evidence.key_weight]
-        shapes |= {
-            "input_square": (evidence.query_weight.shape[-1],),
-            "query_gradient": tuple(evidence.query_weight.shape),
-            "key_gradient": tuple(evidence.key_weight.shape),
-        }
-    elif isinstance(evidence, HeadEvidence):
-        kind, weights = "output", [evidence.output_weight]
-        *columns, hidden = evidence.output_weight.shape
-        n = prod(columns)
-        shapes |= {"readout_moment": (n, n), "target_moment": (hidden, n), "target_square": (1,)}
-    else:
-        kind, weights = "value or output", [evidence.value_weight, evidence.output_weight]
-    if not all(bool(weight.isfinite().all()) for weight in weights):
-        raise StatetrimError(f"layer {layer} has {kind} weights that are not finite")
-    for name in method.needs:
-        expected = shapes.get(name, (heads, channels, channels))
-        value = getattr(evidence.statistics, name)
-        has_shape = value is not None and (expected is None or tuple(value.shape) == expected)
-        if not has_shape or not bool(value.isfinite().all()):
-            raise StatetrimError(
-                f"the statistics of layer {layer} have no usable {name!r}; calibrate again"
-            )
+    finite and fits the model. Statistics may come from an untrusted file."""
+    for name in _WEIGHTS:
+        weight = getattr(evidence, name, None)
+        if weight is not None and not bool(weight.isfinite().all()):
+            raise StatetrimError(f"layer {layer} has {name.replace('_', ' ')}s that are not finite")
+    check_sums(method.needs, evidence.statistics, model, layer)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..artifacts.plan import AxisPlan, Plan
-from ..artifacts.statistics import LayerStatistics, Statistics, mix_statistics
+from ..artifacts.statistics import LayerStatistics, Statistics
 from ..cut.request import parse_request
 from ..cut.rows import rows_of_heads
 from ..cut.shape import Axis
@@ -16,9 +16,17 @@ from ..methods.contract import Evidence, HeadEvidence, ValueEvidence
 from ..options import takes_options
 from ..progress import OnProgress, Progress, progress_reporter
 from ..serving.target import resolve_target
+from ..statistics.mixture import mix_statistics
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.models import ModelLike, as_checkpoint, load_if_path
-from .choice import AnyEvidence, check_used, choose_methods, layer_generator, plan_lineage
+from .choice import (
+    AnyEvidence,
+    check_evidence,
+    check_used,
+    choose_methods,
+    layer_generator,
+    plan_lineage,
+)
 from .options import SelectOptions
 
 
@@ -55,25 +63,28 @@ def select_for_target(
     """
     statistics = None
     if options.statistics is not None:
-        stored = load_if_path(Statistics.load, options.statistics)
-        statistics = mix_statistics(stored, options.shares)
+        statistics = load_if_path(Statistics.load, options.statistics)
     elif options.shares:
         raise StatetrimError("shares are of the sources of statistics; give statistics as well")
     choices = choose_methods(model, target.axes, options, statistics)
+    if statistics is not None:
+        needed = {each.name: each for choice in choices.values() for each in choice.method.needs}
+        statistics = mix_statistics(statistics, options.shares, needed.values())
     kept: dict[Axis, dict[int, Tensor]] = {axis: {} for axis in choices}
     notes: dict[Axis, dict[int, Any]] = {axis: {} for axis in choices}
     for number, layer in enumerate(model.geometry.layers, start=1):
         sums = statistics.layers[layer] if statistics else None
         for axis, choice in choices.items():
             evidence = _evidence(axis, model, target, layer, options.seed, sums)
+            check_evidence(evidence, choice.method, model, layer)
             if axis == "head":
-                selected = choice.select_layer(evidence, layer, _heads_per_group(target))
+                selected = choice.select_layer(evidence, _heads_per_group(target))
                 kept[axis][layer] = _value_heads(selected, target)
             else:
                 keep, heads = target.after.for_layer(layer).width(axis), None
                 if "head" in kept:
                     heads = rows_of_heads(axis, kept["head"][layer], model.geometry)
-                kept[axis][layer] = choice.select_layer(evidence, layer, keep, heads)
+                kept[axis][layer] = choice.select_layer(evidence, keep, heads)
             if evidence.notes:
                 notes[axis][layer] = evidence.notes
         progress(Progress(number, len(model.geometry.layers), "layers"))

@@ -40,9 +40,9 @@ def state_metrics(statistics: Statistics | str | Path | None, model: Checkpoint)
         geometry = model.geometry.for_layer(layer)
         sums = [statistics.sources[name][layer] for name, share in shares.items() if share]
         expected = (geometry.num_k_heads, geometry.head_k_dim, geometry.head_k_dim)
-        if any(getattr(each, name).shape != expected for each in sums for name in names):
+        if any(each[name].shape != expected for each in sums for name in names):
             raise StatetrimError(f"the statistics of layer {layer} do not fit {model.path}")
-        grams = tuple(sum(getattr(each, name) for each in sums) for name in names)
+        grams = tuple(torch.stack([each[name] for each in sums]).sum(0) for name in names)
         value_heads_each = geometry.num_v_heads // geometry.num_k_heads
         metrics[layer] = metric_of(grams).repeat_interleave(value_heads_each, dim=0)
     return metrics

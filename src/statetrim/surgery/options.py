@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from .. import option_checks as checks
 from ..common_options import ProgressOptions, parse_shares
+from ..defaults import REFIT_DAMPING
 from ..errors import StatetrimError
 from ..options import option, options, output_option
 
@@ -44,7 +45,7 @@ class RefitOptions(ProgressOptions):
     )
     out: str | Path = output_option(help="Output directory.")
     damping: float = option(
-        default=1e-8, help="Ridge penalty, relative to the mean square of the channels."
+        default=REFIT_DAMPING, help="Ridge penalty, relative to the mean square of the channels."
     )
     shares: Mapping[str, float] | None = option(
         default=None,

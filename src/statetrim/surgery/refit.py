@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import cache
 from functools import partial as bind
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,12 +21,14 @@ from torch import Tensor
 from ..artifacts.card.model_card import refitted_card
 from ..artifacts.plan import load_carried_plan
 from ..artifacts.record import header
-from ..artifacts.statistics import REFIT_SUM_NAMES, LayerStatistics, Statistics, mix_statistics
+from ..artifacts.statistics import LayerStatistics, Statistics
 from ..artifacts.steps import write_files_of_step
 from ..errors import StatetrimError
-from ..maths.least_squares import fit_least_squares, relative_residual
 from ..options import takes_options
 from ..progress import Advance, counter, progress_reporter
+from ..statistics.mixture import mix_statistics
+from ..statistics.readouts import REFIT_STATISTICS, fit_projection, relative_error
+from ..statistics.statistic import check_sums, unusable
 from ..storage.atomic import atomic_write
 from ..storage.channel_rows import names_by_layer
 from ..storage.checkpoint import Checkpoint, open_checkpoint, require_prunable
@@ -79,19 +80,6 @@ def refit(small: ModelLike, options: RefitOptions) -> Checkpoint:
             write_files_of_step(small, partial, RECORD, record | {"layers": layers}, refitted_card)
             work.publish()
     return open_checkpoint(options.out, small.family)
-
-
-def fit_projection(sums: LayerStatistics, damping: float) -> Tensor:
-    """The projection [hidden, n] with the least squared error over the summed tokens, float64."""
-    assert sums.readout_moment is not None and sums.target_moment is not None
-    return fit_least_squares(sums.readout_moment, sums.target_moment, damping)
-
-
-def relative_error(weight: Tensor, sums: LayerStatistics) -> float:
-    """Squared error over squared norm of the layer's output, with a projection [hidden, n]."""
-    gram, target, square = sums.readout_moment, sums.target_moment, sums.target_square
-    assert gram is not None and target is not None and square is not None
-    return relative_residual(weight, gram, target, square)
 
 
 def layer_errors(model: Checkpoint, statistics: Statistics) -> dict[int, float]:
@@ -151,9 +139,9 @@ def _load_sums(
     """The statistics of `small` over all sources, weighted by `shares`, and fit for a refit."""
     sums = None
     if statistics is not None:
-        weighted = mix_statistics(load_if_path(Statistics.load, statistics), shares)
-        sums = restrict_to_heads(small, weighted)
-    if sums is None or not set(REFIT_SUM_NAMES) <= sums.sum_names:
+        stored = load_if_path(Statistics.load, statistics)
+        sums = restrict_to_heads(small, mix_statistics(stored, shares, REFIT_STATISTICS))
+    if sums is None or not {each.name for each in REFIT_STATISTICS} <= sums.sum_names:
         raise StatetrimError(
             "a refit needs statistics of the original's outputs and this model's read-outs; "
             "run: statetrim calibrate SMALL --original MODEL --text SOURCE -o FILE"
@@ -168,23 +156,12 @@ def _check_statistics(small: Checkpoint, statistics: Statistics) -> None:
     if not small.has_digest(statistics.lineage.get("source")):
         raise StatetrimError("the statistics were made with another model; calibrate this one")
     for layer, name in names_by_layer(small.channel_rows, "o_proj").items():
-        hidden, columns = small.logical_tensors[name].shape
-        shapes = {
-            "readout_moment": (columns, columns),
-            "target_moment": (hidden, columns),
-            "target_square": (1,),
-        }
-        sums = statistics.layers.get(layer)
-        for name_of_sum, shape in shapes.items():
-            value: Any = getattr(sums, name_of_sum, None)
-            usable = value is not None and tuple(value.shape) == shape
-            usable = usable and bool(value.isfinite().all())
-            if not usable or (name_of_sum == "target_square" and float(value) < 0):
-                raise StatetrimError(
-                    f"the statistics of layer {layer} have no usable {name_of_sum!r}; "
-                    f"calibrate again"
-                )
-        if sums is not None and sums.tokens < columns:
+        columns = small.logical_tensors[name].shape[1]
+        sums = statistics.layers.get(layer, LayerStatistics(0))
+        check_sums(REFIT_STATISTICS, sums, small, layer)
+        if float(sums["target_square"]) < 0:
+            raise unusable("target_square", layer)
+        if sums.tokens < columns:
             raise StatetrimError(
                 f"{sums.tokens} tokens do not determine the {columns} columns of a layer's output "
                 f"projection; calibrate with several times as many"
@@ -220,8 +197,8 @@ def restrict_to_heads(small: Checkpoint, statistics: Statistics) -> Statistics:
 
 
 def _select_columns(sums: LayerStatistics, columns: Tensor, layer: int) -> LayerStatistics:
-    """Only the sums that a refit needs, restricted to `columns` of the read-out."""
-    moment, target = sums.readout_moment, sums.target_moment
+    """The sums that a refit needs, restricted to `columns` of the read-out."""
+    moment, target = sums.sums.get("readout_moment"), sums.sums.get("target_moment")
     if (
         moment is None
         or target is None
@@ -230,12 +207,9 @@ def _select_columns(sums: LayerStatistics, columns: Tensor, layer: int) -> Layer
         or len(moment) != moment.shape[1]
         or int(columns.max()) >= min(len(moment), target.shape[1])
     ):
-        raise StatetrimError(
-            f"the statistics of layer {layer} have no usable 'readout_moment'; calibrate again"
-        )
-    return LayerStatistics(
-        sums.tokens,
-        readout_moment=moment[columns][:, columns],
-        target_moment=target[:, columns],
-        target_square=sums.target_square,
-    )
+        raise unusable("readout_moment", layer)
+    restricted = {
+        "readout_moment": moment[columns][:, columns],
+        "target_moment": target[:, columns],
+    }
+    return replace(sums, sums={**sums.sums, **restricted})

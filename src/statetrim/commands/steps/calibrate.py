@@ -45,8 +45,8 @@ def show_statistics(
     tokens = next(iter(statistics.layers.values())).tokens
     mean_squares = []
     for layer in statistics.layers.values():
-        if layer.output_square is not None:
-            mean_squares.append(float(layer.output_square.mean()) / tokens)
+        if "output_square" in layer.sums:
+            mean_squares.append(float(layer["output_square"].mean()) / tokens)
     generated_tokens = {}
     for source, layers in statistics.generated.items():
         generated_tokens[source] = next(iter(layers.values())).tokens

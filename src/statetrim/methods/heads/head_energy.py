@@ -6,12 +6,12 @@ other heads could replace it is not considered.
 
 from torch import Tensor
 
-from ...artifacts.statistics import REFIT_SUM_NAMES
+from ...statistics.readouts import REFIT_STATISTICS
 from ..contract import HeadEvidence, needs, selects, top
 
 
 @selects("head")
-@needs(*REFIT_SUM_NAMES)
+@needs(*REFIT_STATISTICS)
 def select(evidence: HeadEvidence, keep: int) -> Tensor:
     """Heads [groups, keep] with the largest squared norm of their contribution to the output."""
     groups, heads, width, _ = evidence.output_weight.shape

@@ -6,14 +6,14 @@ values above 1e-4 of the largest, and of its nuclear norm over the layer's large
 
 from torch import Tensor
 
-from ...artifacts.statistics import REFIT_SUM_NAMES
+from ...statistics.readouts import REFIT_STATISTICS
 from ..contract import HeadEvidence, needs, selects, top
 
 RANK_WEIGHT = 0.5  # the paper has such a weight, alpha, and does not publish its value
 
 
 @selects("head")
-@needs(*REFIT_SUM_NAMES, "state_ranks")
+@needs(*REFIT_STATISTICS, "state_ranks")
 def select(evidence: HeadEvidence, keep: int) -> Tensor:
     """Heads [groups, keep] of the lowest weighted mean of effective rank and nuclear norm."""
     states, ranks, norms = evidence.statistic("state_ranks").unbind(-1)  # [value heads]

@@ -10,14 +10,14 @@ surgeon).
 import torch
 from torch import Tensor
 
-from ...artifacts.statistics import REFIT_SUM_NAMES
+from ...statistics.readouts import REFIT_STATISTICS
 from ..contract import HeadEvidence, needs, selects
 
 _DAMPING = 1e-6  # relative to the read-out's mean square: dead channels have no inverse
 
 
 @selects("head")
-@needs(*REFIT_SUM_NAMES)
+@needs(*REFIT_STATISTICS)
 def select(evidence: HeadEvidence, keep: int) -> Tensor:
     """Heads [groups, keep] that stay when others are removed one by one, always the one that
     leaves the least squared error of the layer's output after a refit."""
