@@ -14,7 +14,7 @@ import statetrim as st
 from helpers.masking import kernel_names
 from statetrim.artifacts.statistics import LayerStatistics
 from statetrim.methods.contract import HeadEvidence
-from statetrim.methods.heads.head_rank import select as by_rank
+from statetrim.methods.head_rank import select as by_rank
 from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.live import find_mixers
 from statetrim.runtime.loading import load

@@ -108,12 +108,19 @@ def expected_changes(small: st.Checkpoint) -> set[str]:
 # --- what is trained -----------------------------------------------------------------------------
 
 
+def test_a_group_that_the_model_does_not_have_is_refused(checkpoint: Any) -> None:
+    live_model = load_live(st.open(checkpoint("mamba2")))
+    with pytest.raises(st.StatetrimError, match="has no softmax projections to adapt"):
+        attach_adapters(live_model, RecoverOptions(also=("softmax",)))
+
+
 @pytest.mark.parametrize("model_type", ["delta_net", "qwen3_next", "bamba"])
 def test_coverage_counts_what_is_there(model_type: str, checkpoint: Any) -> None:
     model = st.open(checkpoint(model_type))
     live_model = load_live(model)
     module = live_model.module
-    coverage = attach_adapters(live_model, RecoverOptions(also=("softmax", "mlp"))).coverage
+    also = ("mlp",) if model_type == "delta_net" else ("softmax", "mlp")
+    coverage = attach_adapters(live_model, RecoverOptions(also=also)).coverage
     assert coverage.layers == len(model.geometry.layers)
     adapted = [name for name, _ in module.named_modules() if name.endswith("lora_A")]
     assert len(adapted) == coverage.projections + coverage.softmax[0] + coverage.mlp[0]

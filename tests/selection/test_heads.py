@@ -17,8 +17,8 @@ from statetrim.artifacts.statistics import LayerStatistics
 from statetrim.cut.geometry import resolve_heads
 from statetrim.cut.shape import CHANNEL_AXES
 from statetrim.methods.contract import HeadEvidence
-from statetrim.methods.heads.head_energy import select as by_energy
-from statetrim.methods.heads.head_refit import select as by_refit
+from statetrim.methods.head_energy import select as by_energy
+from statetrim.methods.head_refit import select as by_refit
 from statetrim.surgery.refit import layer_errors
 
 

@@ -80,7 +80,7 @@ def test_a_quantised_cut_is_pushed_with_what_was_quantised_again(
 def test_what_was_pushed_opens_again(
     hub: LoopbackHub, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    st.push(small, REPO, private=False)
+    st.push(small, REPO, public=True)
     assert hub.repos == {REPO: False}
     main = tmp_path / "again" / REPO / "main"
     for name, content in hub.pushed[REPO].items():
@@ -96,9 +96,9 @@ def test_a_public_repository_is_not_pushed_to_unasked(hub: LoopbackHub, small: P
     with pytest.raises(st.StatetrimError, match="is there already and is public; give --public"):
         st.push(small, REPO)
     assert not hub.pushed
-    assert not st.push(small, REPO, private=False).private and hub.pushed
+    assert not st.push(small, REPO, public=True).private and hub.pushed
     hub.repos[REPO] = True  # a private one stays private, whatever is asked for
-    assert st.push(small, REPO, private=False).private
+    assert st.push(small, REPO, public=True).private
 
 
 @pytest.mark.parametrize("token", [None, "hf_test"])

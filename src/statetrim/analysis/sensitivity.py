@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..artifacts.plan import Plan
 from ..artifacts.record import as_fields, parse_record
-from ..artifacts.sensitivity import LayerCut, Samples, Sensitivity
+from ..artifacts.sensitivity import CutSamples, LayerCut, Sensitivity
 from ..cut.shape import ChannelAxis, Kept
 from ..errors import StatetrimError
 from ..maths.units import MIB
@@ -184,7 +184,7 @@ class _Experiment:
             return FinalHiddenStates(self.live, self.batches)
 
     @torch.inference_mode()
-    def samples(self, variant: _Variant | None) -> Samples:
+    def samples(self, variant: _Variant | None) -> CutSamples:
         """NLL and KL per window, in nats per token, and recalled share per sequence."""
         nll: list[float] = []
         kl: list[float] = []
@@ -203,7 +203,7 @@ class _Experiment:
                 logits = reading.logits_at(number)(positions)
                 shares[pairs] += recalled_share(batch_ids, positions, logits).tolist()
                 number += 1
-        return Samples(nll, kl, shares)
+        return CutSamples(nll, kl, shares)
 
     @torch.inference_mode()
     def errors(self, variants: Sequence[_Variant]) -> list[dict[str, float]]:
@@ -244,7 +244,7 @@ class _Experiment:
 class _PartialResult:
     """Results so far, saved in a directory so that a killed run resumes; None: not saved."""
 
-    original: Samples | None = None
+    original: CutSamples | None = None
     errors: list[dict[str, float]] = field(default_factory=list)
     cuts: list[LayerCut] = field(default_factory=list)
 

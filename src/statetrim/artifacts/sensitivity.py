@@ -17,7 +17,7 @@ _MIN_TIMES_CHANCE = 2.0  # below this multiple of chance the original does not d
 
 
 @dataclass(frozen=True)
-class Samples:
+class CutSamples:
     """One model's samples: a number per window of text, and one per recall sequence."""
 
     nll: list[float]  # nats per token
@@ -32,7 +32,7 @@ class LayerCut:
     layer: int
     axis: ChannelAxis
     keep: int  # channels kept in each head
-    samples: Samples
+    samples: CutSamples
     error: Mapping[str, float]  # source -> relative residual of the layer's output
 
 
@@ -44,7 +44,7 @@ class Sensitivity(Artifact):
     MAX_BYTES = 256 * MIB
     INDENT = None
 
-    original: Samples
+    original: CutSamples
     cuts: list[LayerCut]
     widths: Mapping[ChannelAxis, int]  # channels per head before the cut
     lineage: Mapping[str, Any] = field(default_factory=dict)

@@ -74,12 +74,8 @@ def run_story(
 @contextmanager
 def muted(quiet: bool) -> Iterator[None]:
     """Within, nothing but progress and errors is shown if `quiet`; warnings go to the log."""
-    stock_warn = terminal.warn
-    if quiet:
-        terminal.out().quiet = True
-        terminal.warn = terminal.append_to_log
+    terminal.out().quiet = quiet
     try:
         yield
     finally:
         terminal.out().quiet = False
-        terminal.warn = stock_warn

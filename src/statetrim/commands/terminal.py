@@ -105,8 +105,12 @@ def note(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Print to standard error, also with --quiet, and to the log."""
-    _print(_console(stderr=True) if err().quiet else err(), text, "yellow")
+    """Print to standard error, also with --quiet, and to the log; only to the log while standard
+    output is muted."""
+    if out().quiet:
+        append_to_log(text)
+    else:
+        _print(_console(stderr=True) if err().quiet else err(), text, "yellow")
 
 
 def _print(console: Console, text: str, style: str | None = None) -> None:

@@ -1,6 +1,6 @@
 """Selection methods, one module each: its name is the method's name, its function is `select`.
 
-A new method is a module here, in `heads/` if it selects heads, and its name in `METHODS`.
+A new method is a module here, and its name in `METHODS`.
 """
 
 import importlib
@@ -77,8 +77,7 @@ def find_method(method: "str | Select") -> "Method":
         return as_method(method)
     check_method(method)
     if method in METHODS:
-        folder = f"{__name__}.heads" if method.startswith("head_") else __name__
-        return as_method(importlib.import_module(f"{folder}.{method}").select, method)
+        return as_method(importlib.import_module(f"{__name__}.{method}").select, method)
     return as_method(_load_select(Path(method)), Path(method).stem)
 
 

@@ -100,6 +100,11 @@ def attach_adapters(
                 setattr(coverage, group, (adapted, total + len(module_names)))
             if mixer is not None and number in mixers:
                 adapt_mixer(mixer, names[id(mixer)], model, adapters, options)
+    for group in also:
+        if getattr(coverage, group) == (0, 0):
+            raise StatetrimError(
+                f"the model has no {group} projections to adapt; leave out {group!r}"
+            )
     trained = [parameter for parameter in live.module.parameters() if parameter.requires_grad]
     coverage.trained_parameters = sum(parameter.numel() for parameter in trained)
     coverage.all_parameters = model.parameters

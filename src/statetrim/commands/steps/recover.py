@@ -58,7 +58,7 @@ def show_coverage(coverage: Coverage) -> None:
         if total:
             others.append(f"{name} {adapted} of {total}")
     terminal.note(
-        f"training {coverage.projections} of {coverage.projections} projections and "
+        f"training {coverage.projections} projections and "
         f"{coverage.convolutions} convolutions of {coverage.layers} linear-attention layers"
         + (f" ({', '.join(others)} projections)" if others else "")
         + f": {coverage.trained_parameters:,} parameters, {share:.2%}"

@@ -32,7 +32,7 @@ SAMPLES = 32
 
 
 @dataclass(frozen=True)
-class Step:
+class Scene:
     """What one line of the demo says, and the commands behind it, without `statetrim`."""
 
     title: str
@@ -62,21 +62,21 @@ class Result:
     report: Path
 
 
-def steps(seed: int = 0) -> Iterator[Step]:
+def steps(seed: int = 0) -> Iterator[Scene]:
     """All commands of the demo in order; `seed` draws recall sequences and random channels."""
-    yield Step(
+    yield Scene(
         "how much of its state does the model use?",
         [
             f"inspect {ORIGINAL} --to {SHAPES[HALF]}",
             f"analyze {ORIGINAL} --text text.jsonl --tokens 4k --length 512 -o analysis.json",
         ],
     )
-    yield Step(
+    yield Scene(
         "which channels matter, on text and on recall?",
         [f"calibrate {ORIGINAL} {CALIBRATION} --seed {seed} -o statistics.safetensors"],
     )
     half = SHAPES[HALF]
-    yield Step(
+    yield Scene(
         f"cut to half: {HALF}, and {RANDOM} beside it",
         [
             *_cut_commands(HALF, seed),
@@ -84,11 +84,11 @@ def steps(seed: int = 0) -> Iterator[Step]:
             f"prune {ORIGINAL} {RANDOM}.json -o {RANDOM}",
         ],
     )
-    yield Step(
+    yield Scene(
         f"cut to {QUARTER}, and much deeper to {TINY}",
         [*_cut_commands(QUARTER, seed), *_cut_commands(TINY, seed)],
     )
-    yield Step(
+    yield Scene(
         "measure all of them",
         [
             f"evaluate {' '.join(CUTS)} --baseline {ORIGINAL} --tasks text,mqar --text text.jsonl "

@@ -8,6 +8,4 @@ class PushOptions:
     """The options of `push`."""
 
     repo: str = option(help="Repository on the hub, OWNER/NAME.", argument=True, kw_only=False)
-    private: bool = option(
-        default=True, help="Make the repository public; private by default.", flags=("--public",)
-    )
+    public: bool = option(default=False, help="Make the repository public; private by default.")

@@ -48,10 +48,10 @@ class Pushed:
 def push(model: ModelLike, options: PushOptions) -> Pushed:
     """Upload a checkpoint to `repo` (`OWNER/NAME`) on the Hugging Face hub.
 
-    A new repository is private unless `private` is False; other files in an existing one are kept.
+    A new repository is private unless `public`; other files in an existing one are kept.
     Records in `OUT/statetrim` that contain a path of this machine are left out. Raises
     StatetrimError if the model has no card or cannot be pruned, if the hub denies access, or if
-    `repo` exists and is public while `private` is True.
+    `repo` exists and is public without `public`.
     """
     from huggingface_hub import HfApi
 
@@ -65,9 +65,9 @@ def push(model: ModelLike, options: PushOptions) -> Pushed:
     api = HfApi()
     try:
         with explain_hub_errors(repo), _explain_denied_access(repo):
-            url = str(api.create_repo(repo, private=options.private, exist_ok=True))
+            url = str(api.create_repo(repo, private=not options.public, exist_ok=True))
             is_private = bool(api.model_info(repo).private)  # that of a repository which was there
-            if options.private and not is_private:
+            if not options.public and not is_private:
                 raise StatetrimError(
                     f"{repo} is there already and is public; give --public to push to it"
                 )

@@ -1,9 +1,9 @@
 """LightNet (fla): each key channel is normalised over time; queries pass through SiLU."""
 
-from ...cut.geometry import Geometry
-from ...cut.rows import ChannelRows
-from .._fla import PROJECTIONS, FlaFamily, conv_fields, linear_layers, output_rows, query_key_rows
-from ..contract import Config, int_field
+from ..cut.geometry import Geometry
+from ..cut.rows import ChannelRows
+from ._fla import PROJECTIONS, FlaFamily, conv_fields, linear_layers, output_rows, query_key_rows
+from .contract import Config, int_field
 
 
 class LightNet(FlaFamily):

@@ -1,10 +1,10 @@
 """RWKV-6 (fla): a decay and a bonus per key channel, and no key normalisation."""
 
-from ...cut.geometry import Geometry
-from ...cut.rows import ChannelRows, Role, row_indices
-from .._fla import FlaFamily, linear_layers, output_rows
-from ..contract import Config, int_field
-from ..delta_net import head_dim
+from ..cut.geometry import Geometry
+from ..cut.rows import ChannelRows, Role, row_indices
+from ._fla import FlaFamily, linear_layers, output_rows
+from .contract import Config, int_field
+from .delta_net import head_dim
 
 
 class RWKV6(FlaFamily):

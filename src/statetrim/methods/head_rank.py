@@ -6,8 +6,8 @@ values above 1e-4 of the largest, and of its nuclear norm over the layer's large
 
 from torch import Tensor
 
-from ...statistics.readouts import REFIT_STATISTICS
-from ..contract import HeadEvidence, needs, selects, top
+from ..statistics.readouts import REFIT_STATISTICS
+from .contract import HeadEvidence, needs, selects, top
 
 RANK_WEIGHT = 0.5  # the paper has such a weight, alpha, and does not publish its value
 

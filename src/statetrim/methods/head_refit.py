@@ -10,8 +10,8 @@ surgeon).
 import torch
 from torch import Tensor
 
-from ...statistics.readouts import REFIT_STATISTICS
-from ..contract import HeadEvidence, needs, selects
+from ..statistics.readouts import REFIT_STATISTICS
+from .contract import HeadEvidence, needs, selects
 
 _DAMPING = 1e-6  # relative to the read-out's mean square: dead channels have no inverse
 

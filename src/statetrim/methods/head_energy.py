@@ -6,8 +6,8 @@ other heads could replace it is not considered.
 
 from torch import Tensor
 
-from ...statistics.readouts import REFIT_STATISTICS
-from ..contract import HeadEvidence, needs, selects, top
+from ..statistics.readouts import REFIT_STATISTICS
+from .contract import HeadEvidence, needs, selects, top
 
 
 @selects("head")

@@ -6,12 +6,12 @@ in_proj: [ gate | x | B | C | dt | weights of the levels ].
 from dataclasses import replace
 from typing import ClassVar
 
-from ...cut.geometry import Geometry
-from ...cut.rows import ChannelRows
-from ...errors import StatetrimError
-from ..contract import Config, KVCacheSize, RuntimeName
-from ..mamba2 import Mamba2
-from ..recurrences import Recurrence
+from ..cut.geometry import Geometry
+from ..cut.rows import ChannelRows
+from ..errors import StatetrimError
+from .contract import Config, KVCacheSize, RuntimeName
+from .mamba2 import Mamba2
+from .recurrences import Recurrence
 
 _NUM_LEVELS = 15  # level weights per head, enough for 16,384 tokens
 _NUM_STATES = 10  # that fla stores for 16,384 tokens, in chunks of 64

@@ -4,9 +4,9 @@ the same channels."""
 
 from dataclasses import replace
 
-from ...cut.geometry import Geometry
-from ...cut.rows import ChannelRows
-from .._fla import (
+from ..cut.geometry import Geometry
+from ..cut.rows import ChannelRows
+from ._fla import (
     PROJECTIONS,
     FlaFamily,
     conv_fields,
@@ -15,7 +15,7 @@ from .._fla import (
     query_key_rows,
     value_rows,
 )
-from ..contract import Config, bool_field, float_field, int_field
+from .contract import Config, bool_field, float_field, int_field
 
 _MAX_MEMORIES = 64
 

@@ -1,1 +1,0 @@
-"""Families of further fla model types, one per file."""

@@ -1,1 +1,0 @@
-"""Methods that select whole heads."""
