@@ -118,10 +118,8 @@ def _together(names: Iterable[str], size: Callable[[Tensor], Tensor]) -> Scale:
 def sizes(model: Checkpoint, layer: int) -> dict[str, int]:
     """The dimensions that a statistic of one layer may have, by name."""
     geometry = model.geometry.for_layer(layer)
-    projection = names_by_layer(model.channel_rows, "o_proj")[layer]
-    hidden, readout = model.logical_tensors[projection].shape
     roles = [rows.role for rows in model.channels(layer)]
-    return {
+    known = {
         "key_heads": geometry.heads("key"),
         "keys": geometry.head_k_dim,
         "query_copies": roles.count("q_proj"),  # projections that share a head's channels
@@ -129,6 +127,9 @@ def sizes(model: Checkpoint, layer: int) -> dict[str, int]:
         "value_heads": geometry.heads("value"),  # those that choose their own channels
         "values": geometry.head_v_dim,
         "output_heads": geometry.num_v_heads,  # of the kernel
-        "hidden": hidden,
-        "readout": readout,  # all channels of all value heads
     }
+    projection = names_by_layer(model.channel_rows, "o_proj").get(layer)
+    if projection is None:  # a family whose values are not cut need not name it
+        return known | {"hidden": model.query_key_weights(layer)[0].shape[-1]}
+    hidden, readout = model.logical_tensors[projection].shape  # all channels of all value heads
+    return known | {"hidden": hidden, "readout": readout}
