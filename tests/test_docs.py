@@ -47,6 +47,13 @@ def test_reference_pages_are_as_the_source_makes_them() -> None:
         assert content in page(name)
 
 
+def test_the_levers_of_released_models_are_those_of_the_arithmetic() -> None:
+    tool = load_module(ROOT / "tools" / "write_goals.py")
+    page = tool.PAGE.read_text()
+    assert page == tool.filled(page), "run: python tools/write_goals.py"
+    assert page.count("\n| ") >= 31, "at least 15 models in two engines"
+
+
 def test_the_api_page_shows_the_keywords_of_a_function(hooks: Any) -> None:
     """Not `inspect(model, options)`, as its source has it."""
     text = hooks._api()

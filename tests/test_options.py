@@ -130,6 +130,8 @@ def test_the_command_line_fills_every_option(
     words += " --refit --recall 0.3"
     words += " --recover 8 --tasks mqar,squad --data d --limit 9 --batch-size 10 --no-control"
     words += " --benchmark --length 11 --seed 12 --dtype bfloat16 --state-dtype int8"
+    words += " --memory-gib 3 --context 5 --kv-dtype fp8 --speculative 2 --no-prefix-caching"
+    words += " --devices 2"
     changed: set[str] = set()
     for more in ("--layerwise --device cpu", "--device-map auto --max-memory 0=1GiB"):
         arguments = ["trim", model, "-o", out, *words.split(), *more.split()]

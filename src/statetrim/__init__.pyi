@@ -3,6 +3,7 @@
 from .analysis.analyze import analyze as analyze
 from .artifacts.analysis import Analysis as Analysis
 from .artifacts.decision import Decision as Decision
+from .artifacts.decision import NoCutNeeded as NoCutNeeded
 from .artifacts.plan import Plan as Plan
 from .artifacts.scores import Score as Score
 from .artifacts.scores import Scores as Scores

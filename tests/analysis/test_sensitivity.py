@@ -16,7 +16,7 @@ import statetrim as st
 from helpers.reads import record_tensor_reads
 from statetrim.analysis.sensitivity import LENGTH, sensitivity
 from statetrim.artifacts.plan import AxisPlan
-from statetrim.artifacts.sensitivity import LayerCut, Samples, Sensitivity
+from statetrim.artifacts.sensitivity import CutSamples, LayerCut, Sensitivity
 from statetrim.cut.shape import ChannelAxis
 from statetrim.progress import Progress
 from statetrim.runtime.corpus import Corpus
@@ -179,8 +179,8 @@ def test_refuses_plans_that_compare_nothing(checkpoint: Callable[[str], Path], t
 def make_sensitivity(drops: dict[int, float], original: float = 0.9) -> Sensitivity:
     """Sensitivity to pruning keys of three layers, with `drops` of recall in every sequence."""
 
-    def samples(recall: float) -> Samples:
-        return Samples([5.0, 5.5], [0.0, 0.0], {16: [recall] * 8, 63: [recall] * 8})
+    def samples(recall: float) -> CutSamples:
+        return CutSamples([5.0, 5.5], [0.0, 0.0], {16: [recall] * 8, 63: [recall] * 8})
 
     errors = {"text": 0.01, "random": 0.2, "recall": 0.4}
     cuts = [LayerCut(i, "key", 16, samples(original - drop), errors) for i, drop in drops.items()]

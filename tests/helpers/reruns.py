@@ -38,6 +38,8 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "refit": (False,), "recover": (0, 2048), "tasks": (("mqar",),),
     "data": ("model",), "limit": (4,), "length": (32,), "batch_size": (4,), "control": (False,),
     "benchmark": (True,), "layerwise": (True, False), "state_dtype": ("int8",), "seed": (1,),
+    "memory_gib": (1.0,), "context": (8,), "kv_dtype": ("fp8",), "speculative": (1,),
+    "prefix_caching": (False,), "devices": (2,),
 }  # fmt: skip
 """Other values of each option than `Reruns.options` has; a new option needs one."""
 FIRST_RUNS: tuple[dict[str, Any], ...] = (

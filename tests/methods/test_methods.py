@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,14 +13,14 @@ from torch import Tensor
 
 import statetrim as st
 from statetrim.artifacts.statistics import LayerStatistics
-from statetrim.cut.shape import Axis
+from statetrim.cut.shape import CHANNEL_AXES, Axis
 from statetrim.methods import find_method, method_names
 from statetrim.methods.contract import top
 
 HEADS, CHANNELS, HIDDEN, KEEP = 3, 16, 10, 5
 SCORED = [name for name in method_names("key") if "score" in find_method(name).options]
 EVERY: list[tuple[Axis, str]] = [
-    (axis, name) for axis in get_args(Axis) for name in method_names(axis)
+    (axis, name) for axis in CHANNEL_AXES for name in method_names(axis)
 ]
 
 

@@ -1,7 +1,9 @@
 """`trim` compares shapes, prunes to the best one and writes down why."""
 
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +13,10 @@ import pytest
 import statetrim as st
 from helpers import tiny
 from helpers.refusal import check_refusal, run
+from statetrim.artifacts.decision import NoCutNeeded
 from statetrim.artifacts.steps import read_seen_texts
 from statetrim.commands.trimming.result import _load_line
+from statetrim.cut.target import Target
 from statetrim.evaluation.evaluate import evaluate
 from statetrim.evaluation.options import EvaluateOptions
 from statetrim.pipelines import stages
@@ -55,26 +59,31 @@ def test_half_of_the_bytes_by_the_best_of_three(
     small = st.trim(model, to=0.5, text=text, out=out, watch=watch, **OPTIONS)
     assert len(watch.started) == len({*watch.started}), "no stage has the name of another"
     decision = json.loads((out / "statetrim" / "decision.json").read_text())
-    chosen = f"{small.geometry.head_k_dim}x{small.geometry.head_v_dim}"
-    assert decision["chosen"] == chosen
-    assert watch.messages == [f"shape {decision['sentence']}"]
-    for stage in ("prune", "calibrate for the refit", "refit"):
+    chosen = decision["chosen"]
+    assert chosen == str(Target(model.geometry, small.geometry))
+    assert watch.messages == [f"chosen: {decision['sentence']}"]
+    measured = list(decision["files"])
+    of_channels = [name for name in measured if name != "2heads"]  # whose refit needs sums
+    for stage, cuts in (
+        ("prune", measured), ("calibrate for the refit", of_channels), ("refit", measured)
+    ):  # fmt: skip
         started = [name for name in watch.started if name.split(" (")[0] == stage]
-        assert len(started) == 3, f"{stage}: the cut to the chosen shape is made once"
+        assert started == [f"{stage} ({cut})" for cut in cuts], "each is made once"
     assert {"prune", "refit"} <= {*watch.cached}
     assert small.geometry.state_numel <= model.geometry.state_numel / 2
     candidates = set(map(str, Job.from_options(model, TrimOptions(to=0.5)).candidates))
+    assert "2heads" in candidates, "fewer heads are one of the cuts"
     assert set(decision["predicted"]) == candidates == set(decision["refused"])
     costs = list(decision["predicted"].values())
     assert costs == sorted(costs)
-    measured = ["{}x{}".format(*item["shape"]) for item in decision["points"][1:]]
+    assert {item["kept"] for item in decision["points"][1:]} == candidates
     assert measured == list(decision["predicted"])[:3] and chosen in measured
     assert (out / "statetrim" / "refit.json").exists(), "every shape is refitted"
     ends = {item.end for item in read_seen_texts(small)}
     assert ends == {1024 + 2 * 512}, "calibration, and the text that decided"
     assert not [message for message in caplog.messages if "--skip" in message]
     page = (out / "statetrim" / "report" / "report.md").read_text()
-    assert "Why this shape" in page and f"{chosen} (chosen)" in page
+    assert "Why this shape" in page and re.search(rf"\| {chosen}: chosen \|", page)
     watch = RecordingObserver()
     st.trim(model, to=0.5, text=text, out=out, watch=watch, **OPTIONS)
     assert not watch.started, "a finished job has nothing left to do"
@@ -113,9 +122,9 @@ def test_listed_shapes_are_all_measured_and_the_winner_is_the_result(
     assert alone.digest == small.digest, "the same cut as without a comparison"
 
 
-@pytest.mark.parametrize("engine", [None, pytest.param("mlx", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", ["vllm", pytest.param("mlx", marks=pytest.mark.slow)])
 def test_widths_by_layer_are_one_of_the_shapes(
-    engine: str | None, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from statetrim.judging import recommendation
     from statetrim.pipelines import by_layer
@@ -124,7 +133,7 @@ def test_widths_by_layer_are_one_of_the_shapes(
     in_bytes = lambda measured, share, *_: by_layer.allocate(measured, share)  # noqa: E731
     monkeypatch.setattr(by_layer, "allocate_in_pages", in_bytes)
     # Widths by layer win, whatever random models lose.
-    rank = property(lambda cut: not cut.point.widths)
+    rank = property(lambda cut: not cut.point.is_by_layer)
     monkeypatch.setattr(recommendation.JudgedCut, "rank", rank)
     evaluated: list[EvaluateOptions] = []
 
@@ -133,8 +142,11 @@ def test_widths_by_layer_are_one_of_the_shapes(
         evaluate.run(models, chosen)
 
     monkeypatch.setattr(stages, "evaluate", SimpleNamespace(run=record))
-    dims = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}  # which vLLM serves
-    model = st.open(tiny.build("qwen3_next", tmp_path / "model", **dims))
+    dims: dict[str, Any] = {
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+    }  # which vLLM serves
+    model = st.open(tiny.build("qwen3_next", tmp_path / "model", mamba_ssm_dtype="float32", **dims))
     out, watch = tmp_path / "small", RecordingObserver()
     options = OPTIONS | {"text": text, "to": 0.5, "for_": engine, "by_layer": True}
     small = st.trim(model, out=out, watch=watch, **options)
@@ -142,21 +154,21 @@ def test_widths_by_layer_are_one_of_the_shapes(
     decision = st.Decision.load(out / "statetrim" / "decision.json")
     *uniform, point = [point for point in decision.points if not point.is_rounded]
     assert decision.chosen == str(point) == "by-layer" and small.geometry.widths
-    assert point.widths == ",".join(f"{i}={k}x{v}" for i, (k, v) in small.geometry.shapes.items())
+    assert point.kept == ",".join(f"{i}={k}x{v}" for i, (k, v) in small.geometry.shapes.items())
     assert point.state_bytes == 4 * small.geometry.state_numel
     assert 2 * point.state_bytes <= uniform[0].state_bytes
     assert decision.expected in watch.messages and "points of recall" in decision.expected
     counted = "refused" if point.sequences is None else count_text(point.sequences)
     assert f"→ {counted}" in decision.expected or "not known" in decision.expected
-    assert f"widths by layer: {point.widths}" in watch.messages
+    assert f"widths by layer: {point.kept}" in watch.messages
     assert (out / "statetrim" / "sensitivity.json").exists()
-    _check_16_bit_state(decision, model, in_vllm=engine is None)
+    _check_16_bit_state(decision, model, in_vllm=engine == "vllm")
     pieces = [chosen.state_piece for chosen in evaluated if chosen.state_dtype == "bfloat16"]
-    assert pieces == [1] * (engine is None), "rounded after every token, as in decoding"
+    assert pieces == [1] * (engine == "vllm"), "rounded after every token, as in decoding"
     page = (out / "statetrim" / "report" / "report.md").read_text()
-    assert "by-layer (chosen)" in page
+    assert re.search(r"\| by-layer: chosen \|", page)
     assert _load_line(small, "transformers").startswith("load it:   statetrim.load(")
-    assert "served by" in page and NEEDS_PLUGIN in page
+    assert "by-layer: needs a plugin" in page and NEEDS_PLUGIN in page
     assert NEEDS_PLUGIN in ServedBy.of("qwen3_next", small.geometry).texts[0]
     quiet = RecordingObserver()
     st.trim(model, out=out, watch=quiet, **options)
@@ -206,7 +218,7 @@ def test_one_shape_in_all_layers_is_not_compared_twice(
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"to": "8x8"}, "for a share of the state"),
+        ({"to": "8x8"}, "for a goal"),
         ({"to": 0.5, "for_": "llamacpp"}, "llama.cpp has no plugin"),
     ],
 )
@@ -249,7 +261,7 @@ def test_the_plan_says_who_refuses_which_shape(
     command = ["trim", str(checkpoint("qwen3_next")), "--text", str(text), "--dry-run"]
     command += ["--tokens", "1k", "--limit", "2", "-o", str(tmp_path / "out")]
     code, _, plan = run([*command, "--to", "0.5"])
-    assert not code and "refused by" in plan and "Shapes to compare" in plan
+    assert not code and "refused by" in plan and "Cuts to compare" in plan
     assert "by-layer" in run([*command, "--to", "0.5", "--by-layer"])[2] and "by-layer" not in plan
     code, err, _ = run([*command, "--to", "0.5", "--for", "vllm"])
     assert not code and "--for vllm-cpu" in err
@@ -264,7 +276,8 @@ def test_the_plan_says_who_refuses_which_shape(
 def test_for_alone_means_half_of_the_bytes(checkpoint: Load) -> None:
     job = Job.from_options(st.open(checkpoint("qwen3_next")), TrimOptions(for_="sglang"))
     assert job.after.state_numel <= job.model.geometry.state_numel / 2
-    assert not job.candidates, "one shape needs no comparison"
+    heads = [target for target in job.candidates if "head" in target.axes]
+    assert heads and all(target.share <= 0.5 for target in job.candidates)
 
 
 @pytest.mark.parametrize(
@@ -294,12 +307,74 @@ def test_a_size_that_the_engine_cannot_serve_is_said_before_the_work(
     )
     command = ["trim", str(model), "--text", str(text), "--dry-run", "--json"]
     command += ["--tokens", "1k", "--limit", "2", "-o", str(tmp_path / "out")]
-    for size_flags in (["--to", "0.5"], ["--to", "64x100%"], []):
+    code, _, out = run([*command, "--to", "64x100%", "--for", "vllm-cpu"])
+    assert not code and caplog.messages == [f"warning: {warning}"]
+    assert json.loads(out)["state_share"] == {"asked": 0.5, "kept": 0.25, "why": warning}
+    for engine in ("vllm-cpu", "transformers"):  # of half of the heads every engine serves all
         caplog.clear()
-        code, _, out = run([*command, *size_flags, "--for", "vllm-cpu"])
-        assert not code and caplog.messages == [f"warning: {warning}"]
-        assert json.loads(out)["state_share"] == {"asked": 0.5, "kept": 0.25, "why": warning}
-    caplog.clear()
-    code, _, out = run([*command, "--to", "0.5", "--for", "transformers"])
-    assert not code and not caplog.messages
-    assert json.loads(out)["state_share"] == {"asked": 0.5, "kept": 0.5, "why": None}
+        code, _, out = run([*command, "--to", "0.5", "--for", engine])
+        assert not code and not caplog.messages
+        assert json.loads(out)["state_share"] == {"asked": 0.5, "kept": 0.5, "why": None}
+
+
+@pytest.fixture
+def served_in_float32(tmp_path: Path) -> Path:
+    """A hybrid whose config asks vLLM for a float32 state, as released ones do."""
+    return tiny.build("qwen3_5_text", tmp_path / "model", mamba_ssm_dtype="float32")
+
+
+def test_a_flag_that_reaches_the_goal_is_the_answer(
+    served_in_float32: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from statetrim.judging.limits import LimitStatus
+    from statetrim.judging.recommendation import judge_point
+    from statetrim.pipelines import shape_choice
+
+    status = LimitStatus.WITHIN
+    monkeypatch.setattr(
+        shape_choice, "judge_point", lambda *x: replace(judge_point(*x), limit_status=status)
+    )
+    options = OPTIONS | {"to": 0.5, "for_": "vllm", "text": text, "out": tmp_path / "out"}
+    with pytest.raises(
+        NoCutNeeded, match="serve the original with --mamba-ssm-cache-dtype"
+    ) as info:
+        st.trim(served_in_float32, **options)
+    assert not (tmp_path / "out").exists() and "add --state-dtype float32" in str(info.value)
+    original, rounded = info.value.decision.points
+    assert 2 * rounded.state_bytes == original.state_bytes and str(rounded) in info.value.scores
+    words = ["trim", str(served_in_float32), "--to", "0.5", "--for", "vllm", "--text", str(text)]
+    words += ["--tokens", "1024", "--length", "64", "--limit", "2", "--batch-size", "2"]
+    words += ["--no-control", "-o", str(tmp_path / "out")]
+    code, err, shown = run(words)
+    assert not code and "no cut in bfloat16" in shown and "evaluate (bfloat16): already done" in err
+    assert "no cut needed for 0.5" in shown and "vllm serve" in shown
+    answer = json.loads(run([*words, "--json"])[2])
+    assert answer["output"] is None and answer["decision"]["chosen"] is None
+    anyway = Job.from_options(st.open(served_in_float32), TrimOptions(
+        to=0.5, for_="vllm", state_dtype="float32", text=str(text)
+    ))  # fmt: skip
+    assert not anyway.compares_16_bit_state and max(x.share for x in anyway.candidates) <= 0.5
+    status = LimitStatus.BEYOND
+    job = Job.from_options(st.open(served_in_float32), TrimOptions(
+        to=0.25, for_="vllm", text=str(text)
+    ))  # fmt: skip
+    assert job.flag_dtype == "bfloat16" and max(x.share for x in job.candidates) == 0.5
+    fallback = job.in_default_dtype()
+    assert fallback.flag_dtype is None and max(x.share for x in fallback.candidates) == 0.25
+
+
+def test_a_cut_that_needs_a_16_bit_state_too_is_measured_and_served_with_it(
+    served_in_float32: Path, text: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "small"
+    small = st.trim(served_in_float32, to=0.25, for_="vllm", text=text, out=out, **OPTIONS)
+    assert small.geometry.state_numel * 2 == st.open(served_in_float32).geometry.state_numel
+    decision = st.Decision.load(out / "statetrim" / "decision.json")
+    assert str(decision.chosen).endswith(" in bfloat16")
+    scores = st.Scores.load(out / "statetrim" / "scores.json")
+    assert scores.lineage["state"]["dtype"] == "bfloat16"
+    page = (out / "statetrim" / "report" / "report.md").read_text()
+    assert "needs --mamba-ssm-cache-dtype bfloat16" in page
+    assert re.search(r"vllm serve \S+ .*--mamba-ssm-cache-dtype bfloat16", page)
+    card = (out / "README.md").read_text()
+    assert f"| {decision.chosen}: chosen |" in card and "| no cut in bfloat16" in card

@@ -8,7 +8,7 @@ import torch
 
 import statetrim as st
 from helpers.plugin_pages import page_size
-from statetrim.artifacts.sensitivity import LayerCut, Samples, Sensitivity
+from statetrim.artifacts.sensitivity import CutSamples, LayerCut, Sensitivity
 from statetrim.cut.shape import Axis
 from statetrim.selection.allocate import (
     allocate,
@@ -53,10 +53,10 @@ def sensitivity_of(
     axes: tuple[Axis, Axis] = ("key", "value")
     for layer, axis, keep in product(range(layers), axes, (8, 4)):
         added = nll(layer, keep)
-        samples = Samples([1 + added] * 4, [added] * 4, {16: [recall(layer)] * 4})
+        samples = CutSamples([1 + added] * 4, [added] * 4, {16: [recall(layer)] * 4})
         errors = {"text": 0.1, "random": 0.1, "recall": 0.1}
         cuts.append(LayerCut(layer, axis, keep, samples, errors))
-    original = Samples([1.0] * 4, [0.0] * 4, {16: [1.0] * 4})
+    original = CutSamples([1.0] * 4, [0.0] * 4, {16: [1.0] * 4})
     return Sensitivity(original, cuts, {"key": 16, "value": 16})
 
 

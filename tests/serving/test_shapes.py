@@ -1,14 +1,19 @@
 """Candidate shapes within a share of the state's bytes, checked against the matrix."""
 
+from collections.abc import Callable
 from itertools import permutations
 
 import pytest
 
 from statetrim import Geometry, StatetrimError
 from statetrim.serving.matrix import Shape, compatibility_of_shape
-from statetrim.serving.shapes import candidate_shapes
+from statetrim.serving.shapes import candidate_shapes, check_engine
 
 QWEN = Geometry((0, 1, 2), 16, 32, 128, 128)
+
+
+def within(share: float) -> Callable[[Shape], bool]:
+    return lambda shape: shape.numel <= share * 128 * 128
 
 
 def refusing(model_type: str, shape: Shape) -> set[str]:
@@ -22,7 +27,7 @@ def refusing(model_type: str, shape: Shape) -> set[str]:
 def test_every_candidate_fits_and_is_served(
     model_type: str, engine: str | None, share: float
 ) -> None:
-    result = candidate_shapes(model_type, QWEN, share, engine)
+    result = candidate_shapes(model_type, QWEN, within(share), engine)
     assert result
     for shape, refused in result.items():
         assert shape.numel <= share * 128 * 128
@@ -31,19 +36,19 @@ def test_every_candidate_fits_and_is_served(
 
 def test_a_half_that_vllm_serves_is_no_key_cut() -> None:
     """vLLM's kernels refuse 64x128, the shape of the paper."""
-    shapes = set(map(str, candidate_shapes("qwen3_next", QWEN, 0.5, "vLLM")))
+    shapes = set(map(str, candidate_shapes("qwen3_next", QWEN, within(0.5), "vLLM")))
     assert "64x128" not in shapes and {"80x96", "96x80"} <= shapes
 
 
 def test_shapes_that_every_engine_serves_come_first() -> None:
-    refused = candidate_shapes("qwen3_next", QWEN, 0.5)
+    refused = candidate_shapes("qwen3_next", QWEN, within(0.5))
     first, *others = refused
     assert str(first) == "64x64" and not refused[first]
     assert {"64x128", "128x64"} <= set(map(str, others))
 
 
 def test_no_candidate_contains_another_of_its_group() -> None:
-    _, *others = candidate_shapes("qwen3_next", QWEN, 0.5)
+    _, *others = candidate_shapes("qwen3_next", QWEN, within(0.5))
     for first, second in permutations(others, 2):
         wider = first.head_k_dim >= second.head_k_dim
         assert not (wider and first.head_v_dim >= second.head_v_dim)
@@ -51,6 +56,6 @@ def test_no_candidate_contains_another_of_its_group() -> None:
 
 def test_an_engine_that_does_not_serve_the_model_type_is_named() -> None:
     with pytest.raises(StatetrimError, match="MLX-LM does not take qwen3_5_text, cut or not"):
-        candidate_shapes("qwen3_5_text", QWEN, 0.5, "MLX-LM")
+        check_engine("MLX-LM", "qwen3_5_text")
     with pytest.raises(StatetrimError, match="vLLM is not known to serve delta_net at all"):
-        candidate_shapes("delta_net", QWEN, 0.5, "vLLM")
+        check_engine("vLLM", "delta_net")

@@ -8,7 +8,10 @@ import pytest
 import statetrim as st
 from statetrim.cut.request import parse_request
 from statetrim.maths.units import MIB
-from statetrim.serving.target import Target, candidate_targets, resolve_target
+from statetrim.serving.candidates import Goal, candidate_targets, listed_targets
+from statetrim.serving.engines import find_engine
+from statetrim.serving.options import CacheOptions
+from statetrim.serving.target import Target, resolve_target
 
 # Qwen3-Next-80B-A3B: 36 linear-attention layers of 32 heads with 128 x 128, 72 MiB in float32.
 QWEN = {
@@ -123,16 +126,16 @@ def test_what_cannot_be_meant_is_refused(
 
 
 def test_shapes_to_compare(qwen: st.Checkpoint) -> None:
-    listed = candidate_targets(qwen, parse_request("96x96,64x64"))
+    listed = listed_targets(qwen, parse_request("96x96,64x64"))
     assert [(str(target), target.share) for target in listed] == [
         ("96x96", 0.5625),
         ("64x64", 0.25),
     ]
     assert "SGLang" in next(iter(listed.values()))
     with pytest.raises(st.StatetrimError, match="SGLang does not serve a state of 96x96"):
-        candidate_targets(qwen, parse_request("96x96,64x64"), "sglang")
+        listed_targets(qwen, parse_request("96x96,64x64"), "sglang")
     with pytest.raises(st.StatetrimError, match="names a shape twice"):
-        candidate_targets(qwen, parse_request("64x64,50%x50%"))
+        listed_targets(qwen, parse_request("64x64,50%x50%"))
     report = st.inspect(qwen, to="96x96,64x64")
     assert [row.shape for row in report.shapes] == ["128x128", "96x96", "64x64"]
     shares = [row.share for row in st.inspect(qwen, to="50%").shapes[1:]]
@@ -146,11 +149,13 @@ def test_a_share_of_a_cut_by_layer_counts_all_its_layers(
 ) -> None:
     elements = 32 * (128 * 128 + 96 * 64 + 34 * 64 * 64)
     assert by_layer.geometry.state_numel == elements
-    targets = candidate_targets(by_layer, parse_request(share), for_)
+    engine = None if for_ is None else find_engine(for_)
+    goal = Goal(by_layer, parse_request(share), engine, CacheOptions().in_engine(engine))
+    targets = candidate_targets(goal, goal.default_dtype)
     for target in targets:
         keys, values = shape(target)
-        assert max(keys, values) <= 64, "no layer grows"
-        assert 32 * 36 * keys * values <= share * elements
+        assert max(keys, values) <= 64 or "head" in target.axes, "no layer grows"
+        assert target.after.state_numel <= share * elements
     largest = max(target.share for target in targets)
     assert largest > 0.7 * share or for_
 

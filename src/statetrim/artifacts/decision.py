@@ -1,4 +1,4 @@
-"""Which shape a state was cut to, and why: predicted costs and measured scores by shape."""
+"""Which cut was chosen among those that reach a goal, and why."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cut.shape import Shape
+from ..errors import StatetrimError
 from ..maths.formatting import list_text, shorten
 from ..storage.checkpoint import path_inside
 from .record import Artifact
@@ -46,14 +47,21 @@ class Prediction(Artifact):
 
 @dataclass(frozen=True)
 class MeasuredShape:
-    """One shape, and its state bytes per sequence."""
+    """One cut, or the original, and its state bytes per sequence."""
 
-    shape: Shape
+    shape: Shape  # of the widest heads
     method: str  # "none" for the original
     state_bytes: int  # per sequence, in `state_dtype`
-    widths: str = ""  # by layer, in the format of `--to`; the others are the widest then
+    kept: str = ""  # in the format of `--to`; empty: all heads of `shape`
     sequences: float | None = None  # that fit in the engine of `trim --for`, else in vLLM
     state_dtype: str = "float32"  # in which the state was stored when it was measured
+    block_size: int = 0  # tokens of a block of the engine's prefix cache; 0: not known
+    needs: str = ""  # a flag of the engine, or a plugin
+
+    @property
+    def is_by_layer(self) -> bool:
+        """Whether layers keep different widths, which `kept` lists."""
+        return "=" in self.kept
 
     @property
     def is_rounded(self) -> bool:
@@ -64,19 +72,29 @@ class MeasuredShape:
         """Bytes of a sequence's state with numbers of `dtype_bytes`."""
         return self.state_bytes * dtype_bytes // (2 if self.is_rounded else 4)
 
+    @property
+    def label(self) -> str:
+        """The name in a table; of the original "no cut"."""
+        return str(self) if self.method != "none" else f"no cut{self._suffix}"
+
+    @property
+    def _suffix(self) -> str:
+        return f" in {self.state_dtype}" if self.is_rounded else ""
+
     def __str__(self) -> str:
-        suffix = f" in {self.state_dtype}" if self.is_rounded else ""
-        return BY_LAYER if self.widths else f"{self.shape}{suffix}"
+        kept = BY_LAYER if self.is_by_layer else self.kept or str(self.shape)
+        return f"{kept}{self._suffix}"
 
 
 @dataclass(frozen=True)
 class Decision(Artifact):
-    """The shapes that were compared, the chosen one, and why it was chosen."""
+    """The cuts that reach a goal, the chosen one, and why it was chosen; none if a flag of the
+    engine reaches the goal without a cut."""
 
     KIND = "decision"
 
     model: str = ""
-    points: Sequence[MeasuredShape] = ()  # the original first, then cuts, then it in 16 bits
+    points: Sequence[MeasuredShape] = ()  # the original first, then it in 16 bits, then cuts
     chosen: str | None = None
     sentence: str = ""
     predicted: Mapping[str, float] = field(default_factory=dict)  # cost by shape, lowest first
@@ -97,3 +115,12 @@ class Decision(Artifact):
     def __repr__(self) -> str:
         shapes = list_text(map(str, self.points), 8)
         return f"<Decision on {shorten(self.model)}: {shorten(self.chosen)} of {shapes}>"
+
+
+class NoCutNeeded(StatetrimError):
+    """A flag of an engine reaches the goal without a cut, so that none was made: the message says
+    which, and `decision` and the `scores` by its rows what it loses."""
+
+    def __init__(self, message: str, decision: Decision, scores: Mapping[str, Scores]) -> None:
+        super().__init__(message)
+        self.decision, self.scores = decision, scores

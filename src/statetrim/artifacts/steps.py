@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from ..cut.geometry import Geometry
 from ..errors import StatetrimError
@@ -132,6 +132,7 @@ class TrimRecord(StepRecord):
     recipe: dict[str, Any] | None = None
     checks: dict[str, Any] = field(default_factory=dict)
     warnings: Sequence[str] = ()
+    flag_dtype: Literal["bfloat16"] | None = None  # of the state, by a flag of the engine
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from .index import COMMANDS
 
 _GLOBAL_FLAGS = ("--quiet", "--traceback")
 _GLOBAL_OPTIONS_WITH_VALUE = ("--log",)
-_LAST_PANELS = {"Where it runs": 1, "Options": 2}
+_LAST_PANELS = {"How it is served": 1, "Where it runs": 2, "Options": 3}
 
 
 class Interrupted(BaseException):

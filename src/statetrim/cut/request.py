@@ -1,6 +1,7 @@
 """What to keep of the state, as `--to` says it (`to=` in Python, `to:` in a recipe).
 
-    0.5, 50%, 1/3             this share of the state's bytes; the shapes that fit are compared
+    0.5, 50%, 1/3             this share of the state's bytes; the cuts that reach it are compared
+    2x, 2.5x                  this many times the sequences of an engine; likewise
     64x64, 96x128             key x value channels per head; a side may be a percentage: 64x100%
     12MiB                     at most this per sequence
     8heads, 50%heads          whole value heads
@@ -22,8 +23,8 @@ from ..errors import StatetrimError
 OTHERS = "others"
 REQUEST_HELP = (
     "What to keep: 64x64 channels per head (64x100% for keys alone), 12MiB per sequence, 8heads, "
-    "8heads:64x64, or 0=128x128,others=64x64 by layer; 0.5 of the state or 96x96,64x64 to compare "
-    "shapes."
+    "8heads:64x64, or 0=128x128,others=64x64 by layer. To compare cuts: 0.5 of the state, 2x the "
+    "sequences, or 96x96,64x64."
 )
 """The help of the option `to`."""
 To = str | float | Fraction
@@ -37,8 +38,10 @@ _DECIMAL = r"[0-9]{1,6}(?:\.[0-9]{1,20})?(?:e-[0-9]{1,3})?"  # any float as Pyth
 _RATIO = "[0-9]{1,300}/[1-9][0-9]{0,329}"  # the exact value of any share that is a float
 _NUMBER = f"(?:{_DECIMAL}|{_RATIO})"
 _SIDE = rf"[0-9]{{1,6}}|{_NUMBER}%"
+_LARGEST_GAIN = 16  # of sequences; more is a shape that lacks a side
 SMALLEST_SHARE = Fraction(1, 10**12)  # of a state; no model has as many channels
 _SHARE = re.compile(rf"({_NUMBER})(%?)")
+_GAIN = re.compile(rf"({_NUMBER})x")
 _SIZE = re.compile(rf"({_NUMBER})MiB")
 _HEADS = re.compile(rf"({_SIDE})heads?(?::(.+))?")
 _SHAPE = re.compile(rf"({_SIDE})x({_SIDE})")
@@ -50,20 +53,28 @@ class Request:
     """What to keep. Exactly one field is set, but `heads` may come with one shape or `by_layer`."""
 
     share: Fraction | None = None  # of the state's bytes
+    gain: Fraction | None = None  # times the sequences that fit in an engine
     shapes: tuple[Sides, ...] = ()
     max_mib: Fraction | None = None  # per sequence
     heads: Side | None = None  # value heads of every layer
     by_layer: Mapping[str, Sides] = field(default_factory=dict)  # layer, or OTHERS
 
     @property
+    def is_goal(self) -> bool:
+        """Whether it says what to reach, by whatever cut."""
+        return self.share is not None or self.gain is not None
+
+    @property
     def names_several(self) -> bool:
-        """Whether several shapes are to be compared."""
-        return self.share is not None or len(self.shapes) > 1
+        """Whether several cuts are to be compared."""
+        return self.is_goal or len(self.shapes) > 1
 
     def __str__(self) -> str:
         """The request as `parse_request` reads it."""
         if self.share is not None:
             return _number_text(self.share)
+        if self.gain is not None:
+            return f"{_number_text(self.gain)}x"
         if self.max_mib is not None:
             return f"{_number_text(self.max_mib)}MiB"
         parts = [] if self.heads is None else [f"{_text_of(self.heads)}heads"]
@@ -90,6 +101,14 @@ def parse_request(to: To) -> Request:
                 "halves it, and channels per head are written 64x64, or 64x100% for keys alone"
             )
         return Request(share=share)
+    if match := _GAIN.fullmatch(text):
+        gain = Fraction(match[1])
+        if not 1 < gain <= _LARGEST_GAIN:
+            raise StatetrimError(
+                f"{text[:40]} is no gain; write 2x for twice as many sequences, or 64x64 channels "
+                "per head"
+            )
+        return Request(gain=gain)
     if match := _SIZE.fullmatch(text):
         return Request(max_mib=Fraction(match[1]))
     if match := _HEADS.fullmatch(text):
@@ -129,9 +148,9 @@ def _parse_shape(entry: str, text: str) -> Sides:
     match = _SHAPE.fullmatch(entry)
     if match is None:
         raise StatetrimError(
-            f"cannot read {text[:40]!r} as what to keep; write 0.5 for half of the state, 64x64 "
-            "channels per head, 12MiB per sequence, 8heads, 8heads:64x64, 0=128x128,others=64x64 "
-            "by layer, or 96x96,64x64 to compare shapes"
+            f"cannot read {text[:40]!r} as what to keep; write 0.5 for half of the state, 2x for "
+            "twice the sequences, 64x64 channels per head, 12MiB per sequence, 8heads, "
+            "8heads:64x64, 0=128x128,others=64x64 by layer, or 96x96,64x64 to compare shapes"
         )
     return _parse_side(match[1]), _parse_side(match[2])
 

@@ -1,16 +1,21 @@
 """The section of a model card on what was measured: the verdict, the scores and the losses."""
 
+from collections.abc import Sequence
+
 from ..artifacts.card.markdown import escape
 from ..artifacts.card.model_card import with_measured_section
 from ..artifacts.scores import Scores
 from ..tasks.unit import UNITS
+from .decision_table import CAPTION, HEADER
 from .losses import averaged_settings_text, headline_score, task_losses
 from .verdict import Verdict
 
 
-def with_measurements(card: str, scores: Scores, verdict: Verdict) -> str:
-    """The card with the verdict, its warnings and the scores above how the cut was made; replaces
-    earlier measurements."""
+def with_measurements(
+    card: str, scores: Scores, verdict: Verdict, compared: Sequence[Sequence[str]] = ()
+) -> str:
+    """The card with the verdict, its warnings, the scores and the rows of the cuts that were
+    `compared` above how the cut was made; replaces earlier measurements."""
     warnings = [f"- Warning: {escape(text)}." for text in verdict.warnings]
     lines = [
         "## Measured",
@@ -41,4 +46,9 @@ def with_measurements(card: str, scores: Scores, verdict: Verdict) -> str:
     for model in scores.models[1:]:
         for x in task_losses(scores, model):
             lines.append(f"- {escape(x.task)}, {escape(x.metric)}, {escape(model)}: {x.sentence}")
+    if compared:
+        lines += ["", "Cuts that were compared:", "", f"| {' | '.join(HEADER)} |"]
+        lines.append("|---" + "|---:" * (len(HEADER) - 1) + "|")
+        lines += [f"| {' | '.join(map(escape, row))} |" for row in compared]
+        lines += ["", f"{CAPTION}."]
     return with_measured_section(card, lines)

@@ -1,7 +1,7 @@
 """Measured shapes -> the recommended one: the rule of every comparison of shapes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..artifacts.decision import Decision, MeasuredShape
 from ..artifacts.scores import Scores
@@ -22,7 +22,6 @@ class JudgedCut:
     limit_status: LimitStatus
     severity: float  # the worst ratio of a loss to its limit
     losses: Sequence[Loss]  # of informative tasks, the worst first
-    on_frontier: bool = False  # Pareto-optimal in state bytes and severity
 
     @property
     def worst(self) -> Loss | None:
@@ -64,8 +63,7 @@ def recommend(points: Sequence[MeasuredShape], scores: Mapping[str, Scores]) -> 
     others = [point for point in points if point is not original and str(point) in scores]
     if original is None or all(point.method == "none" for point in others):
         return Recommendation([], None, "no shape was measured together with the original")
-    judged = [_judge_point(original, point, scores[str(point)]) for point in others]
-    cuts = [replace(cut, on_frontier=_is_on_frontier(cut, judged)) for cut in judged]
+    cuts = [judge_point(original, point, scores[str(point)]) for point in others]
     rounded = [cut for cut in cuts if cut.point.method == "none"]
     chosen = min((cut for cut in cuts if cut not in rounded), key=lambda cut: cut.rank)
     reason = "the smallest state within the limits"
@@ -98,8 +96,8 @@ def measured_values(decision: Decision, scores: Mapping[str, Scores]) -> Measure
     return values
 
 
-def _judge_point(original: MeasuredShape, point: MeasuredShape, scores: Scores) -> JudgedCut:
-    """Compare the losses of a cut with their limits; `on_frontier` is not known yet."""
+def judge_point(original: MeasuredShape, point: MeasuredShape, scores: Scores) -> JudgedCut:
+    """Compare the losses of a cut with their limits."""
     cut = scores.models[-1]
     losses = with_limits([*task_losses(scores, cut), *setting_losses(scores, cut)])
     share = point.state_bytes / original.state_bytes
@@ -116,13 +114,3 @@ def _status_of_losses(losses: Sequence[Loss]) -> LimitStatus:
     if LimitStatus.UNCLEAR in statuses or not groups.issuperset(REQUIRED_GROUPS):
         return LimitStatus.UNCLEAR
     return LimitStatus.WITHIN
-
-
-def _is_on_frontier(cut: JudgedCut, cuts: Sequence[JudgedCut]) -> bool:
-    """Whether no other cut is at least as small and as good, and better in one of both."""
-    figures = cut.point.state_bytes, cut.severity
-    for other in cuts:
-        others = other.point.state_bytes, other.severity
-        if others != figures and all(a <= b for a, b in zip(others, figures, strict=True)):
-            return False
-    return True

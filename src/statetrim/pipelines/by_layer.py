@@ -15,7 +15,7 @@ from ..progress import OnProgress
 from ..selection.allocate import Allocation, allocate, allocate_in_pages
 from ..serving.capacity.compare import capacity_text, engine_paging, known_capacities
 from ..serving.engines.engine import Engine
-from ..serving.options import default_serving
+from ..serving.options import CacheOptions
 from ..serving.shapes import engine_serves
 from ..serving.target import resolve_target
 from ..storage.checkpoint import Checkpoint
@@ -43,13 +43,18 @@ def allocate_by_layer(job: Job, measured: Sensitivity, observer: Observer) -> By
     widths are narrow enough."""
     try:
         engine, share = job.options.engine, job.requested_share
-        allocation = allocate_for_engine(job.model, measured, share, engine)
+        allocation = allocate_for_engine(job.model, measured, share, engine, job.flag_dtype)
         target = resolve_target(job.model, parse_request(str(allocation)))
     except StatetrimError as error:
         observer.on_message(f"widths by layer are not compared: {error}")
         return None
     if not target.after.widths:
         observer.on_message(f"no widths by layer are expected to lose less than {target} in all")
+        return None
+    goal = job.goal
+    reached = goal is None or goal.is_reached(target.after, job.flag_dtype or goal.default_dtype)
+    if job.options.request.gain is not None and not reached:
+        observer.on_message(f"widths by layer are not compared: {target} does not reach the goal")
         return None
     nll, recall = allocation.losses(measured)
     observer.on_message(f"widths by layer: {target}")
@@ -63,20 +68,25 @@ def allocate_by_layer(job: Job, measured: Sensitivity, observer: Observer) -> By
 
 
 def allocate_for_engine(
-    model: Checkpoint, measured: Sensitivity, share: float, engine: Engine
+    model: Checkpoint,
+    measured: Sensitivity,
+    share: float,
+    engine: Engine,
+    state_dtype: str | None = None,
 ) -> Allocation:
     """The widths by layer with the least predicted loss in `share` of the bytes, and for an engine
-    with pages in as much of its cache as one shape with that share would take. Raises
-    StatetrimError if none fits, or if layers have different widths already."""
+    with pages in as much of its cache as one shape with that share would take, with a state in
+    `state_dtype`, by default that of the engine. Raises StatetrimError if none fits, or if layers
+    have different widths already."""
     check_one_shape(model)
-    serving = default_serving(engine)
+    serving = CacheOptions().in_engine(engine)
     if not serving.counted_by.has_pages:
         return allocate(measured, share)
     model_type = str(model.config.get("model_type"))
     return allocate_in_pages(
         measured,
         share,
-        engine_paging(model, serving),
+        engine_paging(model, serving, state_dtype),
         lambda shape: engine_serves(engine.name, model_type, Shape(*shape)),
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..artifacts.record import header
-from ..artifacts.state_sizes import weight_bytes
+from ..artifacts.state_sizes import DTYPE_BYTES, weight_bytes
 from ..common_options import parse_names
 from ..cut.geometry import Geometry
 from ..cut.shape import CHANNEL_AXES, Axis
@@ -21,7 +21,8 @@ from ..methods import find_method, methods_by_axis
 from ..options import as_record
 from ..runtime.corpus import Corpus
 from ..runtime.placement import Placement
-from ..serving.target import candidate_targets, resolve_target
+from ..serving.candidates import FLAG_DTYPE, Goal, candidate_targets, listed_targets
+from ..serving.target import resolve_target
 from ..storage.auxiliary_files import auxiliary_files
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.json_file import read_json, write_json
@@ -58,29 +59,54 @@ class Job:
     target: Target  # the first of the candidates until one is chosen
     candidates: Mapping[Target, Sequence[str]] = field(default_factory=dict)  # -> who refuses it
     shape_tokens: int = 0  # of the corpus, to compare the candidates on
-    requested_share: float = 1.0  # of the state's bytes to keep, before an engine limits it
+    requested_share: float = 1.0  # of the state's numbers to keep, before an engine limits it
+    goal: Goal | None = None  # that the candidates reach
+    flag_dtype: str | None = None  # of the state that cuts are served with, by a flag
 
     @staticmethod
     def from_options(model: Checkpoint, options: TrimOptions) -> "Job":
         """Resolve what the options keep; raises StatetrimError if that is not possible.
 
-        A share of the state, or a list of shapes, becomes `candidates` if several fit; an engine
-        alone asks for half of the bytes.
+        A goal, or a list of shapes, becomes `candidates` if several fit; an engine alone asks for
+        half of the bytes. Cuts that a 16-bit state does not spare are measured with one, if it is a
+        flag of the engine.
         """
         if options.by_layer:
             check_one_shape(model)
         request, corpus = options.request, Corpus(options.text, model)
+        if request.is_goal:
+            goal = Goal(
+                model, request, options.engine if options.for_ else None, options.counted_in
+            )
+            goal.check()
+            return Job._for_goal(options, corpus, goal, _first_dtype(options, goal))
         if not request.names_several:
             share = resolve_target(model, request).share
-            target, targets = resolve_target(model, request, options.for_), {}
-        else:
-            targets = candidate_targets(model, request, options.for_)
-            target = next(iter(targets))
-            share = float(request.share or max(candidate.share for candidate in targets))
-        if len(targets) < 2 and not options.by_layer:
+            target = resolve_target(model, request, options.for_)
             return Job(model, options, corpus, target, requested_share=share)
-        shape_tokens = min(options.limit, FIRST_LOOK) * EVAL_LENGTH
-        return Job(model, options, corpus, target, targets, shape_tokens, share)
+        targets = listed_targets(model, request, options.for_)
+        share = max(candidate.share for candidate in targets)
+        target, tokens = next(iter(targets)), _shape_tokens(options)
+        return Job(model, options, corpus, target, targets, tokens, share)
+
+    @staticmethod
+    def _for_goal(options: TrimOptions, corpus: Corpus, goal: Goal, state_dtype: str) -> "Job":
+        """The job that compares the cuts which reach the goal with the state in `state_dtype`."""
+        targets = candidate_targets(goal, state_dtype)
+        share = goal.numbers_share(state_dtype)
+        if goal.request.gain is not None:
+            share = max(candidate.share for candidate in targets)
+        job = Job(goal.model, options, corpus, next(iter(targets)), requested_share=share)
+        if state_dtype != goal.default_dtype:
+            job = replace(job, flag_dtype=state_dtype)
+        if len(targets) < 2 and not options.by_layer and not has_dtype_lever(options, goal):
+            return job
+        return replace(job, candidates=targets, shape_tokens=_shape_tokens(options), goal=goal)
+
+    def in_default_dtype(self) -> "Job":
+        """This job, with cuts that reach the goal without a flag for the dtype of the state."""
+        assert self.goal is not None
+        return Job._for_goal(self.options, self.corpus, self.goal, self.goal.default_dtype)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -158,6 +184,16 @@ class Job:
             f"{self.requested_share:.0%} of the state was asked for, but the largest shape within "
             f"it {served} is {self.largest_state.shape} (keys x values), which keeps {share:.0%}"
         )
+
+    @property
+    def state_dtype(self) -> str:
+        """The dtype in which states of cuts are stored when they are measured."""
+        return self.options.state_dtype or self.flag_dtype or "float32"
+
+    @property
+    def compares_16_bit_state(self) -> bool:
+        """Whether the original with a 16-bit state is one of what is compared."""
+        return self.goal is not None and has_dtype_lever(self.options, self.goal)
 
     @property
     def tokens(self) -> int:
@@ -248,6 +284,25 @@ class Job:
         if layerwise:  # layers are loaded one at a time, so there is nothing to spread
             options = replace(options, device_map=None, max_memory=None)
         return replace(self, options=replace(options, layerwise=layerwise))
+
+
+def _first_dtype(options: TrimOptions, goal: Goal) -> str:
+    """The dtype of the state that cuts are compared in, if a flag of the engine loses nothing: the
+    smaller one, unless that reaches the goal without a cut."""
+    if options.state_dtype in DTYPE_BYTES and goal.engine is not None:
+        return str(options.state_dtype)
+    if has_dtype_lever(options, goal) and not goal.is_reached(goal.model.geometry, FLAG_DTYPE):
+        return FLAG_DTYPE
+    return goal.default_dtype
+
+
+def has_dtype_lever(options: TrimOptions, goal: Goal) -> bool:
+    """Whether a flag of the engine stores the state in fewer bytes, and the options allow it."""
+    return options.compares_16_bit_state and goal.has_dtype_lever
+
+
+def _shape_tokens(options: TrimOptions) -> int:
+    return min(options.limit, FIRST_LOOK) * EVAL_LENGTH
 
 
 def needs_streaming(model: Checkpoint, copies: int, placement: Placement) -> bool:

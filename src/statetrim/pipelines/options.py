@@ -20,7 +20,7 @@ from ..options import option, options, output_option
 from ..runtime.placement import Devices, Placement
 from ..serving.engines import find_engine, named_engines
 from ..serving.engines.engine import Engine
-from ..serving.options import ServingOptions, default_serving
+from ..serving.options import CacheOptions, ServingOptions
 
 if TYPE_CHECKING:
     from ..cut.shape import ChannelAxis
@@ -33,7 +33,7 @@ PLACEMENT_OPTIONS = ("device", "device_map", "max_memory")
 
 
 @options
-class TrimOptions(Devices):
+class TrimOptions(CacheOptions, Devices):
     """Every option of `trim` that affects the result, or where it runs."""
 
     PANELS: ClassVar[Mapping[str, str]] = {
@@ -41,6 +41,7 @@ class TrimOptions(Devices):
         "Text and methods": "text tokens recall method length batch_size seed",
         "Repair after the cut": "refit recover",
         "What is measured": "tasks data limit control benchmark state_dtype",
+        "How it is served": "memory_gib context kv_dtype speculative prefix_caching devices",
         "Where it runs": "device dtype device_map max_memory layerwise",
     }
     """Headings of the help, in this order, and the options below each; others follow."""
@@ -119,12 +120,13 @@ class TrimOptions(Devices):
             from ..runtime.states import StateStorage  # imports torch
 
             StateStorage(self.state_dtype)
-        if self.by_layer and self.request.share is None:
-            raise StatetrimError("--by-layer chooses widths for a share of the state: --to 0.5")
+        if self.by_layer and not self.request.is_goal:
+            raise StatetrimError("--by-layer chooses widths for a goal: --to 0.5, or --to 2x")
         if self.by_layer and not engine.plugin_types:
             raise StatetrimError(
                 f"{engine.name} has no plugin for widths by layer: omit --by-layer"
             )
+        self.counted_in.check()
 
     @property
     def engine(self) -> Engine:
@@ -133,15 +135,17 @@ class TrimOptions(Devices):
 
     @property
     def compares_16_bit_state(self) -> bool:
-        """Whether the original with a 16-bit state is compared with the cuts: with widths by layer
-        for an engine that offers it, unless the cuts themselves are measured with fewer bits."""
+        """Whether the original with a 16-bit state is compared with the cuts, if it is smaller than
+        with the default of the engine: for a goal in an engine that offers it, unless the options
+        say the dtype."""
         is_offered = bool(self.engine.state_dtype_flag)
-        return self.by_layer and is_offered and self.state_dtype is None
+        names_engine = self.for_ is not None or self.by_layer
+        return names_engine and self.request.is_goal and is_offered and self.state_dtype is None
 
     @property
     def counted_in(self) -> ServingOptions:
         """How the sequences of a cut are counted: in the engine of `for_`, or in the default."""
-        return default_serving(self.engine)
+        return self.in_engine(self.engine)
 
     @property
     def request(self) -> Request:

@@ -1,9 +1,10 @@
-"""Compare several shapes and choose one.
+"""Compare several cuts and choose one.
 
-Shapes that are listed are all measured. Of the shapes within a share of the state, if there are
-more than three, the cost is predicted, and the three cheapest are measured. All share one
-calibration. The choice uses the text that follows the calibration text, and the final evaluation
-the text after that.
+Shapes that are listed are all measured. Of the cuts that reach a goal, if there are more than
+three, the cost is predicted, and the three cheapest are measured. If a flag of the engine stores
+the state in fewer bits, that is measured first, without a cut. All share one calibration. The
+choice uses the text that follows the calibration text, and the final evaluation the text after
+that.
 """
 
 from collections.abc import Mapping
@@ -11,17 +12,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..analysis.predict import predict
-from ..artifacts.decision import BY_LAYER, Decision, MeasuredShape, Prediction
+from ..artifacts.decision import BY_LAYER, Decision, MeasuredShape, NoCutNeeded, Prediction
 from ..artifacts.plan import Plan
 from ..artifacts.scores import Scores
 from ..artifacts.sensitivity import Sensitivity
+from ..artifacts.state_sizes import DTYPE_BYTES
 from ..cut.geometry import Geometry
 from ..evaluation.original import OriginalResults
-from ..judging.recommendation import recommend
+from ..judging.limits import LimitStatus, metric_label
+from ..judging.recommendation import JudgedCut, judge_point, recommend
 from ..progress import OnProgress
 from ..runtime.corpus import Corpus
 from ..runtime.states import StateStorage
-from ..serving.capacity.compare import default_capacity, known_capacities
+from ..serving.candidates import FLAG_DTYPE
+from ..serving.capacity.compare import known_capacities
 from ..storage.text import Sequences
 from ..tasks.recall import associations
 from ..version import __version__
@@ -32,28 +36,36 @@ from .stage import Stage
 from .stages import DECISION, PLAN, PRUNED, REFITTED, StageRunner
 
 MEASURED = 3  # shapes
-ROUNDED = "bfloat16"
-_ROUNDED_FILE = f"scores-{ROUNDED}.json"
 _PAIRS = 32  # per recall sequence, if the vocabulary is large enough
 _TOKENS_PER_COLUMN = 16  # of the least-squares fit; a layer has a column per value channel
 
 
 def choose_shape(job: Job, directory: Path, observer: Observer) -> StageRunner:
-    """The runner of the job with the chosen shape as its target and no candidates.
+    """The runner of the job with the chosen cut as its target and no candidates.
 
-    Prunes to the shapes and measures them, and writes the plans, scores and decision to
-    `directory`; what an earlier run made from the same is reused. The cut to the chosen shape stays
-    there, as the result of the stages "prune" and "refit".
+    Makes the cuts and measures them, and writes the plans, scores and decision to `directory`; what
+    an earlier run made from the same is reused. The chosen cut stays there, as the result of the
+    stages "prune" and "refit". Raises NoCutNeeded if a flag of the engine alone reaches the goal
+    within the limits.
     """
-    runners = _candidate_runners(job, directory, observer)
+    original = OriginalResults(job.model, job.options.placement)
+    points, paths, scores = uncut_points(job), dict[str, Path](), dict[str, Scores]()
+    for point in points[1:]:
+        stage = _rounded_scores(job, directory, observer, original)
+        paths[str(point)] = stage.ensure(observer)
+        scores[str(point)] = Scores.load(paths[str(point)])
+        judged = judge_point(points[0], point, scores[str(point)])
+        job = _after_flags(job, judged, directory, paths, scores)
+    runners = _candidate_runners(job, directory, observer, original)
     any_runner = next(iter(runners.values()))
-    plans = {name: runner.plan(f"plan-{name}.json") for name, runner in runners.items()}
+    plans = {name: runner.plan(f"plan-{runner.shape}.json") for name, runner in runners.items()}
     decided_by = [plan.ensure(observer) for plan in plans.values()]
     names, predicted = list(runners), dict[str, float]()
     if predicts_shapes(job):
         prediction = Prediction.load(_prediction(any_runner, plans).ensure(observer))
         names = prediction.ranked[:MEASURED]
         predicted = {name: prediction.cost(name) for name in prediction.ranked}
+    points += cut_points(job)
     expected = ""
     if job.options.by_layer:
         layers = layer_sensitivity(any_runner, job)
@@ -63,40 +75,32 @@ def choose_shape(job: Job, directory: Path, observer: Observer) -> StageRunner:
             expected = by_layer.expected
             observer.on_message(expected)
             by_layer_job = replace(any_runner.job, target=by_layer.target)
-            runners[BY_LAYER] = replace(any_runner, job=by_layer_job, shape=BY_LAYER)
-            names.append(BY_LAYER)
-    points, paths, scores = [_original_shape(job)], dict[str, Path](), dict[str, Scores]()
+            points.append(_shape_after(by_layer_job))
+            names.append(str(points[-1]))
+            runners[names[-1]] = replace(any_runner, job=by_layer_job, shape=BY_LAYER)
     for name in names:
         runners[name].step = "compare"
         paths[name] = _measured_scores(runners[name]).ensure(observer)
         scores[name] = Scores.load(paths[name])
-        points.append(_shape_after(runners[name].job))
         recommendation = recommend(points, scores)
         chosen = str(recommendation.chosen and recommendation.chosen.point)
-        for point in points[1:]:
-            if str(point) != chosen:  # so that the disk holds at most two cuts
-                for stage in _cut_stages(runners[str(point)]):
-                    stage.discard()
-    if job.options.compares_16_bit_state:
-        points.append(_rounded_shape(job))
-        name = str(points[-1])
-        paths[name] = _rounded_scores(any_runner).ensure(observer)
-        scores[name] = Scores.load(paths[name])
-        recommendation = recommend(points, scores)
-    refused = {str(target): engines for target, engines in job.candidates.items()}
-    lineage = {"statetrim": __version__, "source": job.model.digest, "to": str(job.options.request)}
-    Decision(
+        for other in runners.keys() & scores.keys() - {chosen}:
+            for stage in _cut_stages(runners[other]):  # so that the disk holds at most two cuts
+                stage.discard()
+    refused = {name: job.candidates.get(runner.job.target, ()) for name, runner in runners.items()}
+    decision = Decision(
         job.model.name,
         points,
         chosen,
         recommendation.reason,
         predicted,
         refused,
-        lineage,
+        _lineage(job),
         expected,
         {name: path.name for name, path in paths.items()},
-    ).save(directory / DECISION)
-    observer.on_message(f"shape {recommendation.reason}")
+    )
+    decision.save(directory / DECISION)
+    observer.on_message(f"chosen: {recommendation.reason}")
     compared = runners[chosen]
     runner = StageRunner(
         compared.job,
@@ -104,26 +108,61 @@ def choose_shape(job: Job, directory: Path, observer: Observer) -> StageRunner:
         observer,
         methods=compared.methods,
         decided_by=[*decided_by, directory / DECISION, *paths.values()],
-        chosen_by=scores[chosen],
+        decision=decision,
     )
     for stage, compared_stage in zip(_cut_stages(runner), _cut_stages(compared), strict=True):
         stage.adopt(compared_stage)
     return runner
 
 
-def _candidate_runners(job: Job, directory: Path, observer: Observer) -> dict[str, StageRunner]:
-    """A runner for each candidate by its shape; all share the statistics in `directory` and the
-    results of the original, and refit unless the options forbid it."""
-    original = OriginalResults(job.model, job.options.placement)
+def _after_flags(
+    job: Job,
+    flags: JudgedCut,
+    directory: Path,
+    paths: Mapping[str, Path],
+    scores: Mapping[str, Scores],
+) -> Job:
+    """The job to continue with, after the original with a 16-bit state was measured: with cuts that
+    have one, unless it loses too much. Writes the decision and raises NoCutNeeded if that is
+    enough."""
+    assert job.goal is not None
+    engine, point = job.options.engine, flags.point
+    if flags.limit_status is LimitStatus.BEYOND:
+        return job.in_default_dtype() if job.flag_dtype else job
+    if job.flag_dtype or not flags.is_within:
+        return job
+    flag = f"{engine.state_dtype_flag} {point.state_dtype}"
+    command = engine.serve_command(str(job.model.path), flag)
+    sentence = f"no cut needed for {job.goal.request}: serve the original with {flag}"
+    if flags.worst:
+        sentence += f" ({metric_label(flags.worst)}: {flags.worst.sentence})"
+    points = uncut_points(job)
+    files = {name: path.name for name, path in paths.items()}
+    decision = Decision(job.model.name, points, None, sentence, lineage=_lineage(job), files=files)
+    decision.save(directory / DECISION)
+    message = f"{sentence}: {command}; to cut anyway, add --state-dtype float32"
+    raise NoCutNeeded(message, decision, scores)
+
+
+def _lineage(job: Job) -> dict[str, str]:
+    return {"statetrim": __version__, "source": job.model.digest, "to": str(job.options.request)}
+
+
+def _candidate_runners(
+    job: Job, directory: Path, observer: Observer, original: OriginalResults
+) -> dict[str, StageRunner]:
+    """A runner for each candidate by its name in the decision; all share the statistics in
+    `directory` and the results of the original, and refit unless the options forbid it."""
     options = replace(job.options, refit=job.options.refit is not False)
     runners = {}
     for target in job.candidates:
-        runners[str(target)] = StageRunner(
-            replace(job, options=options, target=target, candidates={}),
+        candidate = replace(job, options=options, target=target, candidates={})
+        runners[str(_shape_after(candidate))] = StageRunner(
+            candidate,
             directory,
             observer,
             methods=job.calibrated_methods,
-            shape=str(target),
+            shape=str(target).replace(":", "-"),
             evaluated=job.slices.choice,
             original=original,
         )
@@ -133,7 +172,7 @@ def _candidate_runners(job: Job, directory: Path, observer: Observer) -> dict[st
 def predicts_shapes(job: Job) -> bool:
     """Whether the costs of the shapes within a share are predicted, because there are more than can
     be measured; shapes that the options list are all measured."""
-    return job.options.request.share is not None and len(job.candidates) > MEASURED
+    return job.options.request.is_goal and len(job.candidates) > MEASURED
 
 
 def prediction_tokens(job: Job) -> int:
@@ -196,40 +235,58 @@ def _cut_stages(runner: StageRunner) -> list[Stage]:
     return [cut, *own_sums, refitted]
 
 
-def _rounded_scores(runner: StageRunner) -> Stage:
+def _rounded_scores(
+    job: Job, directory: Path, observer: Observer, original: OriginalResults
+) -> Stage:
     """The scores of the original with its state in bfloat16, an alternative to a cut. It is rounded
     after every token, as in decoding; rounding after every piece of a prompt costs far less."""
-    storage = StateStorage(ROUNDED, piece=1)
-    return replace(runner, shape=ROUNDED, step="compare").scores([], _ROUNDED_FILE, storage)
+    runner = StageRunner(
+        job,
+        directory,
+        observer,
+        step="compare",
+        shape=FLAG_DTYPE,
+        evaluated=job.slices.choice,
+        original=original,
+    )
+    return runner.scores([], f"scores-{FLAG_DTYPE}.json", StateStorage(FLAG_DTYPE, piece=1))
 
 
-def _rounded_shape(job: Job) -> MeasuredShape:
-    """The original with its state in bfloat16."""
-    original = _original_shape(job)
-    sequences = None
-    for row in known_capacities(job.model, None, job.options.counted_in):
-        if row.state_dtype == ROUNDED:
-            sequences = row.fit.sequences
-    size = original.state_bytes // 2
-    return replace(original, state_bytes=size, sequences=sequences, state_dtype=ROUNDED)
+def uncut_points(job: Job) -> list[MeasuredShape]:
+    """The original; and if it is compared, with its state in bfloat16."""
+    dtypes = [None, FLAG_DTYPE] if job.compares_16_bit_state else [None]
+    return [_shape(job, job.model.geometry, "none", dtype) for dtype in dtypes]
 
 
-def _original_shape(job: Job) -> MeasuredShape:
-    return _shape(job, job.model.geometry, "none")
+def cut_points(job: Job) -> list[MeasuredShape]:
+    """The candidates, not measured yet."""
+    return [_shape_after(replace(job, target=target, candidates={})) for target in job.candidates]
 
 
 def _shape_after(job: Job) -> MeasuredShape:
-    """The shape to which `job` cuts."""
-    shape = _shape(job, job.after, " and ".join(job.methods))
-    return replace(shape, widths=str(job.target) if job.after.widths else "")
+    """The state to which `job` cuts."""
+    shape = _shape(job, job.after, " and ".join(job.methods), job.flag_dtype)
+    needs = [shape.needs] if shape.needs else []
+    needs += ["a plugin"] if job.after.widths else []
+    return replace(shape, kept=str(job.target), needs=" and ".join(needs))
 
 
-def _shape(job: Job, geometry: Geometry, method: str) -> MeasuredShape:
-    rows = known_capacities(job.model, geometry, job.options.counted_in)
-    counted = default_capacity(rows, cut=True)
+def _shape(job: Job, geometry: Geometry, method: str, flag_dtype: str | None) -> MeasuredShape:
+    """A state that is served in the default dtype of the engine, or with a flag in another."""
+    rows = [
+        row for row in known_capacities(job.model, geometry, job.options.counted_in) if row.is_cut
+    ]
+    fit = None
+    for row in rows:
+        if row.state_dtype == flag_dtype or (flag_dtype is None and row.is_default):
+            fit = row.fit
+    dtype = flag_dtype or "float32"
     return MeasuredShape(
         shape=geometry.widest,
         method=method,
-        state_bytes=4 * geometry.state_numel,
-        sequences=counted.fit.sequences if counted else None,
+        state_bytes=DTYPE_BYTES[dtype] * geometry.state_numel,
+        sequences=fit.sequences if fit else None,
+        state_dtype=dtype,
+        block_size=fit.block_size if fit else 0,
+        needs=f"{job.options.engine.state_dtype_flag} {dtype}" if flag_dtype else "",
     )

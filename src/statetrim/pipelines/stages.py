@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..artifacts.decision import Decision
 from ..artifacts.plan import Plan
 from ..artifacts.record import as_fields
 from ..artifacts.scores import Scores
@@ -18,6 +19,7 @@ from ..errors import StatetrimError
 from ..evaluation.evaluate import evaluate
 from ..evaluation.options import EvaluateOptions
 from ..evaluation.original import OriginalResults
+from ..judging.decision_table import decision_rows
 from ..judging.measured_card import with_measurements
 from ..maths.units import MIB
 from ..options import derive
@@ -65,7 +67,7 @@ class StageRunner:
     original: OriginalResults | None = None  # which all of them compare with
     # Of the one that was chosen:
     decided_by: Sequence[Path] = ()  # artifacts to publish with the result
-    chosen_by: Scores | None = None  # of its cut, on the samples that chose the shape
+    decision: Decision | None = None  # by which it was chosen
 
     def run_all(self, record: dict[str, Any]) -> Path:
         """Run all stages and return the directory to publish: the last checkpoint, as links.
@@ -86,16 +88,19 @@ class StageRunner:
         scores = Scores.load(files[0])
         if not final.has_digest(scores.lineage["models"][1]):
             raise StatetrimError(f"{final.path} was changed after it was measured; remove it")
-        verdict = ship_verdict(scores, scores.models[1], final, earlier=self.chosen_by)
+        compared = self.decision.load_scores(self.directory) if self.decision else {}
+        chosen_by = compared[str(self.decision.chosen)] if self.decision else None
+        verdict = ship_verdict(scores, scores.models[1], final, earlier=chosen_by)
         findings: dict[str, Any] = {"checks": checks, "warnings": list(verdict.warnings)}
-        findings["measured_from"] = job.slices.evaluation.start
+        findings |= {"measured_from": job.slices.evaluation.start, "flag_dtype": job.flag_dtype}
         out, card = self.directory / RESULT, (final.path / CARD).read_text(encoding="utf-8")
         remove(out)
         with atomic_write(out) as scratch:  # artifacts of stages stay as they are
             shutil.copytree(final.path, scratch, copy_function=_link_or_copy)
             for path in files:
                 _link_or_copy(path, scratch / ARTIFACTS / path.name)
-            write_text(scratch / CARD, with_measurements(card, scores, verdict))
+            rows = decision_rows(self.decision, compared) if self.decision else []
+            write_text(scratch / CARD, with_measurements(card, scores, verdict, rows))
             write_json(scratch / ARTIFACTS / RECORD, as_fields(record | findings))
         return out
 
@@ -237,7 +242,7 @@ class StageRunner:
         which the evaluation of the result does not use, and no random cuts."""
         job, options, out = self.job, self.job.options, self.directory / name
         text = self.evaluated or job.slices.evaluation
-        stored = storage or StateStorage(options.state_dtype or "float32")
+        stored = storage or StateStorage(job.state_dtype)
         evaluation = derive(
             EvaluateOptions,
             options,

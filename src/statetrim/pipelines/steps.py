@@ -119,7 +119,7 @@ class _Estimate:
             tokens, does = (1 + 4 * layers) * 2 * job.shape_tokens, f"{layers} layers, each alone"
             result.append(Step("sensitivity", f"{does} cut", tokens, self.memory(1)))
             count += 1
-        models = 1 + count + 2 * self.options.compares_16_bit_state
+        models = 1 + count + 2 * job.compares_16_bit_state
         tokens = count * 2 * job.tokens + self.evaluate(models, job.shape_samples).tokens
         does = f"{count} shapes: cut, refit, evaluate"
         return [*result, Step("compare", does, tokens, self.memory(2), 4 * self.nbytes)]

@@ -34,7 +34,7 @@ STAGE_FILES = (
     "prediction.json", f"{SENSITIVITY}*", DECISION,
 )  # fmt: skip
 """Files of the stages in `OUT.partial`."""
-CHANGEABLE_OPTIONS = ("batch_size", "benchmark", "layerwise", "recover", "files")
+CHANGEABLE_OPTIONS = ("batch_size", "benchmark", "layerwise", "recover", "files", "state_dtype")
 """Fields of the record that a rerun may change, after a stage ran out of memory or time, or to mend
 a method; what depends on them is made again."""
 _MAX_COUNTED_TOKENS = 2**23  # counting more takes too long for a check

@@ -20,9 +20,9 @@ from ..artifacts.steps import PruneRecord, RecoverRecord, RefitRecord, TrimRecor
 from ..artifacts.timings import Timings
 from ..artifacts.verification import Verification
 from ..errors import StatetrimError
-from ..serving.deployment import requested_engine, serve_commands
+from ..serving.deployment import recorded_serving, requested_engine, serve_commands
 from ..serving.engines.engine import Engine
-from ..serving.options import ServingOptions, default_serving
+from ..serving.options import ServingOptions
 from ..storage.checkpoint import Checkpoint, path_inside
 from ..storage.json_file import read_json
 from ..storage.output import ARTIFACTS
@@ -55,7 +55,7 @@ class Findings:
     snapshots: Snapshots | None = None
     sensitivity: Sensitivity | None = None
     decision: Decision | None = None
-    compared_plans: dict[str, str] = field(default_factory=dict)  # shape -> file of its plan
+    compared_plans: dict[str, str] = field(default_factory=dict)  # what is kept -> file of its plan
     verifications: list[Verification] = field(default_factory=list)  # one per engine
     recover: RecoverRecord | None = None
     prune: PruneRecord | None = None
@@ -71,7 +71,7 @@ class Findings:
     @property
     def counted_in(self) -> ServingOptions:
         """How sequences are counted: in the engine of `trim --for`, else in the default."""
-        return default_serving(self.engine)
+        return recorded_serving(self.trim)
 
     @property
     def scored_name(self) -> str | None:
@@ -174,8 +174,9 @@ def read_findings(
     findings.sources["plan"] = str(cut.path / PLAN_FILE)
     for path in map(Path, files):
         _read_file(findings, path)
-    for path in sorted((cut.path / ARTIFACTS).glob("plan-*x*.json")):
-        findings.compared_plans[path.stem.removeprefix("plan-")] = str(path)
+    for path in sorted((cut.path / ARTIFACTS).glob("plan-*.json")):
+        kept = path.stem.removeprefix("plan-").replace("heads-", "heads:")
+        findings.compared_plans[kept] = str(path)
     for kind in _KINDS:
         name = f"{ARTIFACTS}/{kind}.json"
         if kind not in findings.sources and (cut.path / name).exists():
@@ -253,4 +254,10 @@ def trim_command(findings: Findings, to: str, out: str) -> str:
 def serving_commands(findings: Findings) -> dict[str, str]:
     """Engine -> command that serves the cut; the engine of `trim --for` first."""
     path = one_line(str(findings.cut.path))
-    return serve_commands(findings.cut, findings.cut.geometry, path, first=findings.engine)
+    return serve_commands(
+        findings.cut,
+        findings.cut.geometry,
+        path,
+        first=findings.engine,
+        state_dtype=findings.trim.flag_dtype if findings.trim else None,
+    )

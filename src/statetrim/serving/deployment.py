@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import islice
 
 from ..artifacts.card.markdown import one_line
@@ -19,7 +19,7 @@ from .capacity.compare import Capacity, Gain, capacities, gains
 from .engines import engine_in_matrix, engines, find_engine
 from .engines.engine import Engine
 from .matrix import Compatibility, ServedBy, compatibility_of_geometry, known_engines
-from .options import DEFAULT_CONTEXT, ServingOptions
+from .options import DEFAULT_CONTEXT, CacheOptions, ServingOptions
 from .shapes import nearest_served_shape
 from .target import resolve_target
 
@@ -111,9 +111,15 @@ def engine_rows(lines: Sequence[Compatibility]) -> list[tuple[str, ...]]:
 
 
 def serve_commands(
-    model: Checkpoint, shape: Geometry, path: str, *, first: Engine | None = None
+    model: Checkpoint,
+    shape: Geometry,
+    path: str,
+    *,
+    first: Engine | None = None,
+    state_dtype: str | None = None,
 ) -> dict[str, str]:
-    """Engine -> command line that serves the model at `path` with a state of this shape.
+    """Engine -> command line that serves the model at `path` with a state of this shape, and in
+    `state_dtype` where the engine has a flag for it.
 
     An older version has an entry, "ENGINE VERSIONS", if the current one does not serve.
     The engine `first` comes first. Empty if no engine is known to serve it.
@@ -131,7 +137,10 @@ def serve_commands(
     for name in sorted(chosen, key=lambda name: first is None or name != first.name):
         line = chosen[name]
         engine = engine_in_matrix(line.engine)
-        commands[name] = engine.serve_command(path, line.flag, without_mtp=no_mtp)
+        flags = [line.flag] if line.flag else []
+        if state_dtype and engine.state_dtype_flag:
+            flags.append(f"{engine.state_dtype_flag} {state_dtype}")
+        commands[name] = engine.serve_command(path, " ".join(flags), without_mtp=no_mtp)
     return commands
 
 
@@ -148,6 +157,18 @@ def requested_engine(record: TrimRecord | None) -> Engine | None:
         return find_engine(option) if isinstance(option, str) else None
     except StatetrimError:
         return None
+
+
+def recorded_serving(record: TrimRecord | None) -> ServingOptions:
+    """How `trim` counted sequences, by the untrusted record of a run: in the engine of `--for`, or
+    else the default; in its default cache if the record has no valid one."""
+    recipe, engine = (record.recipe or {}) if record else {}, requested_engine(record)
+    names = [item.name for item in fields(CacheOptions)]
+    try:
+        cache = CacheOptions(**{name: recipe[name] for name in names if name in recipe})
+        return cache.in_engine(engine)
+    except (StatetrimError, TypeError):
+        return CacheOptions().in_engine(engine)
 
 
 def lacks_mtp(model: Checkpoint) -> bool:
@@ -197,6 +218,7 @@ class RunFacts:
     samples: int = 128  # at most, that were measured
     engine: str | None = None
     tried_by_layer: bool = False
+    flag_dtype: str | None = None  # of the state, by a flag of the engine
 
 
 def steps_after_trim(verdict: Verdict, original: Checkpoint, cut: Checkpoint) -> list[NextStep]:
@@ -216,6 +238,7 @@ def steps_after_trim(verdict: Verdict, original: Checkpoint, cut: Checkpoint) ->
         samples=limit if type(limit) is int else 128,
         engine=str(recipe["for_"]) if requested_engine(trim) else None,
         tried_by_layer=recipe.get("by_layer") is True,
+        flag_dtype=trim.flag_dtype,
     )
     return next_steps(verdict, original, cut, facts)
 
@@ -241,7 +264,9 @@ def next_steps(
 
 def _steps_to_serve(cut: Checkpoint, facts: RunFacts) -> Iterator[NextStep]:
     engine = None if facts.engine is None else find_engine(facts.engine)
-    commands = serve_commands(cut, cut.geometry, facts.cut, first=engine)
+    commands = serve_commands(
+        cut, cut.geometry, facts.cut, first=engine, state_dtype=facts.flag_dtype
+    )
     for name, command in islice(commands.items(), 1):
         yield NextStep(f"serve it in {name}", f"{command}   {command_comment(name)}")
     name = shlex.quote(cut.path.resolve().name)

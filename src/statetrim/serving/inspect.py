@@ -1,5 +1,6 @@
 """Size of the state of a model in bytes per sequence, before and after pruning."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from math import prod
@@ -8,8 +9,7 @@ from typing import Any
 from ..artifacts.plan import arbitrary_plan
 from ..artifacts.state_sizes import DTYPE_BYTES, StateSize, stored_dtype
 from ..cut.geometry import KERNEL_TILE, Geometry
-from ..cut.request import parse_request
-from ..cut.shape import Shape
+from ..cut.request import Request, parse_request
 from ..cut.target import Target
 from ..errors import StatetrimError
 from ..families.contract import text_config
@@ -17,22 +17,23 @@ from ..options import takes_options
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, as_checkpoint
 from ..storage.quantized.find import describe_schemes, quantization_method
-from .capacity.compare import capacities, default_capacity, default_state_dtype
+from .candidates import FLAG_DTYPE, Goal, candidate_targets, listed_targets
+from .capacity.compare import capacities, default_state_dtype
 from .deployment import Deployment, deployment
 from .matrix import known_engines
 from .options import InspectOptions, ServingOptions
 from .shapes import Answer, answers_by_engine, common_shapes
-from .target import candidate_targets, resolve_target, target_for_shape
+from .target import resolve_target, target_for_shape
 
 
 @dataclass(frozen=True)
 class ServedShape:
-    """A shape, its share of the bytes of the current state, and whether each engine serves it."""
+    """A cut, its share of the bytes of the current state, and whether each engine serves it."""
 
-    shape: str
+    shape: str  # as `--to` reads it, and with a flag for the dtype of the state " in DTYPE"
     share: float
     engines: dict[str, Answer]
-    state_dtype: str  # the engine's default if sequences are counted, else float32
+    state_dtype: str  # if sequences are counted by a flag or the engine's default, else float32
     state_bytes: int  # of a sequence
     sequences: float | None = None  # that fit; None if they are not counted, or it is refused
 
@@ -72,8 +73,8 @@ class StateReport:
 @takes_options(InspectOptions)
 def inspect(model: ModelLike, options: InspectOptions) -> StateReport:
     """Describe a model's state, and its size if it is cut `to` "64x64" channels per head, "12MiB"
-    per sequence, "8heads", or by layer. For a share ("50%") or several shapes ("96x96,64x64") it
-    lists the shapes that `trim` would compare; without `to`, common ones.
+    per sequence, "8heads", or by layer. For a share ("50%"), a gain ("2x", in `engine`) or several
+    shapes ("96x96,64x64") it lists the cuts that `trim` would compare; without `to`, common ones.
 
     With `memory_gib` of cache it also shows how many sequences of `context` tokens fit in `engine`,
     and which of its flags to try first. Of a hub id only the config is downloaded. A model that
@@ -83,7 +84,7 @@ def inspect(model: ModelLike, options: InspectOptions) -> StateReport:
     model = as_checkpoint(model, weights=False)  # the config is enough
     dtype = stored_dtype(model)
     request = None if options.to is None else parse_request(options.to)
-    after, shapes = None, common_shapes(model.geometry)
+    after, cuts = None, _common_cuts(model)
     warnings = []
     refusal = model.family.refusal(model.config)
     if refusal:
@@ -91,8 +92,7 @@ def inspect(model: ModelLike, options: InspectOptions) -> StateReport:
     elif not (request and request.heads) and (reason := model.family.channel_refusal(model.config)):
         warnings.append(f"its channels cannot be cut: {reason}")
     elif request is not None and request.names_several:
-        targets = candidate_targets(model, request)
-        shapes = [target.after.widest for target in targets]
+        cuts = _compared_cuts(model, request, options)
     elif request is not None:
         after = resolve_target(model, request).after
         for width in sorted({width for shape in after.shapes.values() for width in shape}):
@@ -115,37 +115,66 @@ def inspect(model: ModelLike, options: InspectOptions) -> StateReport:
         after=StateSize.from_geometry(after, dtype) if after else None,
         warnings=warnings,
         deployment=deployment(model, after, options),
-        shapes=[] if after else _served_shapes(model, shapes, options),
+        shapes=[] if after else _served_shapes(model, cuts, options),
         geometry=model.geometry,
         geometry_after=after,
     )
 
 
+Cut = tuple[str, Geometry, str | None]
+"""What is kept, the state after it, and the dtype of the state that a flag sets."""
+
+
+def _common_cuts(model: Checkpoint) -> list[Cut]:
+    """Common shapes that the model's config can express."""
+    cuts: list[Cut] = []
+    for shape in common_shapes(model.geometry):
+        with suppress(StatetrimError):
+            cuts.append((str(shape), target_for_shape(model, shape).after, None))
+    return cuts
+
+
+def _compared_cuts(model: Checkpoint, request: Request, options: InspectOptions) -> list[Cut]:
+    """What `trim` would compare; for a gain in sequences also the flag for a smaller state."""
+    if not request.is_goal:
+        targets = listed_targets(model, request)
+        return [(str(target), target.after, None) for target in targets]
+    engine = None if request.gain is None else options.counted_by
+    goal = Goal(model, request, engine, options.in_engine(options.counted_by))
+    cuts: list[Cut] = []
+    dtype = None
+    if goal.has_dtype_lever:
+        cuts.append((f"no cut in {FLAG_DTYPE}", model.geometry, FLAG_DTYPE))
+        dtype = None if goal.is_reached(model.geometry, FLAG_DTYPE) else FLAG_DTYPE
+    suffix = f" in {dtype}" if dtype else ""
+    for target in candidate_targets(goal, dtype or goal.default_dtype):
+        cuts.append((f"{target}{suffix}", target.after, dtype))
+    return cuts
+
+
 def _served_shapes(
-    model: Checkpoint, shapes: list[Shape], serving: ServingOptions
+    model: Checkpoint, cuts: Sequence[Cut], serving: ServingOptions
 ) -> list[ServedShape]:
-    """The current shape, and those of `shapes` that the model's config can express; empty with
-    widths by layer, or if no engine is known for the model type."""
+    """The current state and those after `cuts`; empty with widths by layer, or if no engine is
+    known for the model type."""
     model_type, before = str(model.config.get("model_type")), model.geometry
     if before.widths or not known_engines(model_type):
         return []
-    geometries = {before.widest: before}
-    for shape in shapes:
-        with suppress(StatetrimError):
-            geometries[shape] = target_for_shape(model, shape).after
-    served = []
-    for shape, geometry in geometries.items():
+    served, default = [], default_state_dtype(serving.counted_by, model)
+    for name, geometry, flag_dtype in ((str(before.widest), before, None), *cuts):
         rows = [] if serving.memory_gib is None else capacities(model, geometry, serving)
-        counted = default_capacity(rows, cut=True)
-        dtype = default_state_dtype(serving.counted_by, model) if rows else "float32"
+        dtype = flag_dtype or (default if rows else "float32")
+        fits = [row.fit for row in rows if row.is_cut and row.state_dtype == dtype]
+        size = geometry.state_numel * DTYPE_BYTES[dtype]
+        all_bytes = before.state_numel * DTYPE_BYTES[default if rows or flag_dtype else "float32"]
         served.append(
             ServedShape(
-                str(shape),
-                geometry.state_numel / before.state_numel,
-                answers_by_engine(model_type, shape),
+                name,
+                size / all_bytes,
+                answers_by_engine(model_type, geometry.widest),
                 dtype,
-                geometry.state_numel * DTYPE_BYTES[dtype],
-                counted.fit.sequences if counted else None,
+                size,
+                fits[0].sequences if fits else None,
             )
         )
     return served

@@ -7,7 +7,7 @@ The rows are data: `engines.json` is written by hand, `engines_compiled.json` by
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Literal
 
@@ -136,7 +136,8 @@ def matrix() -> Matrix:
     )
 
 
-def compatibility_of_shape(model_type: str, shape: Shape) -> list[Compatibility]:
+@lru_cache(maxsize=4096)  # a comparison of cuts asks for the same shapes many times
+def compatibility_of_shape(model_type: str, shape: Shape) -> tuple[Compatibility, ...]:
     """A line per engine and hardware that has a row for the model type, and one more for each older
     range of versions; empty if no row is about the model type.
 
@@ -152,14 +153,15 @@ def compatibility_of_shape(model_type: str, shape: Shape) -> list[Compatibility]
         for hardware in row.hardware:
             line = Compatibility(**shared | {"hardware": hardware})
             lines.setdefault((row.engine, hardware, "" if row.current else row.versions), line)
-    return sorted(
+    by_engine = sorted(
         lines.values(), key=lambda line: (engine_order.index(line.engine), not line.current)
     )
+    return tuple(by_engine)
 
 
 def compatibility_of_geometry(model_type: str, geometry: Geometry) -> list[Compatibility]:
     """`compatibility_of_shape` of a model's state; widths by layer need a plugin or are refused."""
-    lines = compatibility_of_shape(model_type, geometry.widest)
+    lines = list(compatibility_of_shape(model_type, geometry.widest))
     if not geometry.widths:
         return lines
     served = [

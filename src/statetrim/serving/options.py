@@ -3,7 +3,7 @@
 from ..cut.request import REQUEST_HELP, To, check_request
 from ..errors import StatetrimError
 from ..maths.formatting import choices_text, shorten
-from ..options import Check, option, options
+from ..options import Check, derive, option, options
 from .engines import DEFAULT_ENGINE, counted_engines
 from .engines.engine import Engine
 
@@ -21,8 +21,8 @@ def _between(least: float, most: float, unit: str) -> Check:
 
 
 @options
-class ServingOptions:
-    """How a model is served; the defaults are the engine's own."""
+class CacheOptions:
+    """The cache of an engine, in which sequences are counted; the defaults are the engine's own."""
 
     memory_gib: float | None = option(
         default=None,
@@ -33,10 +33,6 @@ class ServingOptions:
         default=None,
         help="Tokens per sequence, with --memory-gib; 4096 by default.",
         check=_between(1, 2**30, "tokens"),
-    )
-    engine: str = option(
-        default=DEFAULT_ENGINE,
-        help=f"Whose arithmetic, with --memory-gib: {choices_text(counted_engines())}.",
     )
     kv_dtype: str = option(
         default="auto",
@@ -52,6 +48,26 @@ class ServingOptions:
     )
     devices: int = option(
         default=1, help="Devices of tensor parallelism.", check=_between(1, 1024, "devices")
+    )
+
+    def in_engine(self, requested: Engine | None) -> "ServingOptions":
+        """How sequences are counted: in this cache of the engine, if its arithmetic is known, else
+        of the default engine, and of 16 GiB if the options do not say it."""
+        return derive(
+            ServingOptions,
+            self,
+            engine=requested.key if requested and requested.fit else DEFAULT_ENGINE,
+            memory_gib=self.memory_gib or DEFAULT_MEMORY_GIB,
+        )
+
+
+@options
+class ServingOptions(CacheOptions):
+    """How a model is served."""
+
+    engine: str = option(
+        default=DEFAULT_ENGINE,
+        help=f"Whose arithmetic, with --memory-gib: {choices_text(counted_engines())}.",
     )
     bandwidth: float = option(
         default=25.0,
@@ -94,10 +110,3 @@ class InspectOptions(ServingOptions):
     """What to keep, and how the result is served."""
 
     to: To | None = option(default=None, help=REQUEST_HELP, check=check_request, kw_only=False)
-
-
-def default_serving(requested: Engine | None) -> ServingOptions:
-    """How the results of a cut count sequences: in the engine of `trim --for` if its arithmetic is
-    known, else in the default engine."""
-    key = requested.key if requested and requested.fit else DEFAULT_ENGINE
-    return ServingOptions(memory_gib=DEFAULT_MEMORY_GIB, engine=key)

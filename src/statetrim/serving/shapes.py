@@ -1,6 +1,6 @@
 """Shapes with less state than a model has, and the engines that serve or refuse each."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import permutations, product
 from typing import Literal, get_args
 
@@ -26,37 +26,33 @@ _SEVERITY = {verdict: rank for rank, verdict in enumerate(get_args(Support))}
 
 
 def candidate_shapes(
-    model_type: str, geometry: Geometry, share: float, engine: str | None = None
+    model_type: str, geometry: Geometry, fits: Callable[[Shape], bool], engine: str | None = None
 ) -> dict[Shape, tuple[str, ...]]:
-    """The shapes of at most `share` of the state's bytes that `engine` serves, or without it all ->
-    the engines that refuse it; those that every engine serves first, then the largest.
+    """The shapes that fit and that `engine` serves, or without it all -> the engines that refuse
+    it; those that every engine serves first, then the largest.
 
     Widths are eighths of those that every layer has, or one power of two for both. Shapes that
     another one contains on both axes are left out, except without `engine` the widest that every
-    engine serves. Raises StatetrimError if there is no such shape.
+    engine serves.
     """
-    if engine is not None:
-        check_engine(engine, model_type)
     supporting = engines_supporting(model_type)
-    heads = geometry.num_v_heads * geometry.copies * len(geometry.layers)
-    max_numel = share * geometry.state_numel / heads
-    engines = None if engine is None else {engine}
     refused: dict[Shape, tuple[str, ...]] = {}
-    for shape in _served_shapes(model_type, _all_shapes(geometry), max_numel, engines):
-        names = refusing_engines(model_type, shape)
-        refused[shape] = tuple(name for name in names if name in supporting)
-    if not refused:
-        where = engine or "any engine"
-        raise StatetrimError(
-            f"no shape of at most {share:.0%} of the state is known to serve {model_type} on "
-            f"{where}; `statetrim inspect` lists what is known of each engine"
-        )
+    for shape in served_shapes(model_type, geometry, engine):
+        if fits(shape):
+            names = refusing_engines(model_type, shape)
+            refused[shape] = tuple(name for name in names if name in supporting)
     widest = _without_contained(list(refused))
     if engine is None:
         # Also the widest shapes that every engine serves: a larger one may contain them.
         widest |= _without_contained([shape for shape in refused if not refused[shape]])
     ordered = sorted(widest, key=lambda shape: (bool(refused[shape]), -shape.numel, shape))
     return {shape: refused[shape] for shape in ordered}
+
+
+def served_shapes(model_type: str, geometry: Geometry, engine: str | None = None) -> list[Shape]:
+    """Pairs of eighths of both axes, and squares, that `engine` serves, or without it all."""
+    engines = None if engine is None else {engine}
+    return list(_ranked_shapes(model_type, _all_shapes(geometry), engines))
 
 
 def nearest_served_shape(
@@ -74,12 +70,14 @@ def nearest_served_shape(
     """
     engines = {engine} if engine else engines_supporting(model_type)
     tile_aligned = list(_tile_aligned_shapes(geometry))
-    served = _served_shapes(model_type, [requested, *tile_aligned], requested.numel, engines)
+    no_larger = [shape for shape in (requested, *tile_aligned) if shape.numel <= requested.numel]
+    served = _ranked_shapes(model_type, no_larger, engines)
     if served:
         return max(served, key=lambda shape: (-served[shape], shape.numel, shape.head_v_dim))
     hint = "`statetrim inspect` lists what is known of each engine"
-    less_than_all = Shape(*_widths_of_all(geometry)).numel - 1
-    cuts = _served_shapes(model_type, tile_aligned, less_than_all, engines)
+    whole = Shape(*_widths_of_all(geometry)).numel
+    smaller = [shape for shape in tile_aligned if shape.numel < whole]
+    cuts = _ranked_shapes(model_type, smaller, engines)
     if cuts:
         hint = f"the smallest cut that does is {min(cuts, key=lambda shape: shape.numel)}"
     raise StatetrimError(
@@ -88,17 +86,16 @@ def nearest_served_shape(
     )
 
 
-def _served_shapes(
-    model_type: str, shapes: Iterable[Shape], max_numel: float, engines: Collection[str] | None
+def _ranked_shapes(
+    model_type: str, shapes: Iterable[Shape], engines: Collection[str] | None
 ) -> dict[Shape, int]:
-    """The `shapes` of at most `max_numel` elements that all `engines` serve -> rank of the worst
-    support; with `engines=None` no engine needs to serve them."""
+    """The `shapes` that all `engines` serve -> rank of the worst support; with `engines=None` no
+    engine needs to serve them."""
     ranks: dict[Shape, int] = {}
     for shape in shapes:
-        if shape.numel <= max_numel:
-            rank = 0 if engines is None else _worst_rank(model_type, shape, engines)
-            if rank is not None:
-                ranks[shape] = rank
+        rank = 0 if engines is None else _worst_rank(model_type, shape, engines)
+        if rank is not None:
+            ranks[shape] = rank
     return ranks
 
 

@@ -1,4 +1,4 @@
-"""A model and a request -> the geometry after pruning, or several to compare."""
+"""A model and a request -> the geometry after pruning."""
 
 from collections.abc import Mapping
 
@@ -13,13 +13,7 @@ from ..maths.units import MIB
 from ..storage.checkpoint import Checkpoint, check_prunable
 from .engines import find_engine
 from .matrix import compatibility_of_shape, known_lines
-from .shapes import (
-    candidate_shapes,
-    check_engine,
-    engine_serves,
-    nearest_served_shape,
-    refusing_engines,
-)
+from .shapes import check_engine, engine_serves, nearest_served_shape
 
 
 def resolve_target(model: Checkpoint, request: Request, for_: str | None = None) -> Target:
@@ -57,37 +51,6 @@ def resolve_target(model: Checkpoint, request: Request, for_: str | None = None)
         )
     exact = bool(request.shapes) and all(isinstance(side, int) for side in request.shapes[0])
     return _served_target(model, target, engine, exact=exact or request.heads is not None)
-
-
-def candidate_targets(
-    model: Checkpoint, request: Request, for_: str | None = None
-) -> dict[Target, tuple[str, ...]]:
-    """The targets to compare, with the engines that refuse each: the shapes of the request; or
-    those within its share of the bytes that the model's config can express and the engine `for_`
-    serves, and without it those that every engine serves first.
-
-    Raises StatetrimError if there is none, and for a listed shape that `for_` does not serve.
-    """
-    model_type = str(model.config.get("model_type"))
-    targets: dict[Target, tuple[str, ...]] = {}
-    if request.share is None:
-        for sides in request.shapes:
-            target = resolve_target(model, Request(shapes=(sides,)), for_)
-            targets[target] = refusing_engines(model_type, target.after.widest)
-        if len(targets) < len(request.shapes):
-            raise StatetrimError(f"{request} names a shape twice; shapes to compare must differ")
-        return targets
-    share = float(request.share)
-    engine = None if for_ is None else find_engine(for_).name
-    last_error: StatetrimError | None = None
-    for shape, refused in candidate_shapes(model_type, model.geometry, share, engine).items():
-        try:
-            targets[target_for_shape(model, shape)] = refused
-        except StatetrimError as error:  # values cannot be pruned, or not to that width
-            last_error = error
-    if not targets:
-        raise last_error or StatetrimError(f"no shape of at most {share:.0%} of the state is left")
-    return targets
 
 
 def target_for_shape(model: Checkpoint, sides: Sides, start: Geometry | None = None) -> Target:

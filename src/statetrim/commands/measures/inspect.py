@@ -106,18 +106,25 @@ def _show_shapes(report: StateReport, options: InspectOptions) -> None:
 
     unknown = set.intersection(*(set(shape.without("unknown")) for shape in report.shapes))
     counts = ("sequences",) if report.deployment.capacity else ()
-    rows = []
+    rows, left_out = [], 0
     for shape in report.shapes:
-        fits = "refused" if shape.sequences is None else count_text(shape.sequences)
+        if counts and shape.sequences is None:
+            left_out += 1
+            continue
+        fits = "" if shape.sequences is None else count_text(shape.sequences)
         engines = [", ".join(shape.without("no", "wrong"))]
         if open_ones := [name for name in shape.without("unknown") if name not in unknown]:
             engines.append(f"not known: {', '.join(open_ones)}")
         size, remark = bytes_text(shape.state_bytes), "; ".join(filter(None, engines))
         rows.append((shape.shape, f"{shape.share:.0%}", size, *[fits] * len(counts), remark))
     header = ("shape", "of all", f"state, {report.shapes[0].state_dtype}", *counts, "refused by")
+    if len({shape.state_dtype for shape in report.shapes}) > 1:
+        header = ("shape", "of all", "state", *counts, "refused by")
     title = f"Shapes, now and after a cut{f'; {options.counted}' if counts else ''}"
     terminal.print_table(title, header, rows, left=(0, len(header) - 1))
     text = "refused by: on some hardware at least"
+    if left_out:
+        text += f"; {left_out} that {options.counted_by.name} refuses are left out"
     if unknown:
         text += f"; not known of any shape: {', '.join(sorted(unknown))}"
     terminal.print_text(f"{text}; one shape: --to KEYSxVALUES")

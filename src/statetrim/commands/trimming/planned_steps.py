@@ -3,25 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from ...artifacts.decision import BY_LAYER
+from ...artifacts.decision import BY_LAYER, Decision
 from ...artifacts.state_sizes import (
-    DTYPE_BYTES,
     state_json,
     state_text,
     tensor_parallel_text,
     weight_bytes,
 )
 from ...cut.geometry import Geometry
+from ...judging.decision_table import HEADER, decision_rows
 from ...maths.formatting import bytes_text
 from ...pipelines.job import Job
-from ...pipelines.shape_choice import predicts_shapes
+from ...pipelines.shape_choice import cut_points, predicts_shapes, uncut_points
 from ...pipelines.steps import Step
-from ...serving.capacity.compare import (
-    count_text,
-    default_capacity,
-    default_state_dtype,
-    known_capacities,
-)
 from ...serving.matrix import ServedBy
 from .. import terminal
 
@@ -121,24 +115,20 @@ def _show_shape(job: Job) -> None:
 
 def _show_candidates(job: Job, *, to_stderr: bool) -> None:
     serving = job.options.counted_in
-    shapes = [("no cut", job.model.geometry, "")]
-    for target, engines in job.candidates.items():
-        shapes.append((str(target), target.after, ", ".join(engines) or "none known"))
-    rows, dtype = [], default_state_dtype(serving.counted_by, job.model)
-    for name, geometry, refused in shapes:
-        share = f"{geometry.state_numel / job.model.geometry.state_numel:.0%}"
-        counted = default_capacity(known_capacities(job.model, geometry, serving), cut=True)
-        size = bytes_text(DTYPE_BYTES[dtype] * geometry.state_numel)
-        sequences = count_text(counted.fit.sequences) if counted else ""
-        rows.append((name, share, size, sequences, refused))
+    points = [*uncut_points(job), *cut_points(job)]
+    cells = decision_rows(Decision(points=points), {})
+    refused = [""] * len(uncut_points(job))
+    for engines in job.candidates.values():
+        refused.append(", ".join(engines) or "none known")
+    rows = [(*row[:4], by) for row, by in zip(cells, refused, strict=True)]
     if job.options.by_layer:
         rows.append((BY_LAYER, "", "", "", "all without a plugin"))
     predicted = "all are predicted, the best three measured"
     terminal.print_table(
-        f"Shapes to compare: {predicted if predicts_shapes(job) else 'all are measured'}, one is "
+        f"Cuts to compare: {predicted if predicts_shapes(job) else 'all are measured'}, one is "
         f"kept; {serving.counted}",
-        ("keys x values", "of all", f"state, {dtype}", "sequences", "refused by"),
+        (*HEADER[:4], "refused by"),
         rows,
-        left=(4,),
+        left=(0, 4),
         to_stderr=to_stderr,
     )

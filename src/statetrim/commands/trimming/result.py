@@ -4,27 +4,17 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ...artifacts.decision import Decision
+from ...artifacts.decision import Decision, NoCutNeeded
 from ...artifacts.scores import Scores
-from ...artifacts.state_sizes import DTYPE_BYTES
 from ...artifacts.steps import TrimRecord
-from ...judging.losses import MetricValue
-from ...judging.recommendation import measured_values
-from ...maths.formatting import bytes_text
+from ...judging.decision_table import CAPTION, HEADER, decision_rows, needs_text
 from ...pipelines.job import Job
 from ...pipelines.stages import DECISION, RECORD
-from ...serving.capacity.compare import (
-    count_text,
-    default_state_dtype,
-    known_capacities,
-    memory_lines,
-)
+from ...serving.capacity.compare import known_capacities, memory_lines
 from ...serving.deployment import ship_verdict, steps_after_trim
 from ...serving.matrix import ServedBy
 from ...storage.checkpoint import Checkpoint
 from ...storage.output import ARTIFACTS
-from ...tasks import TASKS
-from ...tasks.unit import SHARE
 from .. import terminal
 from ..measures.evaluate import show_scores, show_verdict
 from .observer import TerminalObserver
@@ -55,7 +45,7 @@ def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_js
         terminal.print_json(results | TrimRecord.read_fields(path))
         return
     if decision:
-        _show_decision(decision, compared, job)
+        show_decision(decision, compared, serving.counted)
     show_scores(scores, [], str(artifacts / "scores.json"), as_json=False)
     record, state_storage = TrimRecord.load(path), scores.lineage.get("state")
     checks = record.checks
@@ -76,34 +66,29 @@ def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_js
     show_verdict(verdict, str(cut.path), steps_after_trim(verdict, job.model, cut))
 
 
-def _show_decision(decision: Decision, compared: Mapping[str, Scores], job: Job) -> None:
-    """Print a row per shape: its state and sequences as the engine serves it, and the scores by
-    which tasks are judged; the others are only in the file."""
-    serving = job.options.counted_in
-    dtype = default_state_dtype(serving.counted_by, job.model)
-    rows, metrics = [], dict[str, None]()
-    for point, values in measured_values(decision, compared):
-        size = point.state_bytes if point.is_rounded else point.bytes_in(DTYPE_BYTES[dtype])
-        sequences = "" if point.sequences is None else count_text(point.sequences)
-        main = [x for x in values if x.task not in TASKS or x.metric == TASKS[x.task].metric]
-        metrics |= dict.fromkeys(f"{x.task} {x.metric}" for x in main)
-        rows.append((str(point), bytes_text(size), sequences, *map(_measurement_text, main)))
-    header = ("keys x values", f"state, {dtype}", "sequences", *metrics)
-    terminal.print_table(f"{decision.model}: quality against state", header, rows, left=())
-    terminal.print_text(f"{serving.counted}; intervals of 95%, paired with the original")
+def show_no_cut(answer: NoCutNeeded, job: Job, *, as_json: bool) -> None:
+    """Print that a flag of the engine is enough, and what it loses."""
+    if as_json:
+        terminal.print_json(
+            {"output": None, "answer": str(answer), "decision": asdict(answer.decision)}
+        )
+        return
+    show_decision(answer.decision, answer.scores, job.options.counted_in.counted)
+    terminal.print_text(str(answer))
+
+
+def show_decision(decision: Decision, compared: Mapping[str, Scores], counted: str) -> None:
+    """Print a row per cut, those that were only predicted too, and which was chosen."""
+    rows = decision_rows(decision, compared)
+    terminal.print_table(f"{decision.model}: cuts compared", HEADER, rows, left=(0,))
+    terminal.print_text(f"{counted}. {CAPTION}")
+    if needs := needs_text(decision):
+        terminal.print_text(needs)
     for point in decision.points:
-        if point.widths:
-            terminal.print_text(f"{point}: {point.widths}")
-    terminal.print_text(f"chosen: {decision.sentence}")
-
-
-def _measurement_text(x: MetricValue) -> str:
-    """The value, a share in percent, and half of the interval's width, which the original lacks."""
-    scale, unit = (100, "%") if x.unit is SHARE else (1, "")
-    text = f"{scale * x.value:.3g}{unit}"
-    if x.low is None or x.high is None:
-        return text
-    return f"{text} ±{scale * (x.high - x.low) / 2:.2g}"
+        if point.is_by_layer:
+            terminal.print_text(f"{point}: {point.kept}")
+    if decision.chosen:
+        terminal.print_text(f"chosen: {decision.sentence}")
 
 
 def _load_line(cut: Checkpoint, runtime: str) -> str:

@@ -49,12 +49,13 @@ def trim(
     family: FamilyFile = None,
     as_json: Json = False,
 ) -> None:
+    from ...artifacts.decision import NoCutNeeded
     from ...pipelines import trim as trimming
     from ...pipelines.job import Job
     from ...pipelines.steps import steps
     from .observer import TerminalObserver
     from .planned_steps import show_steps
-    from .result import show_trimmed
+    from .result import show_no_cut, show_trimmed
 
     opened = arguments.open_model(model, family, weights="headers" if dry_run else True)
     job = Job.from_options(opened, options)
@@ -67,5 +68,9 @@ def trim(
         show_steps(job, planned_steps, str(options.out), dry_run=dry_run, as_json=as_json)
     if not dry_run:
         observer = TerminalObserver(planned_steps)
-        cut = trimming.run(job, options.out, observer)
+        try:
+            cut = trimming.run(job, options.out, observer)
+        except NoCutNeeded as answer:
+            show_no_cut(answer, job, as_json=as_json)
+            return
         show_trimmed(cut, job, observer, as_json=as_json)

@@ -1,23 +1,19 @@
 """Why the state has this shape, where several were compared: sizes, losses and plans."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ...artifacts.decision import Decision, MeasuredShape
-from ...artifacts.state_sizes import DTYPE_BYTES
 from ...cut.shape import CHANNEL_AXES
-from ...judging.limits import metric_label
+from ...judging.decision_table import CAPTION as TABLE_CAPTION
+from ...judging.decision_table import HEADER, decision_rows, needs_text
 from ...judging.losses import MetricValue
-from ...judging.recommendation import JudgedCut, Measured, measured_values, recommend
+from ...judging.recommendation import Measured, measured_values, recommend
 from ...maths.formatting import bytes_text, percent_text
 from ...maths.units import MIB
 from ...serving.capacity.compare import (
     capacity_text,
-    count_text,
-    default_state_dtype,
     known_capacities,
 )
-from ...serving.engines import named_engines
-from ...serving.matrix import compatibility_of_shape
 from ...serving.shapes import common_shapes
 from ...tasks import TASKS, setting_text
 from ...tasks.unit import SHARE
@@ -51,11 +47,12 @@ def blocks(findings: Findings) -> Iterator[Block]:
     yield Text(as_sentence(decision.sentence or advice.reason))
     if decision.expected:
         yield Text(as_sentence(decision.expected))
-    if decision.predicted:
-        yield _prediction_table(decision)
     if advice.cuts:
-        yield _shapes_table(findings, decision, advice.cuts)
-        other = next((shape for shape in findings.compared_plans if shape != decision.chosen), None)
+        yield Table(HEADER, decision_rows(decision, findings.compared_scores), _caption(findings))
+        if needs := needs_text(decision):
+            yield Text(as_sentence(needs))
+        chosen = next((x.kept for x in decision.points if str(x) == decision.chosen), "")
+        other = next((kept for kept in findings.compared_plans if kept != chosen), None)
         if other is not None:
             lines = [trim_command(findings, other, "OTHER")]
             for plan in findings.compared_plans.values():
@@ -80,66 +77,11 @@ def blocks(findings: Findings) -> Iterator[Block]:
         )
 
 
-def _prediction_table(decision: Decision) -> Table:
-    rows = []
-    for shape, missed in decision.predicted.items():
-        name = f"{shape} (chosen)" if shape == decision.chosen else shape
-        refused_by = ", ".join(decision.refused.get(shape, ())) or "none known"
-        rows.append([name, f"{100 * missed:.1f} %", refused_by])
-    caption = (
-        "Output missed is predicted: the part of the layers' output that is missed after a refit, "
-        "over text and recall sequences. The best three were cut and measured"
-    )
-    return Table(["keys x values", "output missed", "refused by"], rows, caption)
-
-
-def _shapes_table(findings: Findings, decision: Decision, cuts: Sequence[JudgedCut]) -> Table:
-    serving, original = findings.counted_in, findings.original
-    dtype = default_state_dtype(serving.counted_by, original) if original else "float32"
-    header = [
-        "keys x values",
-        f"state, {dtype}",
-        "share",
-        "on the frontier",
-        "worst task",
-        "losses",
-    ]
-    counted = any(cut.point.sequences is not None for cut in cuts)
-    if counted:
-        header.append("sequences")
-    if original is not None:
-        header.append("served by")
-    rows = []
-    for cut in cuts:
-        shape, point = str(cut.point), cut.point
-        size = bytes_text(point.bytes_in(DTYPE_BYTES[dtype]))
-        cells = [
-            f"{shape} (chosen)" if shape == decision.chosen else shape,
-            bytes_text(point.state_bytes) if point.is_rounded else size,
-            f"{cut.share:.0%}",
-            "yes" if cut.on_frontier else "",
-            f"{metric_label(cut.worst)}: {cut.worst.sentence}" if cut.worst else "",
-            str(cut.limit_status),
-        ]
-        if counted:
-            cells.append("" if point.sequences is None else count_text(point.sequences))
-        if original is not None:
-            model_type = str(original.config.get("model_type"))
-            lines = compatibility_of_shape(model_type, point.shape)
-            engines = dict.fromkeys(line.engine for line in lines if line.current and line.serves)
-            if point.is_rounded:
-                offered = [each.name for each in named_engines().values() if each.state_dtype_flag]
-                cells.append(f"an option of {' and '.join(offered)}")
-            else:
-                cells.append("with a plugin" if point.widths else ", ".join(engines))
-        rows.append(cells)
-    caption = (
-        "On the frontier: no other shape is as small and loses as little. Measured on other text "
-        "than the quality above"
-    )
-    if counted and (without_cut := known_capacities(original, None, serving)):
+def _caption(findings: Findings) -> str:
+    serving, caption = findings.counted_in, TABLE_CAPTION
+    if without_cut := known_capacities(findings.original, None, serving):
         caption += f". Without a cut, {capacity_text(without_cut, serving, with_cut=False)}"
-    return Table(header, rows, caption)
+    return caption
 
 
 def _score_rows(decision: Decision, measured: Measured) -> Iterator[tuple[str, ...]]:

@@ -145,10 +145,13 @@ def _check_devices(caches: CacheModel, geometry: Geometry, devices: int) -> None
             )
 
 
-def engine_paging(model: Checkpoint, serving: ServingOptions) -> Paging:
-    """How the engine's cache is divided into pages."""
-    caches = cache_model(model, model.geometry)
-    return Paging.of(caches, model.geometry, settings_for(model, serving))
+def engine_paging(
+    model: Checkpoint, serving: ServingOptions, state_dtype: str | None = None
+) -> Paging:
+    """How the engine's cache is divided into pages, with a state in `state_dtype` if it is
+    given."""
+    settings = settings_for(model, serving, state_dtype)
+    return Paging.of(cache_model(model, model.geometry), model.geometry, settings)
 
 
 def known_capacities(

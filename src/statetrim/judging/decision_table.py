@@ -1,0 +1,83 @@
+"""The table of a decision, the same for terminal, report, card and Python: a row per cut."""
+
+from collections.abc import Mapping
+
+from ..artifacts.decision import Decision, MeasuredShape
+from ..artifacts.scores import Scores
+from ..maths.formatting import list_text
+from .limits import LimitStatus
+from .losses import Loss, task_losses
+from .recommendation import JudgedCut, recommend
+
+HEADER = ("kept", "bytes", "sequences", "block", "missed", "perplexity", "recall")
+"""Of a table that fits in 80 columns: what is kept and how it was judged, bytes of the original's,
+tokens of a block, the predicted part of the layers' output that is missed, and losses."""
+CAPTION = (
+    "Bytes are those of the original's state. A prefix shorter than a block is not cached. Missed "
+    "is predicted: the part of the layers' output that is missed after a refit, over text and "
+    "recall. Losses of perplexity are in percent, of recall in points, with 95% intervals, "
+    "on other text than in the final measurement"
+)
+
+
+def decision_rows(decision: Decision, scores: Mapping[str, Scores]) -> list[tuple[str, ...]]:
+    """A row per point of the decision, by `HEADER`."""
+    if not decision.points:
+        return []
+    original = decision.points[0]
+    judged = {str(cut.point): cut for cut in recommend(decision.points, scores).cuts}
+    rows: list[tuple[str, ...]] = []
+    for point in decision.points:
+        name = str(point)
+        losses = _losses(scores.get(name))
+        missed = decision.predicted.get(name)
+        figures = (
+            f"{point.state_bytes / original.state_bytes:.0%}",
+            "" if point.sequences is None else f"{point.sequences:,.1f}",
+            f"{point.block_size:,}" if point.block_size else "",
+            "" if missed is None else f"{100 * missed:.1f}%",
+            _loss_cell(losses.get("perplexity")),
+            _loss_cell(losses.get("recall")),
+        )
+        judgement = _judgement(decision, point, judged.get(name))
+        rows.append((f"{point.label}: {judgement}" if judgement else point.label, *figures))
+    return rows
+
+
+def needs_text(decision: Decision) -> str:
+    """What the engine needs to serve a row, for people; empty if no row needs anything."""
+    needs: dict[str, list[str]] = {}
+    for point in decision.points:
+        if point.needs:
+            needs.setdefault(point.needs, []).append(point.label)
+    texts = []
+    for needed, labels in needs.items():
+        texts.append(f"{list_text(labels)}: needs {needed}")
+    return "; ".join(texts)
+
+
+def _losses(scores: Scores | None) -> dict[str, Loss]:
+    """Group of tasks -> the first loss of the last model in it."""
+    losses: dict[str, Loss] = {}
+    if scores is not None:
+        for loss in task_losses(scores, scores.models[-1]):
+            if not loss.uninformative:
+                losses.setdefault(loss.group, loss)
+    return losses
+
+
+def _loss_cell(loss: Loss | None) -> str:
+    if loss is None:
+        return ""
+    return f"{loss.loss.estimate:.1f} ±{loss.loss.margin:.1f}"
+
+
+def _judgement(decision: Decision, point: MeasuredShape, cut: JudgedCut | None) -> str:
+    """Whether it was chosen, or why not."""
+    if str(point) == decision.chosen:
+        return "chosen"
+    if cut is None:  # not measured
+        return ""
+    if cut.limit_status is LimitStatus.BEYOND:
+        return "loses too much"
+    return "unclear" if cut.limit_status is LimitStatus.UNCLEAR else "within limits"

@@ -1,0 +1,108 @@
+"""The cuts that reach a goal, against an enumeration of all heads and eighths of both axes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import statetrim as st
+from statetrim.cut.geometry import Geometry, allowed_head_counts, resolve_heads
+from statetrim.cut.request import parse_request
+from statetrim.serving.candidates import FLAG_DTYPE, Goal, candidate_targets
+from statetrim.serving.capacity.compare import capacities
+from statetrim.serving.engines import find_engine
+from statetrim.serving.options import CacheOptions
+from statetrim.serving.shapes import engine_serves, served_shapes
+
+# Qwen3.5-27B: three value heads for each key head.
+QWEN = {
+    "model_type": "qwen3_5_text", "num_hidden_layers": 64, "linear_num_value_heads": 48,
+    "linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "num_key_value_heads": 4, "head_dim": 256, "hidden_size": 5120, "num_attention_heads": 24,
+    "mamba_ssm_dtype": "float32", "dtype": "bfloat16",
+}  # fmt: skip
+
+
+def goal_of(tmp_path: Path, to: str, for_: str | None = "vllm", **cache: Any) -> Goal:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN))
+    engine = None if for_ is None else find_engine(for_)
+    serving = CacheOptions(**{"memory_gib": 40.0, **cache}).in_engine(engine)
+    return Goal(st.open(tmp_path / "config.json"), parse_request(to), engine, serving)
+
+
+def contains(larger: Geometry, smaller: Geometry) -> bool:
+    sides = [(x.num_k_heads, x.num_v_heads, *x.widest) for x in (larger, smaller)]
+    return all(a >= b for a, b in zip(*sides, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("to", "for_"),
+    [("1.3x", "vllm"), ("2x", "vllm"), ("1.5x", "sglang"), ("0.25", "llamacpp"), ("0.5", None)],
+)
+def test_every_candidate_reaches_the_goal_and_contains_what_is_left_out(
+    to: str, for_: str | None, tmp_path: Path
+) -> None:
+    goal = goal_of(tmp_path, to, for_)
+    before, model_type = goal.model.geometry, "qwen3_5_text"
+    dtype = FLAG_DTYPE if to == "2x" else "float32"
+    targets = list(candidate_targets(goal, dtype))
+    for target in targets:
+        if goal.request.gain is None:
+            assert target.share <= goal.request.share
+        else:
+            rows = capacities(goal.model, target.after, goal.serving)
+            counts = {(row.is_cut, row.state_dtype): row.fit.sequences for row in rows}
+            assert counts[True, dtype] >= goal.request.gain * counts[False, "float32"]
+        assert for_ is None or engine_serves(
+            find_engine(for_).name, model_type, target.after.widest
+        )
+    alone = [target for target in targets if target.axes != ("head", "key", "value")]
+    heads = [resolve_heads(count, before) for count in allowed_head_counts(before)]
+    left_out = 0
+    for start in (before, *heads):
+        name = None if for_ is None else find_engine(for_).name
+        for shape in served_shapes(model_type, start, name):
+            cut = start.resized(*shape)
+            is_combined = start != before and shape != before.widest
+            if cut != before and goal.is_reached(cut, dtype) and not is_combined:
+                left_out += 1
+                if start == before or start.num_v_heads % 6 == 0 or start.num_v_heads % 16 == 0:
+                    assert any(contains(target.after, cut) for target in alone), (start, shape)
+    assert left_out > len(alone) and len(targets) - len(alone) <= 3
+
+
+def test_flags_alone_reach_some_goals(tmp_path: Path) -> None:
+    goal = goal_of(tmp_path, "1.3x")
+    assert goal.has_dtype_lever and goal.is_reached(goal.model.geometry, FLAG_DTYPE)
+    assert not goal_of(tmp_path, "1.4x").is_reached(goal.model.geometry, FLAG_DTYPE)
+    assert not goal_of(tmp_path, "0.5", "llamacpp").has_dtype_lever, "it has no such flag"
+    half = goal_of(tmp_path, "0.5")
+    assert half.is_reached(goal.model.geometry, FLAG_DTYPE)
+    assert not half.is_reached(goal.model.geometry, "float32")
+
+
+def test_devices_share_the_heads_that_stay(tmp_path: Path) -> None:
+    for devices, counts in ((1, {24, 16}), (4, {24, 16}), (16, {16})):
+        targets = candidate_targets(goal_of(tmp_path, "0.5", None, devices=devices), "float32")
+        heads = {target.after.num_v_heads for target in targets if target.axes == ("head",)}
+        assert heads == counts
+
+
+def test_a_goal_that_nothing_reaches_names_the_most(tmp_path: Path) -> None:
+    with pytest.raises(st.StatetrimError, match=r"no cut gives 9x .*the most is 2\.\d\dx, with"):
+        candidate_targets(goal_of(tmp_path, "9x"), FLAG_DTYPE)
+    with pytest.raises(st.StatetrimError, match="counts sequences"):
+        candidate_targets(goal_of(tmp_path, "2x", None), "float32")
+    with pytest.raises(st.StatetrimError, match="counts sequences"):
+        candidate_targets(goal_of(tmp_path, "2x", "transformers"), "float32")
+
+
+def test_inspect_lists_what_reaches_a_gain(tmp_path: Path) -> None:
+    model = goal_of(tmp_path, "2x").model
+    report = st.inspect(model, to="2x", memory_gib=40)
+    original, flags, *cuts = report.shapes
+    assert flags.shape == "no cut in bfloat16" and flags.share == 0.5
+    assert original.sequences and all(row.sequences for row in cuts)
+    assert all((row.sequences or 0) >= 2 * original.sequences for row in cuts)
+    assert "6heads in bfloat16" in {row.shape for row in cuts}
