@@ -12,6 +12,8 @@
   };
   const number = (name, least) => Math.max(least, Number(form.elements[name].value) || least);
   const shown = (n) => (n % 1 ? n.toFixed(1) : String(n));
+  const prefix = (tokens, context) =>
+    !tokens ? "none" : `${tokens} ${tokens === 1 ? "token" : "tokens"}${tokens < context ? "" : ", never"}`;
 
   function settings() {
     return {
@@ -69,7 +71,8 @@
     result.replaceChildren(...rows.map(([name, fit]) => {
       const row = document.createElement("tr");
       const gain = first > 0 ? `${(fit.sequences / first).toFixed(2)}x` : "from none";
-      const cells = [name, shown(fit.sequences), gain, `${fit.states} x ${(fit.state_bytes / 2 ** 20).toFixed(1)} MiB`];
+      const cells = [name, shown(fit.sequences), gain, `${fit.states} x ${(fit.state_bytes / 2 ** 20).toFixed(1)} MiB`,
+        prefix(fit.shortest_prefix, chosen.context)];
       row.append(...cells.map((text, i) => {
         const cell = document.createElement(i ? "td" : "th");
         if (!i) cell.scope = "row";

@@ -92,6 +92,11 @@ def test_the_form_shows_what_fits_and_follows_the_keyboard() -> None:
         page.add_script_tag(content=(folder / "page.js").read_text())
         rows = page.locator("#calculator-result tr").all_inner_texts()
         assert len(rows) == 5 and rows[0].split()[3] == "69.6"
+        assert rows[0].endswith("784 tokens")
+        page.fill("input[name=context]", "784")
+        rows = page.locator("#calculator-result tr").all_inner_texts()
+        assert rows[0].endswith("784 tokens, never") and rows[1].endswith("400 tokens")
+        page.fill("input[name=context]", "4096")
         page.focus("select[name=engine]")
         page.keyboard.press("ArrowDown")
         assert "26" in page.locator("#calculator-result tr").first.inner_text()

@@ -18,7 +18,7 @@ from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, as_checkpoint
 from ..storage.quantized.find import describe_schemes, quantization_method
 from .candidates import FLAG_DTYPE, Goal, candidate_targets, listed_targets
-from .capacity.compare import capacities, default_state_dtype
+from .capacity.compare import capacities, default_state_dtype, prefix_warnings
 from .deployment import Deployment, deployment
 from .matrix import known_engines
 from .options import InspectOptions, ServingOptions
@@ -36,6 +36,7 @@ class ServedShape:
     state_dtype: str  # if sequences are counted by a flag or the engine's default, else float32
     state_bytes: int  # of a sequence
     sequences: float | None = None  # that fit; None if they are not counted, or it is refused
+    shortest_prefix: int | None = None  # tokens of a shared prefix that is cached; likewise
 
     def without(self, *answers: Answer) -> list[str]:
         """The engines that give one of these answers."""
@@ -101,6 +102,8 @@ def inspect(model: ModelLike, options: InspectOptions) -> StateReport:
                     f"kernels pad {width} channels to a multiple of {KERNEL_TILE}: "
                     f"memory shrinks, time does not"
                 )
+    served = deployment(model, after, options)
+    warnings += prefix_warnings(served.capacity, options)
     return StateReport(
         model_type=str(model.config.get("model_type")),
         layers=len(model.geometry.layers),
@@ -114,7 +117,7 @@ def inspect(model: ModelLike, options: InspectOptions) -> StateReport:
         before=StateSize.from_geometry(model.geometry, dtype),
         after=StateSize.from_geometry(after, dtype) if after else None,
         warnings=warnings,
-        deployment=deployment(model, after, options),
+        deployment=served,
         shapes=[] if after else _served_shapes(model, cuts, options),
         geometry=model.geometry,
         geometry_after=after,
@@ -175,6 +178,7 @@ def _served_shapes(
                 dtype,
                 size,
                 fits[0].sequences if fits else None,
+                fits[0].shortest_prefix if fits else None,
             )
         )
     return served

@@ -76,12 +76,13 @@ def _model_text(report: StateReport) -> str:
 
 def _show_sizes(report: StateReport, options: InspectOptions) -> None:
     """Print the state and what fits, now and, if there is a cut, after it."""
-    from ...serving.capacity.compare import capacity_rows
+    from ...serving.capacity.compare import capacity_rows, prefix_rows
 
     header = ["", "now"] if report.after is None else ["", "now", "after the cut", "change"]
     rows = list(_size_rows(report))
-    counted = capacity_rows(report.deployment.capacity, with_cut=report.after is not None)
-    rows += [(*row, "") for row in counted]
+    for rows_of in (capacity_rows, prefix_rows):
+        counted = rows_of(report.deployment.capacity, with_cut=report.after is not None)
+        rows += [(*row, "") for row in counted]
     title = f"{report.model_type}; {options.counted}" if report.deployment.capacity else ""
     terminal.print_table(title, header, [row[: len(header)] for row in rows])
 
@@ -95,34 +96,36 @@ def _size_rows(report: StateReport) -> Iterator[tuple[str, ...]]:
     yield change_row(f"convolution state, {report.conv_dtype}", before.conv_bytes, after.conv_bytes)
     if before.num_v_heads != after.num_v_heads:
         devices = [", ".join(map(str, size.tensor_parallel)) for size in (before, after)]
-        yield ("devices that can share the heads", *devices, "")
+        yield ("tensor parallelism", *devices, "")
     if report.parameters:
         yield change_row("parameters", report.parameters, report.parameters_after, "")
 
 
 def _show_shapes(report: StateReport, options: InspectOptions) -> None:
-    """Print a row per shape: its part of the state, what fits, and the engines without it."""
+    """Print a row per shape: its state, what fits or its share, and the engines without it."""
     from ...serving.capacity.compare import count_text
 
     unknown = set.intersection(*(set(shape.without("unknown")) for shape in report.shapes))
-    counts = ("sequences",) if report.deployment.capacity else ()
+    counted = bool(report.deployment.capacity)
+    figures = ("fit", "prefix") if counted else ("of all",)
     rows, left_out = [], 0
     for shape in report.shapes:
-        if counts and shape.sequences is None:
+        if counted and shape.sequences is None:
             left_out += 1
             continue
-        fits = "" if shape.sequences is None else count_text(shape.sequences)
-        engines = [", ".join(shape.without("no", "wrong"))]
-        if open_ones := [name for name in shape.without("unknown") if name not in unknown]:
-            engines.append(f"not known: {', '.join(open_ones)}")
-        size, remark = bytes_text(shape.state_bytes), "; ".join(filter(None, engines))
-        rows.append((shape.shape, f"{shape.share:.0%}", size, *[fits] * len(counts), remark))
-    header = ("shape", "of all", f"state, {report.shapes[0].state_dtype}", *counts, "refused by")
-    if len({shape.state_dtype for shape in report.shapes}) > 1:
-        header = ("shape", "of all", "state", *counts, "refused by")
-    title = f"Shapes, now and after a cut{f'; {options.counted}' if counts else ''}"
+        texts = [f"{shape.share:.0%}"]
+        if shape.sequences is not None:
+            texts = [count_text(shape.sequences), f"{shape.shortest_prefix or 0:,}"]
+        engines = shape.without("no", "wrong")
+        engines += [f"{name}?" for name in shape.without("unknown") if name not in unknown]
+        rows.append((shape.shape, bytes_text(shape.state_bytes), *texts, ", ".join(engines)))
+    dtypes = {shape.state_dtype for shape in report.shapes}
+    state = "state" if len(dtypes) > 1 else f"state,\n{dtypes.pop()}"
+    header = ("shape", state, *figures, "refused by")
+    title = f"Shapes, now and after a cut{f'; {options.counted}' if counted else ''}"
     terminal.print_table(title, header, rows, left=(0, len(header) - 1))
-    text = "refused by: on some hardware at least"
+    text = "prefix: tokens of the shortest that is cached; " if counted else ""
+    text += "refused by: on some hardware at least, ?: not known"
     if left_out:
         text += f"; {left_out} that {options.counted_by.name} refuses are left out"
     if unknown:
@@ -167,32 +170,48 @@ def _show_engines(deployment: Deployment) -> None:
 def _show_capacity(deployment: Deployment) -> None:
     """Print a row per shape and dtype."""
     from ...serving.capacity.compare import count_text, default_capacity, gain_text
+    from ...serving.engines import find_engine
 
     served = default_capacity(deployment.capacity, cut=False)
     if served is None:
         return
-    rows = []
+    rows, cached = [], []
     for row in deployment.capacity:
         fit = row.fit
+        name = f"{row.shape} {row.state_dtype}{' (default)' if row.is_default else ''}"
         rows.append(
             (
-                f"{row.shape} {row.state_dtype}{' (default)' if row.is_default else ''}",
+                name,
                 f"{fit.states:g} x {bytes_text(fit.state_bytes)}",
                 count_text(fit.sequences),
                 gain_text(fit, served.fit) if row is not served else "",
-                bytes_text(fit.stored_bytes),
                 f"{bytes_text(fit.transfer_bytes)}\n{row.transfer_seconds * 1000:.0f} ms",
             )
         )
+        counts = [fit.block_size, fit.shortest_prefix, fit.requests]
+        block, prefix, requests = (f"{count:,}" if count else "" for count in counts)
+        sizes = [bytes_text(fit.stored_bytes), bytes_text(fit.block_bytes)]
+        cached.append((name, block, prefix, *sizes, requests))
     terminal.print_table(
         f"Sequences of {deployment.context:,} tokens in {deployment.memory_gib:g} GiB, "
         f"by {deployment.engine}",
-        ("state", "per request", "sequences", "gain", "stored state", "to decode"),
+        ("state", "per request", "sequences", "gain", "to decode"),
         rows,
     )
+    header = (
+        "state",
+        "block",
+        "shortest\nprefix",
+        "stored\nstate",
+        "cached\nblock",
+        "most\nrequests",
+    )
+    terminal.print_table("Prefix cache, in tokens and bytes", header, cached)
     text = f"keys and values: {served.fit.token_bytes / 2**10:,.1f} KiB per token"
     if served.fit.host_bytes:
         text += f"; checkpoints in host memory: {bytes_text(served.fit.host_bytes)} a slot"
+    if flag := find_engine(deployment.engine).requests_flag:
+        text += f"; most requests: the largest {flag} that the states allow"
     terminal.print_text(f"{text}; docs/capacity.md explains the columns")
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ...artifacts.state_sizes import StateSize, state_rows, stored_dtype, weight_bytes
 from ...cut.geometry import KERNEL_TILE
 from ...maths.formatting import bytes_text, change_row
-from ...serving.capacity.compare import capacity_rows, known_capacities
+from ...serving.capacity.compare import capacity_rows, known_capacities, prefix_rows
 from ...serving.engines import find_engine
 from ...storage.checkpoint import Checkpoint
 from ..charts import bar_chart
@@ -38,7 +38,7 @@ def blocks(findings: Findings) -> Iterator[Block]:
     )
     serving = findings.counted_in
     rows = known_capacities(findings.original, cut, serving)
-    counts = [(*cells, "") for cells in capacity_rows(rows)]
+    counts = [(*cells, "") for cells in (*capacity_rows(rows), *prefix_rows(rows))]
     caption = f"Counted: {serving.counted}; gains are over the original as the engine serves it"
     yield Table(
         ("", "before", "after", "change"),

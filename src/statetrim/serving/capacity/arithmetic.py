@@ -42,6 +42,7 @@ class CacheModel:
     ple_inputs: int = 0  # that it keeps
     ple_width: int = 0  # of an input
     specs_by_shape: bool = False  # vLLM: layers of different shapes are in different groups
+    chunk: int = 64  # SGLang: tokens between states that prefill can store
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,9 @@ class Fit:
     token_bytes: float  # of one token, all softmax layers
     block_size: int  # tokens that are allocated at once
     blocks: int  # vLLM: blocks; SGLang: state slots; elsewhere 0
+    requests: int  # that may run at once, at most; 0: the states set no limit
+    shortest_prefix: int  # tokens of a shared prefix that is cached; 0: none is, or not known
+    block_bytes: float  # of a cached block: its keys and values, and the state at its end
     stored_bytes: float  # of one state in the prefix cache
     host_bytes: float  # states that a sequence keeps in host memory by default
     transfer_bytes: float  # a sequence that moves to another server
@@ -142,6 +146,9 @@ def arrays_of_sequences(model: CacheModel, settings: Settings, states: int = 1) 
         token_bytes=token,
         block_size=256,
         blocks=0,
+        requests=0,
+        shortest_prefix=1 if settings.prefix_caching else 0,
+        block_bytes=copied + 256 * token,
         stored_bytes=copied + cells * token,
         host_bytes=0,
         transfer_bytes=copied + settings.context * token,

@@ -10,6 +10,7 @@ from ...cut.geometry import MAX_CHANNELS, MAX_LAYERS, Geometry
 from ...errors import StatetrimError
 from ...families.contract import int_field, text_config
 from ...families.mamba2 import Mamba2
+from ...maths.formatting import list_text
 from ...maths.units import GIB
 from ...storage.checkpoint import Checkpoint
 from ..engines.engine import Engine
@@ -199,6 +200,31 @@ def capacity_rows(rows: Sequence[Capacity], *, with_cut: bool = True) -> list[tu
     return texts
 
 
+def prefix_rows(rows: Sequence[Capacity], *, with_cut: bool = True) -> list[tuple[str, ...]]:
+    """The row of the shortest shared prefix that is cached: its name, tokens with the original and,
+    `with_cut`, with the cut, in the default dtype of the state. Empty if no prefix is cached."""
+    cells = []
+    for cut in (False, True) if with_cut else (False,):
+        row = default_capacity(rows, cut=cut)
+        cells.append(f"{row.fit.shortest_prefix:,} tokens" if row else "refused")
+    is_cached = any(row.fit.shortest_prefix for row in rows)
+    return [("cached prefix from", *cells)] if is_cached else []
+
+
+def prefix_warnings(rows: Sequence[Capacity], serving: ServingOptions) -> list[str]:
+    """A sentence that names the states with which the prefix cache never hits, if there are
+    some."""
+    context = serving.context or DEFAULT_CONTEXT
+    inert = [row for row in rows if row.fit.shortest_prefix >= context]
+    if not inert:
+        return []
+    states = [f"{row.fit.shortest_prefix:,} with {row.shape} {row.state_dtype}" for row in inert]
+    return [
+        f"the prefix cache of {serving.counted_by.name} never hits in sequences of {context:,} "
+        f"tokens; the shortest prefix that is cached has {list_text(states)}"
+    ]
+
+
 def capacity_text(
     rows: Sequence[Capacity], serving: ServingOptions, *, with_cut: bool = True
 ) -> str:
@@ -250,6 +276,7 @@ def cache_model(model: Checkpoint, geometry: Geometry) -> CacheModel:
         ple_layers=ple_layers,
         ple_inputs=_ple_inputs(config) if ple_layers else 0,
         ple_width=streams * int_field(config, "hidden_size", default=2048) if ple_layers else 0,
+        chunk=int_field(config, "mamba_chunk_size", default=64),
     )
 
 

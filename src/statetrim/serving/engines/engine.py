@@ -49,6 +49,7 @@ class Engine:
     state_dtype_flag: str = ""  # that takes bfloat16; empty: there is none
     default_state_dtype: Callable[[Mapping[str, Any], str], str] = lambda config, served: "float32"
     """Config of the text model, dtype in which the model is served -> dtype of its state."""
+    requests_flag: str = ""  # that takes `Fit.requests` at most
     flags: tuple[Flag, ...] = ()  # those that cost least first
 
     # Widths by layer, with a plugin of statetrim

