@@ -25,7 +25,7 @@ from statetrim.surgery.check import compare_cut
 
 MAMBA = ("mamba2", "bamba", "falcon_h1", "granitemoehybrid", "nemotron_h", "zamba2")
 DELTA = tuple(t for t in tiny.MODEL_TYPES if t not in MAMBA)
-NO_HEAD_ROWS = ("mom", "rwkv6", "lightnet", "log_linear_mamba2")
+NO_HEAD_ROWS = ("rwkv6",)
 MIXER_OUTPUT = re.compile(r".*layers\.(\d+)\.(?:linear_attn|self_attn|attn)\.(?:o|out)_proj")
 THREE_KEY_HEADS = {
     "qwen3_next": {"linear_num_key_heads": 3, "linear_num_value_heads": 6},

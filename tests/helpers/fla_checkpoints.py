@@ -33,26 +33,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gla": {**_SHAPE, "num_heads": 4, "num_kv_heads": 2, "expand_k": 1.0, "use_short_conv": True},
     "precond_gated_deltanet": {**_HEAD_DIM, "num_v_heads": 4},
     "precond_kda": {**_HEAD_DIM, "num_v_heads": 4},
-    "mom": {**_HEAD_DIM, "num_memories": 3},
     "rwkv6": {**_SHAPE, "num_heads": 4, "expand_k": 1.0, "proj_low_rank_dim": 4,
               "gate_low_rank_dim": 4},
-    "lightnet": {**_SHAPE, "num_heads": 4, "expand_ratio": 12, "gate_low_rank_dim": 8},
-    "log_linear_mamba2": {
-        "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "head_dim": 8,
-        "num_heads": 8, "n_groups": 2, "state_size": 128, "fuse_cross_entropy": False,
-    },
 }  # fmt: skip
-KEY_WIDTH_ATTRIBUTES = {
-    "mom": "head_qk_dim",
-    "lightnet": "head_f_dim",
-    "log_linear_mamba2": "ssm_state_size",
-}
-"""The attribute with a mixer's key width, where it is not `head_k_dim`."""
 KEEP = 7  # odd, so that expand_v is not exact
 KEEP_VALUES = 5
-KEPT_SHAPES = {"log_linear_mamba2": (64, 4)}
-"""(KEEP, KEEP_VALUES) of types whose kernel takes only some widths."""
-NO_VALUES = {"kda", "precond_kda", "rwkv6", "lightnet"}
+NO_VALUES = {"kda", "precond_kda", "rwkv6"}
 
 
 def main(command: str, directory: Path) -> None:
@@ -77,20 +63,17 @@ def main(command: str, directory: Path) -> None:
         else:
             path = directory / "cut" / model_type
             model, info = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
-            ends = ("layers.0.attn", "layers.0.mixer")
-            mixer = next(module for name, module in model.named_modules() if name.endswith(ends))
+            mixer = model.get_submodule("model.layers.0.attn")
             report[model_type] = {
                 "class": f"{type(model).__module__}.{type(model).__name__}",
                 "mismatches": {name: sorted(map(str, keys)) for name, keys in info.items() if keys},
-                "head_k_dim": getattr(mixer, KEY_WIDTH_ATTRIBUTES.get(model_type, "head_k_dim")),
-                "head_v_dim": mixer.o_proj.in_features // mixer.num_heads
-                if hasattr(mixer, "o_proj") and not hasattr(mixer, "head_v_dim")
-                else getattr(mixer, "head_v_dim", None) or mixer.head_dim,
+                "head_k_dim": mixer.head_k_dim,
+                "head_v_dim": mixer.head_v_dim,
             }
             if model_type in fla_mixers.TYPES:
                 original_path = directory / "original" / model_type
                 stock = AutoModelForCausalLM.from_pretrained(original_path)
-                original = next(m for n, m in stock.named_modules() if n.endswith(ends))
+                original = stock.get_submodule("model.layers.0.attn")
                 plan = Plan.load(path / "statetrim" / "plan.json")
                 geometry = st.open(original_path).geometry
                 differences = fla_mixers.compare(original, mixer, plan, geometry)

@@ -1,5 +1,4 @@
-"""A model whose output projections are never called, as LightNet of fla, where a fused kernel takes
-`o_proj.weight`."""
+"""A model whose output projections are never called: a fused kernel takes the weight."""
 
 from typing import Any
 

@@ -151,7 +151,7 @@ def test_an_adapter_that_a_kernel_reads_past_is_refused(
 def test_a_projection_whose_weight_a_kernel_reads_is_trained_in_full(
     pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As LightNet's `o_proj` and RWKV-6's `x_proj.2`."""
+    """As RWKV-6's `x_proj.2`."""
     fuse_output_projections(monkeypatch)
     monkeypatch.setattr(DeltaNet, "read_projections", ("o_proj",))
     model, small = pair("delta_net")

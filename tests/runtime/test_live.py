@@ -67,7 +67,6 @@ def test_a_mixers_call_can_be_repeated(checkpoint: Load) -> None:
 def test_a_forward_pass_that_fails_is_named_even_without_a_message(
     checkpoint: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As that of LogLinearMamba2 in fla, away from a GPU."""
 
     def fails(*_: Any, **__: Any) -> None:
         raise NotImplementedError

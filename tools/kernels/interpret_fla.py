@@ -10,7 +10,6 @@ Appends a line for each command: "run", or the first line of what stopped it, an
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
 import subprocess
@@ -40,8 +39,6 @@ from statetrim.surgery import check  # noqa: E402
 # Only now: the helpers hide fla and register the portable models, which fla's replace.
 del sys.modules["fla"]
 import fla  # noqa: E402
-from fla.layers.log_linear_mamba2 import LogLinearMamba2  # noqa: E402
-from fla.layers.utils import get_layer_cache, update_layer_cache  # noqa: E402
 
 COMMANDS = (
     "calibrate", "prune", "check", "refit", "evaluate", "grad", "recover", "heads", "uneven",
@@ -53,7 +50,7 @@ whose chunks cannot be compared in float32."""
 HALF_PRECISION = ("delta_net", "gated_deltaproduct")
 """Types whose kernels for chunks refuse float32."""
 NEED_A_CUT = ("check", "refit", "evaluate", "recover")
-KEPT_SHAPES = fla_checkpoints.KEPT_SHAPES | {"delta_net": (8, 4)}
+KEPT_SHAPES = {"delta_net": (8, 4)}
 IN_CHUNKS = ("calibrate", "check", "sums", "rounded_sums")
 """Commands that read 72 tokens. fla prefills more than 64 in chunks, and fewer one by one, which is
 faster here; with gradients it always takes chunks."""
@@ -61,28 +58,6 @@ SUMS_FOR = ("drrqr", "energy", "grad")
 check.DECODED_TOKENS = 3
 # In float32 only chunks are refused, and commands that compute in it read fewer tokens here.
 DeltaNet.refuses_float32 = lambda self, config: False  # type: ignore[method-assign]
-# MoM needs equal keys to keep their order, which PyTorch's sort on a CPU does not promise
-# (results/upstream/fla-mom-order.md).
-torch.Tensor.argsort = functools.partialmethod(torch.Tensor.argsort, stable=True)  # type: ignore[assignment]
-
-
-def log_linear_forward(
-    self: Any, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None,
-    past_key_values: Any = None, use_cache: bool = False, **_: Any,
-) -> tuple[torch.Tensor, None, Any]:  # fmt: skip
-    """LogLinearMamba2's own, without its refusal of all devices but "cuda"."""
-    last = get_layer_cache(self, past_key_values)
-    output, convolution, state = self.cuda_kernels_forward(
-        hidden_states, last, use_cache, attention_mask
-    )
-    update_layer_cache(
-        self, past_key_values, recurrent_state=state, conv_state=convolution,
-        offset=hidden_states.shape[1],
-    )  # fmt: skip
-    return output, None, past_key_values
-
-
-LogLinearMamba2.forward = log_linear_forward
 
 
 class Attempt:

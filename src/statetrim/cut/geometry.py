@@ -25,7 +25,6 @@ _RANGES = {
     "conv_value_heads": (0, 2**24),
     "conv_width": (0, 1024),
     "shared_values": (1, _MAX_HEADS),
-    "copies": (1, _MAX_HEADS),
 }
 """Field of `Geometry` -> smallest and largest value in an untrusted file."""
 
@@ -38,9 +37,8 @@ class Geometry:
     """The shape of a model's state: per layer `num_v_heads` matrices of head_v_dim x head_k_dim.
 
     A key head serves `num_v_heads / num_k_heads` value heads (in Mamba-2 it is a B/C group). In GLA
-    `shared_values` heads write the same values. A head has `copies` states in models with several
-    memories or time scales. The short convolution has the channels of `conv_key_heads` and
-    `conv_value_heads` heads, and keeps its last `conv_width` inputs.
+    `shared_values` heads write the same values. The short convolution has the channels of
+    `conv_key_heads` and `conv_value_heads` heads, and keeps its last `conv_width` inputs.
 
     Stock models have one shape for all layers, and no `widths`. With widths by layer, `widths`
     lists (key width, value width) for each of `layers`, and `head_k_dim` and `head_v_dim` are the
@@ -57,7 +55,6 @@ class Geometry:
     conv_width: int = 0
     shared_values: int = 1
     widths: tuple[tuple[int, int], ...] = ()
-    copies: int = 1
 
     def check(self) -> None:
         """Raise ValueError, which names the field, for a geometry that no real model has."""
@@ -119,8 +116,7 @@ class Geometry:
     @property
     def state_numel(self) -> int:
         """Elements of recurrent state per sequence, over all layers."""
-        states = self.num_v_heads * self.copies
-        return states * sum(keys * values for keys, values in self.shapes.values())
+        return self.num_v_heads * sum(keys * values for keys, values in self.shapes.values())
 
     @property
     def conv_numel(self) -> int:

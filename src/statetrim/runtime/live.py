@@ -29,8 +29,7 @@ class Runtime:
 def find_decoder(module: Any) -> Any:
     """The decoder below the head of a causal LM; in a multimodal model that of its text model."""
     base = module.base_model
-    decoder = getattr(base, "language_model", base).base_model
-    return decoder if hasattr(decoder, "layers") else decoder.model  # MoM sets no base_model_prefix
+    return getattr(base, "language_model", base).base_model
 
 
 @dataclass(frozen=True, eq=False)

@@ -287,7 +287,7 @@ def state_layers(geometry: Geometry) -> tuple[StateLayers, ...]:
         groups.append(
             StateLayers(
                 layers=layers,
-                heads=geometry.num_v_heads * geometry.copies,
+                heads=geometry.num_v_heads,
                 keys=keys,
                 values=values,
                 conv_key_heads=geometry.conv_key_heads,

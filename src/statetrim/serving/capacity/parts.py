@@ -138,7 +138,7 @@ def _registered(heads: Heads, layers: int, geometry: Geometry, devices: int) -> 
     key_heads, value_heads = heads.num_k_heads * devices, heads.num_v_heads * devices
     return StateLayers(
         layers=layers,
-        heads=value_heads * geometry.copies,
+        heads=value_heads,
         keys=heads.head_k_dim,
         values=heads.head_v_dim,
         conv_key_heads=geometry.conv_key_heads * key_heads // geometry.num_k_heads,
