@@ -30,7 +30,7 @@ CORE = tuple(
     f"src/statetrim/{name}.py"
     for name in (
         "artifacts/statistics", "calibration/sums", "statistics/mixture", "cut/geometry",
-        "cut/request", "judging/control", "judging/gate", "judging/limits", "judging/losses",
+        "cut/request", "judging/control", "judging/limits", "judging/losses",
         "judging/verdict", "maths/paired", "option_types", "pipelines/recipe",
         "pipelines/shape_choice", "pipelines/stage",
         "selection/allocate", "serving/capacity/arithmetic", "serving/capacity/parts",

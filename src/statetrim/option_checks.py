@@ -45,14 +45,6 @@ def existing_files(name: str, value: Iterable[str | Path]) -> None:
         existing_file(name, path)
 
 
-def rules(name: str, value: Iterable[str]) -> None:
-    """Rules of `evaluate --fail-if`."""
-    from .tasks.rule import check_rule
-
-    for rule in value:
-        check_rule(rule)
-
-
 def methods(name: str, value: Any) -> None:
     """Selection methods: functions, names, or Python files that define one."""
     from .methods import check_method, listed_methods

@@ -39,7 +39,7 @@ MISTAKES = {
     "prune M none.json -o O": "none.json is missing",
     "refit M -o O --statistics none": "none is missing",
     "evaluate M --baseline B -o O --tasks non/sense": "no task has the name",
-    "evaluate M --baseline B -o O --fail-if nonsense": "is not a rule",
+    "evaluate M --baseline B -o O --fail-if nonsense": "is not one of 'not ship'",
     "analyze M --text t -o O": "must end in .json",
     "analyze M --text t -o O.json --tokens many": "not a number of tokens",
     "recover M --text typo.txt -o O": "there is no file typo.txt",

@@ -1,4 +1,4 @@
-"""The verdict: a table of cases, and the known ways to hide a loss from it and from rules."""
+"""The verdict: a table of cases, and the known ways to hide a loss from it."""
 
 import math
 import re
@@ -21,7 +21,6 @@ from helpers.measured import (
     shape_scores,
     shifted,
 )
-from statetrim.judging.gate import find_violation
 from statetrim.judging.limits import LIMITS, Limit
 from statetrim.judging.losses import (
     averaged_settings_text,
@@ -30,7 +29,7 @@ from statetrim.judging.losses import (
     recall_change,
     task_losses,
 )
-from statetrim.judging.verdict import Outcome, Verdict, cut_warnings, judge_cut
+from statetrim.judging.verdict import Outcome, Verdict, cut_models, cut_warnings, judge_cut
 
 ORIGINAL = model()
 LIKELIHOODS = ORIGINAL["text", "perplexity"]
@@ -210,21 +209,7 @@ def test_what_chose_the_shape_is_said_and_can_forbid_to_ship() -> None:
     assert "chose" not in judge_cut(now, earlier=of_weights("d", worse)).reason
 
 
-GATE = "recall drop > 15 points"
 LOST = model(recall=0.7, nats=3.0, kl=0.05)
-
-
-def gate(models: Mapping[str, Samples], rule: str = GATE, **lineage: Any) -> str | None:
-    return find_violation(rule, scores(models, **lineage))
-
-
-def test_the_gate_opens() -> None:
-    """A good cut passes the rules; else refusals in other tests would prove nothing."""
-    models = {"original": ORIGINAL, "cut": GOOD, **RANDOM}
-    for rule in ("recall drop > 3 points", "perplexity rise > 3%"):
-        assert gate({"original": ORIGINAL, "cut": GOOD}, rule) is None
-    assert gate(models, "not ship") is None
-    assert gate({"original": ORIGINAL, "cut": LOST}) is not None
 
 
 def with_tasks(before: list[float], after: list[float], *tasks: str) -> dict[str, Samples]:
@@ -262,65 +247,41 @@ def renamed() -> dict[str, Samples]:
     }
 
 
-HIDDEN: dict[str, tuple[Callable[[], str | None], str]] = {
+HIDDEN: dict[str, tuple[dict[str, Samples], str]] = {
     "a floor task is added": (
-        lambda: gate(with_tasks([0.0] * 100, [0.0] * 100, "fda")), "breaks"),
+        with_tasks([0.0] * 100, [0.0] * 100, "fda"), "recall falls by"),
     "three floor tasks are added": (
-        lambda: gate(with_tasks([0.0] * 50, [0.0] * 50, "niah_single_1", "fda", "swde")), "breaks"),
+        with_tasks([0.0] * 50, [0.0] * 50, "niah_single_1", "fda", "swde"), "recall falls by"),
     "a task a little above nothing is added": (
-        lambda: gate(with_tasks(answers(0.02, 100), [0.0] * 100, "fda")), "breaks"),
+        with_tasks(answers(0.02, 100), [0.0] * 100, "fda"), "recall falls by"),
     "easy tasks are added": (
-        lambda: gate(with_tasks(*[answers(0.95, 400)] * 2, "fda", "swde", "niah_single_1")),
-        "breaks"),
-    "easy loads are added": (lambda: gate(easy_loads()), "pairs_63"),
-    "a collapsed load is averaged away": (
-        lambda: gate({"original": ORIGINAL, "cut": model(recall=COLLAPSED)}), "breaks"),
-    "the setting that collapsed is left out of the mean": (lambda: gate(far_setting()), "breaks"),
+        with_tasks(*[answers(0.95, 400)] * 2, "fda", "swde", "niah_single_1"), "recall falls by"),
+    "the setting that collapsed is left out of the mean": (far_setting(), "recall falls by"),
     "the file's own mean is kinder than its settings": (
-        lambda: gate(changed("mqar", "accuracy", rows(0.9))), "breaks"),
-    "a task is missing in the cut": (
-        lambda: gate({"original": ORIGINAL, "cut": only(LOST, "text")}), "cannot be judged"),
-    "a load is missing in the cut": (
-        lambda: gate(changed("mqar", "pairs_63", None)), "cannot be judged"),
-    "not a number": (
-        lambda: gate(changed("mqar", "pairs_8", [math.nan] * ROWS)), "cannot be judged"),
-    "infinite": (
-        lambda: gate(changed("text", "perplexity", [-math.inf] * ROWS), "perplexity rise > 5%"),
-        "cannot be judged"),
-    "two samples": (lambda: gate(tiny(2), "recall drop > 2%"), "take more"),
-    "eight samples": (lambda: gate(tiny(8), "recall drop > 2%"), "take more"),
-    "another name": (
-        lambda: gate(renamed(), "accuracy drop > 5%"), "breaks"),
+        changed("mqar", "accuracy", rows(0.9)), "recall falls by"),
+    "a load is missing in the cut": (changed("mqar", "pairs_63", None), "cannot be compared"),
+    "not a number": (changed("mqar", "pairs_8", [math.nan] * ROWS), "is not a number"),
+    "infinite": (changed("text", "perplexity", [-math.inf] * ROWS), "is not a number"),
+    "two samples": (tiny(2), "was not measured"),
+    "another name": (renamed(), "accuracy falls by"),
     "fewer samples for the cut": (
-        lambda: gate({"original": ORIGINAL, "cut": {key: LOST[key][:40] for key in LOST}}),
-        "cannot be judged"),
-    "a kinder model is listed first": (
-        lambda: gate({"original": ORIGINAL, "kind": GOOD, "cut": LOST}), "cut breaks"),
-    "the original is swapped for another cut": (
-        lambda: gate({"original": LOST, "cut": LOST}, original="of the other cut",
-                     cuts={"cut": {"source": "of the original", "methods": ["l1"]}}),
-        "was not cut from"),
-    "every task is at chance": (
-        lambda: gate({"original": model(0.01), "cut": model(0.0)}),
-        "less than 5 points above chance on 64 samples of mqar"),
-    "perplexity improves while recall is lost": (
-        lambda: gate({"original": ORIGINAL, "cut": model(recall=0.5, nats=2.8)},
-                     "not ship"), "do not ship"),
-    "no control is measured": (
-        lambda: gate({"original": ORIGINAL, "cut": GOOD}, "not ship"), "no random cuts"),
+        {"original": ORIGINAL, "cut": {key: LOST[key][:40] for key in LOST}},
+        "cannot be compared"),
     "the control is the cut itself": (
-        lambda: gate({"original": ORIGINAL, "cut": GOOD, **dict.fromkeys(RANDOM, GOOD)},
-                     "not ship"), "these tasks do not show the state"),
+        {"original": ORIGINAL, "cut": GOOD, **dict.fromkeys(RANDOM, GOOD)},
+        "these tasks do not show the state"),
     "the cut is called a control": (
-        lambda: gate({"original": ORIGINAL, "rand": LOST}, "not ship"), "ship after recovery"),
+        {"original": ORIGINAL, "rand": LOST}, "may restore"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("way", HIDDEN)
-def test_the_gate_still_closes(way: str) -> None:
-    run_gate, expected_text = HIDDEN[way]
-    violation = run_gate()
-    assert violation is not None and expected_text in violation
+def test_a_hidden_loss_does_not_ship(way: str) -> None:
+    models, expected_text = HIDDEN[way]
+    measured = scores(models)
+    verdicts = [judge_cut(measured, name) for name in cut_models(measured)]
+    assert verdicts and all(verdict.outcome is not Outcome.SHIP for verdict in verdicts)
+    assert expected_text in verdicts[0].reason
 
 
 def test_twice_the_same_figure_is_refused() -> None:
@@ -340,8 +301,8 @@ def test_a_figure_turned_round_is_not_compared(change: dict[str, Any]) -> None:
         replace(x, **change) if (x.model, x.metric) == ("cut", "pairs_8") else x
         for x in measured.scores
     ]
-    violation = find_violation(GATE, st.Scores(measured.models, turned))
-    assert violation is not None and "cannot be judged" in violation
+    verdict = judge_cut(st.Scores(measured.models, turned))
+    assert verdict.outcome is Outcome.UNKNOWN and "cannot be compared" in verdict.reason
 
 
 def test_floors_enter_no_mean_no_warning_and_no_fact() -> None:

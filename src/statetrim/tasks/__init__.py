@@ -31,7 +31,6 @@ TASKS = {
     "mqar": Task("accuracy", "recall", settings="pairs_", reads_text=False),
     "agreement": Task("kl", "agreement"),
 }
-GROUPS = ("accuracy", "agreement", "perplexity", "recall")
 
 
 def check_names(names: Iterable[str]) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ... import option_checks as checks
 from ...evaluation.options import EvaluateOptions
-from .. import arguments, terminal
+from .. import terminal
 from ..app import print_error
 from ..arguments import Json, Models
 from ..command import command
@@ -25,11 +24,8 @@ if TYPE_CHECKING:
 DEFAULT_TOKENS = "256k"  # of calibration, where the cut does not say
 
 FailIf = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Exit with code 1 if this holds: 'recall drop > 2%' (or: > 2 points), 'not ship'.",
-        callback=arguments.checked(checks.rules),
-    ),
+    Literal["not ship"] | None,
+    typer.Option(help="Exit with code 1 if the verdict on a cut is another than 'ship'."),
 ]
 
 
@@ -38,14 +34,11 @@ def evaluate(
     models: Models, options: EvaluateOptions, fail_if: FailIf = None, as_json: Json = False
 ) -> None:
     from ...evaluation.evaluate import evaluate as run
-    from ...judging.gate import find_violation
+    from ...judging.verdict import Outcome
     from ...progress import is_rank_zero
     from ...serving.deployment import ship_verdicts
-    from ...tasks.rule import check_rule
     from ..progress import run_with_progress
 
-    for rule in fail_if or []:
-        check_rule(rule, options.tasks)
     scores = run_with_progress(run, models, options)
     if not is_rank_zero():
         return
@@ -53,10 +46,9 @@ def evaluate(
     show_scores(scores, verdicts, str(options.out), as_json=as_json)
     if len(models) == 1 and not as_json:
         show_next_steps(_next_steps(verdicts[0], models[0], options))
-    for rule in fail_if or []:
-        violation = find_violation(rule, scores, verdicts)
-        if violation:
-            print_error(violation)
+    for verdict in verdicts if fail_if else ():
+        if verdict.outcome is not Outcome.SHIP:
+            print_error(f"{verdict.model}: {verdict.outcome}: {verdict.reason}")
             sys.exit(1)
 
 
