@@ -29,10 +29,6 @@ def options(model: str, directory: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def patch_held_out_rows() -> Any:
-    return patch("statetrim.recovery.data.MAX_HELD_OUT_ROWS", 4)
-
-
 def record(directory: Path) -> dict[str, Any]:
     """What recovery wrote about itself into a checkpoint."""
     content: dict[str, Any] = json.loads((directory / "statetrim" / "recover.json").read_text())

@@ -144,26 +144,14 @@ def test_the_loss_is_that_of_text_and_of_answers_by_their_rows(
     torch.testing.assert_close(gradient, embedding.grad, rtol=1e-3, atol=1e-6)
 
 
-def test_end_to_end_on_recall_is_recorded_and_stock(
-    small: st.Checkpoint, text: Path, recover: Any
-) -> None:
-    out, content = recover()
+def test_end_to_end_on_recall_is_recorded(recover: Any) -> None:
+    _, content = recover()
     assert content["options"]["recall"] == 0.5 and content["data"]["recall"]["pairs"] == 15
     assert len(content["curve"]) == 4
     for line in content["curve"]:  # half of the rows each
         for part in ("ce", "kl"):
             halves = (line[f"text_{part}"] + line[f"recall_{part}"]) / 2
             assert line[part] == pytest.approx(halves, rel=1e-6)
-    assert [line["tokens"] for line in content["held_out"]] == [0, 256, 512, 768, 1024]
-    rows = load_rows(small, text).recall
-    assert rows is not None
-    ids, answer_positions = rows.held_out.long(), rows.answer_positions
-    for index, checkpoint in ((0, small), (-1, out)):
-        with torch.no_grad():
-            predictions = st.load(checkpoint)(ids).logits.argmax(-1)
-        right = predictions[:, answer_positions] == ids[:, answer_positions + 1]
-        accuracy = float(right.double().mean())
-        assert content["held_out"][index]["recall"] == pytest.approx(accuracy, abs=1e-3)
 
 
 @tiny.every_type(*tiny.ONE_OF_EACH_MIXER)

@@ -67,12 +67,13 @@ class Adapters:
 
 @dataclass(eq=False)
 class TrainingResult:
-    """Trained tensors by their name in the live model, the losses by step, and held-out recall."""
+    """Trained tensors by their name in the live model, the losses by step, and of layerwise
+    recovery the errors on held-out recall."""
 
     adapters: Adapters
     trained: dict[str, Tensor]
     curve: list[dict[str, Any]]
-    held_out: list[dict[str, Any]]
+    held_out: list[dict[str, Any]] = field(default_factory=list)
 
 
 def attach_adapters(

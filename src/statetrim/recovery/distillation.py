@@ -166,20 +166,6 @@ class Distillation(nn.Module):
         weights[:, :, 1] = is_recall[:, None] * is_answer / (rows * len(self.answer_positions))
         return weights
 
-    @torch.no_grad()
-    def recall_accuracy(self, ids: Tensor) -> float:
-        """Fraction of the answers in the recall sequences `ids`, int64 [rows, time], for which the
-        student's most likely token is right."""
-        assert self.answer_positions is not None
-        positions = self.answer_positions.to(ids.device)
-        hidden = _final_hidden(self.student, ids)[:, positions].flatten(0, 1)
-        answers = ids[:, positions + 1].flatten()
-        weight, bias = self.head.weight, self.head.bias
-        predictions = []
-        for chunk in torch.split(hidden, _chunk_size(weight)):
-            predictions.append(self.head.logits(chunk, weight, bias).argmax(-1))
-        return float((torch.cat(predictions) == answers).double().mean())
-
 
 def _final_hidden(model: Any, input_ids: Tensor) -> Tensor:
     """The head's input, after the final norm: [batch, time, hidden]."""

@@ -104,7 +104,7 @@ class LayerwiseRecovery:
 
     def _load_result(self) -> TrainingResult:
         """The result from the files of all layers, which earlier runs may have written."""
-        result = TrainingResult(Adapters(), {}, [], [])
+        result = TrainingResult(Adapters(), {}, [])
         coverage = result.adapters.coverage
         for number in sorted(self.mixers):
             path = self.directory / f"layer-{number}.safetensors"

@@ -52,9 +52,8 @@ class RecoverOptions(OneDevice):
     """How recovery trains; the defaults are the paper's.
 
     LoRA adapters are put on every projection of the linear-attention layers; their convolutions are
-    trained in full. Of recall sequences only the answers count; recall on held-out ones is measured
-    during training. `control` shows what training alone gains. `layerwise` trains each mixer
-    against the teacher's, with weights streamed from disk.
+    trained in full. Of recall sequences only the answers count. `control` shows what training alone
+    gains. `layerwise` trains each mixer against the teacher's, with weights streamed from disk.
     """
 
     tokens: int | str = option(

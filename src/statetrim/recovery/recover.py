@@ -154,7 +154,7 @@ class _RecoveryRun:
         saved_states = list_checkpoints(self.partial / TRAINING)
         trainer.train(resume_from_checkpoint=str(saved_states[-1]) if saved_states else None)
         trained = trainer.gather_trained()
-        return TrainingResult(adapters, trained, trainer.curve, trainer.held_out_curve)
+        return TrainingResult(adapters, trained, trainer.curve)
 
     def _train_layerwise(self) -> TrainingResult:
         from .mixer_repair import LayerwiseRecovery

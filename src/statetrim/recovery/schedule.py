@@ -1,4 +1,4 @@
-"""When the learning rate rises, and when held-out recall is measured."""
+"""When the learning rate rises, and when layerwise recovery measures held-out recall."""
 
 from math import ceil
 

@@ -8,7 +8,6 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from .data import TrainingRows
 from .distillation import Distillation
 from .fsdp import check_sharded, gather_full, shard_like
 from .options import RecoverOptions
-from .schedule import is_check_due, warm_up_steps
+from .schedule import warm_up_steps
 
 STATE_FILE = "trainer_state.json"  # the name that the Trainer expects
 TENSORS_FILE = "training.safetensors"
@@ -71,7 +70,7 @@ def training_arguments(directory: Path, options: RecoverOptions, steps: int) -> 
 
 
 class RecoveryTrainer(Trainer):  # type: ignore[misc]
-    """Logs the parts of the loss and held-out recall too, and writes its own checkpoints."""
+    """Logs the parts of the loss too, and writes its own checkpoints."""
 
     def __init__(
         self,
@@ -101,8 +100,8 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
         self.tokens_per_step = tokens_per_step
         # Since the last log, for text and recall: rows, cross-entropy, KL.
         self.loss_sums = torch.zeros(2, 3, dtype=torch.float64, device=args.device)
-        self.recall = data.recall
-        self.add_callback(_Callback(self, options, progress))
+        self.has_recall = data.recall is not None
+        self.add_callback(_Callback(options, progress))
 
     @property
     def tokens(self) -> int:
@@ -132,7 +131,7 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
             for name, (rows, cross_entropy, divergence) in zip(
                 ("text", "recall"), sums.tolist(), strict=True
             ):
-                if rows and self.recall is not None:
+                if rows and self.has_recall:
                     logs |= {f"{name}_ce": cross_entropy / rows, f"{name}_kl": divergence / rows}
             logs["tokens"] = self.tokens
             self.loss_sums.zero_()
@@ -144,30 +143,11 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
         for text and recall too if there is recall."""
         sources = ("text_ce", "text_kl", "recall_ce", "recall_kl")
         names = ("step", "tokens", "loss", "ce", "kl", *sources, "learning_rate")
-        return self._logged("loss", names)
-
-    @property
-    def held_out_curve(self) -> list[dict[str, float]]:
-        """For each check its step, training tokens so far, and held-out recall as a fraction."""
-        return self._logged("recall", ("step", "tokens", "recall"))
-
-    def _logged(self, key: str, names: Sequence[str]) -> list[dict[str, float]]:
-        """One dictionary for each log that has `key`: those of `names` that it holds."""
         lines = []
         for logs in self.state.log_history:
-            if key in logs:
+            if "loss" in logs:
                 lines.append({name: logs[name] for name in names if name in logs})
         return lines
-
-    def log_held_out_recall(self) -> None:
-        """Measure and log held-out recall. Every process measures all of it."""
-        assert self.recall is not None
-        model = self.accelerator.unwrap_model(self.model)
-        correct = sum(
-            model.recall_accuracy(batch.long().to(self.args.device)) * len(batch)
-            for batch in torch.split(self.recall.held_out, self.args.per_device_train_batch_size)
-        )
-        self.log({"recall": correct / len(self.recall.held_out), "tokens": self.tokens})
 
     def gather_trained(self) -> dict[str, Tensor]:
         """Name in the student -> trained tensor, in full and on the CPU. Collective: every process
@@ -252,25 +232,11 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
 
 
 class _Callback(TrainerCallback):  # type: ignore[misc]
-    """Reports progress; checks before the first step that all trained parameters have gradients.
-    With recall, measures it on held-out sequences."""
+    """Reports progress; checks before the first step that all trained parameters have gradients."""
 
-    def __init__(
-        self, trainer: RecoveryTrainer, options: RecoverOptions, progress: OnProgress
-    ) -> None:
-        self.trainer, self.options, self.progress = trainer, options, progress
+    def __init__(self, options: RecoverOptions, progress: OnProgress) -> None:
+        self.options, self.progress = options, progress
         self.gradients_checked = False
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.trainer.recall is not None and not state.global_step:
-            self.trainer.log_held_out_recall()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.trainer.recall is None or not is_check_due(state.global_step, state.max_steps):
-            return
-        should_log = control.should_log
-        self.trainer.log_held_out_recall()
-        control.should_log = should_log  # logging resets it, and the step is not logged yet
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.gradients_checked:

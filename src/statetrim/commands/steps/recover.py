@@ -66,8 +66,7 @@ def show_coverage(coverage: Coverage) -> None:
 
 
 def show_recovery(recovered: Checkpoint, output: str, *, as_json: bool) -> None:
-    """Print mean losses of the first and the last tenth of the steps, and held-out recall, from the
-    recover.json of the checkpoint."""
+    """Print mean losses of the first and the last tenth of the steps."""
     from statistics import mean
 
     from ...artifacts.steps import RecoverRecord
@@ -84,10 +83,6 @@ def show_recovery(recovered: Checkpoint, output: str, *, as_json: bool) -> None:
         if curve[0].get(name) is not None:
             ends = (mean(step[name] for step in part) for part in (curve[:steps], curve[-steps:]))
             rows.append((name, *(f"{end:.4f}" for end in ends)))
-    checks = record.held_out
-    if checks and "recall" in checks[0]:
-        ends = (check["recall"] for check in (checks[0], checks[-1]))
-        rows.append(("held-out recall", *(f"{end:.4f}" for end in ends)))
     header = ("training loss", f"first {steps} steps", f"last {steps} steps")
     terminal.print_table("Recovery", header, rows)
     trained = len(record.trained_tensors)

@@ -46,11 +46,6 @@ def blocks(findings: Findings) -> Iterator[Block]:
 
 
 def _held_out_blocks(checks: Sequence[Line]) -> Iterator[Block]:
-    recall = [Series("recall", _points(checks, "tokens", "recall"))]
-    yield Picture(
-        line_chart(recall, "Held-out recall by tokens", x="tokens", y="answers given"),
-        "Part of the answers of held-out recall sequences, while training.",
-    )
     checks_by_layer: dict[str, list[Line]] = {}
     for check in checks:
         if check.get("layer") is not None:
