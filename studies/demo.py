@@ -150,11 +150,7 @@ def run_demo(seed: int) -> dict[str, Any]:
     for model in result.models:
         losses = task_losses(scores, model.name) if model.name != ORIGINAL else []
         models[model.name] = summary(model.perplexity, model.recall, losses, model.verdict)
-    answers = {
-        name: sum(a == b for a, b in zip(answered, result.prompt.values, strict=True))
-        for name, answered in result.answers.items()
-    }
-    return {"used": round(result.used_share, 3), "answers": answers, "models": models}
+    return {"used": round(result.used_share, 3), "models": models}
 
 
 def run_recovery(seed: int) -> dict[str, Any]:
@@ -227,23 +223,20 @@ def demo_table(entries: dict[str, Any]) -> str:
     demos = [{**entry["demo"]} for entry in entries.values()]
     for demo, entry in zip(demos, entries.values(), strict=True):
         demo["models"] = {**demo["models"], **entry["recovered"]["models"]}
-    lines = ["| model | perplexity, % lost | recall, % | answers of 26 | verdict |"]
-    lines.append("| --- | ---: | ---: | ---: | --- |")
+    lines = ["| model | perplexity, % lost | recall, % | verdict |"]
+    lines.append("| --- | ---: | ---: | --- |")
     for name in demos[0]["models"]:
         models = [demo["models"][name] for demo in demos]
         lost = [model["lost"].get("text", [0.0])[0] for model in models]
         recall = [100 * model["recall"] for model in models]
-        right = [demo["answers"][name] for demo in demos if name in demo["answers"]]
         verdicts = Counter(model["verdict"] for model in models if model["verdict"])
         judged = ", ".join(f"{verdict}: {count}" for verdict, count in verdicts.items())
-        lines.append(f"| {name} | {spread(lost)} | {spread(recall)} | {spread(right)} | {judged} |")
+        lines.append(f"| {name} | {spread(lost)} | {spread(recall)} | {judged} |")
     return "\n".join(lines)
 
 
 def spread(figures: list[float]) -> str:
     """Smallest, mean and largest."""
-    if not figures:
-        return ""
     return f"{min(figures):.1f}, {mean(figures):.1f}, {max(figures):.1f}"
 
 

@@ -25,7 +25,6 @@ HEAVY_ALLOWED = {
     "reporting/pictures": {"matplotlib"},
     "maths/table": {"jinja2"},
     "maths/paired": {"scipy"},
-    "pipelines/demo/answers": {"transformers"},
     "pipelines/recipe": {"yaml"},
     "progress": {"tqdm"},
     "reporting/render": {"jinja2", "markupsafe"},

@@ -117,7 +117,6 @@ def test_the_demo_has_all_four_endings(tmp_path: Path, fresh: FreshEnvironment) 
     assert recall["HALF"] > recall["RANDOM"] + 0.2
     lines = done.stdout.splitlines()
     assert len(lines) <= 48
-    assert any("MODEL" in line and "26 of 26" in line for line in lines)
     again = fresh.run("statetrim demo", tmp_path)
     assert again.returncode == 2
     assert "exists already and is not overwritten" in again.stderr

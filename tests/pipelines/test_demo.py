@@ -1,4 +1,4 @@
-"""The demo's model, text and prompt; tests/test_readme.py runs the demo from the wheel."""
+"""The demo's model and text; tests/test_readme.py runs the demo from the wheel."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,6 @@ import pytest
 from transformers import AutoTokenizer
 
 import statetrim as st
-from statetrim.pipelines.demo.answers import KEYS, answers, recall_prompt
 from statetrim.pipelines.demo.material import write_model, write_text
 
 
@@ -37,20 +36,6 @@ def test_every_token_has_an_embedding(model: Path) -> None:
     vocabulary = AutoTokenizer.from_pretrained(model).get_vocab()
     size = st.open(model).config["text_config"]["vocab_size"]
     assert sorted(vocabulary.values()) == list(range(size))
-
-
-@pytest.mark.filterwarnings("ignore")  # transformers warns about its slow paths
-def test_the_model_answers_the_prompt(model: Path) -> None:
-    prompt = recall_prompt(seed=101)
-    assert answers(model, prompt) == prompt.values
-
-
-def test_every_key_is_asked_once() -> None:
-    prompt = recall_prompt(seed=101)
-    assert prompt.keys == KEYS and len(set(prompt.values)) == len(KEYS)
-    for key, value in zip(prompt.keys, prompt.values, strict=True):
-        assert prompt.text.count(key + value) == 1
-    assert recall_prompt(seed=102).text != prompt.text
 
 
 def test_no_paragraph_comes_twice(tmp_path: Path) -> None:

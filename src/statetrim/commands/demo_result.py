@@ -1,4 +1,4 @@
-"""What a person sees at the end of the demo: one table, the answers, and what to do next."""
+"""What a person sees at the end of the demo: one table, and what to do next."""
 
 import shlex
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ REMARKS = {ORIGINAL: "the original", RANDOM: "at random"}
 
 
 def show_result(result: Result, out: Path, seconds: float) -> None:
-    """Print the table of all models, the answers to the prompt, and the next commands."""
+    """Print the table of all models, and the next commands."""
     terminal.print_text("")
     terminal.print_text(
         f"The model uses {result.used_share:.0%} of the rank of its states. What does a cut lose?"
@@ -31,13 +31,6 @@ def show_result(result: Result, out: Path, seconds: float) -> None:
     for model in result.models:
         if model.verdict is not None and model.verdict.outcome is not Outcome.SHIP:
             terminal.print_text(f"{model.name}: {model.verdict.outcome}: {model.verdict.reason}")
-    terminal.print_text("")
-    terminal.print_text(
-        f"Asked in transformers, after {len(result.prompt.keys)} pairs and some text:"
-    )
-    for line in (result.prompt.pairs, result.prompt.text_between):
-        terminal.print_text(f"  {line}", style="dim")
-    _show_answers(result)
     terminal.print_text("")
     terminal.print_text(f"{seconds:.0f} seconds; the report is {result.report}. Next:")
     for line in _next_commands(out):
@@ -61,18 +54,6 @@ def _show_models(result: Result) -> None:
         )
     header = ("", "heads", "state", "perplexity", "recall", "verdict")
     terminal.print_table("", header, rows, left=(0, 5))
-
-
-def _show_answers(result: Result) -> None:
-    """The answers of each served model; a dot stands for a wrong one."""
-    prompt, rows = result.prompt, []
-    for name, answered in result.answers.items():
-        cells = []
-        for answer, value in zip(answered, prompt.values, strict=True):
-            cells.append(value if answer == value else "·")
-        right = len(cells) - cells.count("·")
-        rows.append((name, " ".join(cells), f"{right} of {len(cells)}"))
-    terminal.print_table("", ("key", " ".join(prompt.keys), "right"), rows, left=(0, 1))
 
 
 def _next_commands(out: Path) -> Iterator[str]:

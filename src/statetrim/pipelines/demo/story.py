@@ -15,12 +15,10 @@ from ...storage.output import check_absent, file_digest, open_output
 from ...version import __version__
 from ..observer import Observer
 from ..stage import Stage
-from .answers import Prompt, answers, recall_prompt
 from .material import write_model, write_text
 
 ORIGINAL, HALF, RANDOM, QUARTER, TINY = "MODEL", "HALF", "RANDOM", "QUARTER", "TINY"
 CUTS = (HALF, RANDOM, QUARTER, TINY)  # in the order of the result
-SERVED = (ORIGINAL, HALF, RANDOM)
 SHAPES = {HALF: "32x64", QUARTER: "32x32", TINY: "16x16"}
 CALIBRATION = "--text text.jsonl --tokens 32k"
 RECOVERY = (
@@ -57,8 +55,6 @@ class Result:
 
     models: Sequence[ModelResult]
     used_share: float  # of the rank of the original's states
-    prompt: Prompt
-    answers: dict[str, str]  # model -> its answers
     report: Path
 
 
@@ -127,7 +123,6 @@ def run(
     """
     check_absent(out)
     record = {"format": "statetrim demo", "statetrim": __version__, "seed": seed}
-    prompt = recall_prompt(seed)
     with open_output(out, "demo.json", record) as output_dir:
         with chdir(output_dir.path):
             write_text(Path("text.jsonl"), seed)
@@ -135,9 +130,8 @@ def run(
             last = Stage(Path(ORIGINAL), material, lambda _: write_model(Path(ORIGINAL)))
             last.ensure(Observer())
             all_steps = list(steps(seed))
-            count = len(all_steps) + 1
             for number, step in enumerate(all_steps, start=1):
-                on_step(f"{number}/{count} {step.title}")
+                on_step(f"{number}/{len(all_steps)} {step.title}")
                 for line in step.commands:
                     words = shlex.split(line)
                     if "-o" not in words:
@@ -145,15 +139,11 @@ def run(
                         continue
                     last = _command_stage(words, last, run_command)
                     last.ensure(Observer())
-            on_step(f"{count}/{count} serve them in transformers")
-            answered = {name: answers(Path(name), prompt) for name in SERVED}
         output_dir.publish()
     analysis = Analysis.load(out / "analysis.json")
     return Result(
         models=_model_results(out),
         used_share=float(analysis.mean_utilization.nanmean()),
-        prompt=prompt,
-        answers=answered,
         report=out / "report" / "report.html",
     )
 
