@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from ..cut.geometry import Geometry
 from ..errors import StatetrimError, errors_of
-from ..maths.table import Table, Tabular
+from ..maths.table import Table
 from ..maths.units import MIB
 from ..storage.atomic import atomic_write
 from ..storage.json_file import write_json
@@ -61,7 +61,7 @@ ARRAYS = tuple(LayerAnalysis.__dataclass_fields__)
 
 
 @dataclass(frozen=True, eq=False)
-class Analysis(Tabular):
+class Analysis:
     """The effective rank of a model's states; `baseline` is that of another on the same text."""
 
     layers: Mapping[int, LayerAnalysis]

@@ -16,7 +16,7 @@ from ..cut.shape import CHANNEL_AXES, Axis, ChannelAxis, Kept
 from ..cut.target import Target
 from ..errors import StatetrimError
 from ..maths.formatting import list_text, range_text, shorten
-from ..maths.table import Table, Tabular
+from ..maths.table import Table
 from ..storage.checkpoint import Checkpoint, path_inside
 from ..storage.output import ARTIFACTS
 from .record import Artifact, as_fields
@@ -49,7 +49,7 @@ class AxisPlan:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan(Artifact, Tabular):
+class Plan(Artifact):
     """What each layer keeps along the axes that are cut, how it was chosen, and for which model.
 
     Heads are counted before channels: a plan that cuts both lists the channels of the heads that

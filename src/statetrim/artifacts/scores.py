@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import StatetrimError
 from ..maths.formatting import list_text, shorten
 from ..maths.paired import Pairs
-from ..maths.table import Table, Tabular
+from ..maths.table import Table
 from ..maths.units import MIB
 from ..tasks import setting_text
 from ..tasks.unit import SHARE, UNITS
@@ -60,7 +60,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Scores(Artifact, Tabular):
+class Scores(Artifact):
     """All scores of a run; the baseline is the first of `models`."""
 
     KIND = "scores"

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import StatetrimError
 from ..maths.formatting import bytes_text, list_text, quantity_text
-from ..maths.table import Table, Tabular
+from ..maths.table import Table
 from .record import Artifact
 
 _BYTES = "bytes"  # the unit of sizes, alone or as "bytes/sequence"
@@ -32,7 +32,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Timings(Artifact, Tabular):
+class Timings(Artifact):
     """All timings of a run; the baseline is the first of `models`."""
 
     KIND = "timings"

@@ -16,8 +16,7 @@ from ..cut.shape import Axis
 from ..errors import StatetrimError
 from ..families import family_of
 from ..families.contract import Config, Family, geometry_of, layer_config
-from ..maths.formatting import bytes_text, shorten
-from ..maths.table import Table, Tabular
+from ..maths.formatting import shorten
 from .channel_rows import LayerRows, find_channel_rows, find_head_rows, names_by_layer
 from .digests import model_digest
 from .file_names import CONFIG, INDEX, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, SINGLE_FILE
@@ -34,7 +33,7 @@ Weights = bool | Literal["headers"]
 
 
 @dataclass(frozen=True)
-class Checkpoint(Tabular):
+class Checkpoint:
     """A model on disk, as `st.open` returns it. Tensors are read only when they are needed."""
 
     path: Path
@@ -52,21 +51,6 @@ class Checkpoint(Tabular):
             f"linear-attention layers, state {geometry.shape} in each of "
             f"{geometry.num_v_heads} heads, {weights}>"
         )
-
-    def table(self) -> Table:
-        """A summary for display."""
-        geometry = self.geometry
-        rows = {
-            "model type": self._model_type,
-            "linear-attention layers": str(len(geometry.layers)),
-            "key heads, value heads": f"{geometry.num_k_heads}, {geometry.num_v_heads}",
-            "state per head, keys x values": geometry.shape,
-            "state per sequence, float32": bytes_text(4 * geometry.state_numel),
-            "parameters": f"{self.parameters:,}" if self.shards else "no weights here",
-            "quantised weights": quantization.describe_schemes(self.quantized),
-            "path": str(self.path),
-        }
-        return Table(f"Checkpoint {self.name}", (), list(rows.items()))
 
     @property
     def name(self) -> str:
