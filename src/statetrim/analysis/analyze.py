@@ -98,7 +98,7 @@ def _analyze_one(
         {
             "statetrim": __version__,
             "source": model.digest,
-            "model_type": model.config["model_type"],
+            "model_type": model.model_type,
             "runtime": live.runtime.name,
             "dtype": options.dtype_text,
             **({"state_dtype": storage.dtype} if storage.is_lossy else {}),

@@ -238,7 +238,7 @@ def _lineage(
         dtype = str(next(live.module.parameters()).dtype).removeprefix("torch.")
         geometry = live.checkpoint.geometry
         described[name] = {
-            "model_type": live.checkpoint.config["model_type"],
+            "model_type": live.checkpoint.model_type,
             "head_k_dim": geometry.head_k_dim,
             "head_v_dim": geometry.head_v_dim,
             "dtype": dtype,

@@ -100,7 +100,7 @@ def _check_cut_from(original: Checkpoint, cut: Checkpoint) -> None:
     and no more heads or channels in any of them."""
     before, after = original.geometry, cut.geometry
     fits = (
-        original.config.get("model_type") == cut.config.get("model_type")
+        original.model_type == cut.model_type
         and before.layers == after.layers
         and after.num_k_heads <= before.num_k_heads
         and after.num_v_heads <= before.num_v_heads

@@ -82,7 +82,7 @@ def allocate_for_engine(
     serving = CacheOptions().in_engine(engine)
     if not serving.counted_by.has_pages:
         return allocate(measured, share)
-    model_type = str(model.config.get("model_type"))
+    model_type = model.model_type
     return allocate_in_pages(
         measured,
         share,

@@ -76,7 +76,7 @@ def _memory_fact(findings: Findings) -> Iterator[Fact]:
 def _engine_fact(findings: Findings) -> Fact:
     """Current engines that serve or refuse the shape, and the command of the requested or first."""
     cut = findings.cut
-    lines = ServedBy.of(str(cut.config.get("model_type")), cut.geometry, findings.engine).texts
+    lines = ServedBy.of(cut.model_type, cut.geometry, findings.engine).texts
     commands = serving_commands(findings)
     names = [engine.name for engine in named_engines().values()]
     serving = [name for name in commands if name in names]

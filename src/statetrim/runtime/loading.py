@@ -101,7 +101,7 @@ def load_live(model: ModelLike, placement: Placement | None = None) -> LiveModel
     """Load a model with the runtime that fits this machine; refuses one that does not load."""
     placement = placement or Placement()
     checkpoint = as_checkpoint(model)
-    model_type = checkpoint.config["model_type"]
+    model_type = checkpoint.model_type
     method = quantization_method(checkpoint.config)
     if method and any(map(is_packed, checkpoint.logical_tensors)):
         raise StatetrimError(

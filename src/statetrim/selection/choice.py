@@ -117,7 +117,7 @@ def plan_lineage(
     needs_statistics = statistics is not None and any(choice.method.needs for choice in choices)
     return {
         "statetrim": __version__,
-        "model_type": model.config.get("model_type"),
+        "model_type": model.model_type,
         "source": model.digest,
         "small_tensors": small_tensor_digests(model),
         "statistics": dict(statistics.lineage) if statistics and needs_statistics else None,

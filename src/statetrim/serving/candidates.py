@@ -100,7 +100,7 @@ class Goal:
 
     @property
     def model_type(self) -> str:
-        return str(self.model.config.get("model_type"))
+        return self.model.model_type
 
     @property
     def engine_name(self) -> str | None:
@@ -132,7 +132,7 @@ class Goal:
 def listed_targets(model: Checkpoint, request: Request, for_: str | None = None) -> Candidates:
     """The targets of the shapes that a request lists. Raises StatetrimError for one that the engine
     `for_` does not serve, and if two are equal."""
-    model_type = str(model.config.get("model_type"))
+    model_type = model.model_type
     targets: dict[Target, tuple[str, ...]] = {}
     for sides in request.shapes:
         target = resolve_target(model, Request(shapes=(sides,)), for_)

@@ -49,7 +49,7 @@ def deployment(model: Checkpoint, after: Geometry | None, serving: ServingOption
     Capacities are computed only with `serving.memory_gib`, for 4096 tokens unless it says
     otherwise. Raises StatetrimError if the size of the KV cache is not known.
     """
-    model_type, shape = str(model.config.get("model_type")), after or model.geometry
+    model_type, shape = model.model_type, after or model.geometry
     counted = [] if serving.memory_gib is None else capacities(model, after, serving)
     return Deployment(
         shape=shape.shape.replace(" x ", "x"),
@@ -82,7 +82,7 @@ def ship_verdict(
     """
     served: list[str] | None = None
     if model is not None:
-        answers = ServedBy.of(str(model.config.get("model_type")), model.geometry)
+        answers = ServedBy.of(model.model_type, model.geometry)
         served = [*answers.served, *answers.by_plugin] if answers.is_known else None
     return judge_cut(scores, name, served=served, doubts=doubts, faults=faults, earlier=earlier)
 
@@ -124,7 +124,7 @@ def serve_commands(
     An older version has an entry, "ENGINE VERSIONS", if the current one does not serve.
     The engine `first` comes first. Empty if no engine is known to serve it.
     """
-    lines = compatibility_of_geometry(str(model.config.get("model_type")), shape)
+    lines = compatibility_of_geometry(model.model_type, shape)
     current = {line.engine for line in lines if line.current and line.serves}
     chosen: dict[str, Compatibility] = {}
     for line in lines:
@@ -174,7 +174,7 @@ def recorded_serving(record: TrimRecord | None) -> ServingOptions:
 def lacks_mtp(model: Checkpoint) -> bool:
     """Whether a Qwen model has no multi-token-prediction head, so that llama.cpp's converter needs
     --no-mtp, which it refuses for other types. False for those, and if no tensors were read."""
-    if not str(model.config.get("model_type")).startswith("qwen") or not model.tensors:
+    if not model.model_type.startswith("qwen") or not model.tensors:
         return False
     return not any(name.startswith("mtp.") for name in model.tensors)
 
@@ -297,7 +297,7 @@ def _steps_to_lose_less(
         reason = "then measure it"
         yield NextStep(reason, _evaluate(facts, recovered, facts.samples, scores))
     is_layered = bool(after.widths) or facts.tried_by_layer or len(before.layers) < 2
-    model_type = str(original.config.get("model_type"))
+    model_type = original.model_type
     has_plugin = model_type in find_engine(facts.engine).plugin_types
     if has_plugin and not has_heads and not is_layered:
         reason = "widths by layer, which lost least in measurements; engines need a plugin"

@@ -105,7 +105,7 @@ def inspect(model: ModelLike, options: InspectOptions) -> StateReport:
     served = deployment(model, after, options)
     warnings += prefix_warnings(served.capacity, options)
     return StateReport(
-        model_type=str(model.config.get("model_type")),
+        model_type=model.model_type,
         layers=len(model.geometry.layers),
         total_layers=_total_layers(model),
         num_k_heads=model.geometry.num_k_heads,
@@ -160,7 +160,7 @@ def _served_shapes(
 ) -> list[ServedShape]:
     """The current state and those after `cuts`; empty with widths by layer, or if no engine is
     known for the model type."""
-    model_type, before = str(model.config.get("model_type")), model.geometry
+    model_type, before = model.model_type, model.geometry
     if before.widths or not known_engines(model_type):
         return []
     served, default = [], default_state_dtype(serving.counted_by, model)

@@ -129,7 +129,7 @@ def _target_within_bytes(model: Checkpoint, max_bytes: float) -> Target:
 def _served_target(model: Checkpoint, target: Target, engine: str, *, exact: bool) -> Target:
     """The target of the nearest shape that `engine` serves, with no more state. Raises
     StatetrimError if there is none, or with `exact` if it is not that of `target` itself."""
-    model_type, after = str(model.config.get("model_type")), target.after
+    model_type, after = model.model_type, target.after
     check_engine(engine, model_type)
     requested = after.widest
     if exact and engine_serves(engine, model_type, requested):

@@ -47,8 +47,8 @@ class Checkpoint:
         geometry = self.geometry
         weights = f"{self.parameters:,} parameters" if self.shards else "no weights"
         return (
-            f"<Checkpoint {shorten(self.path, 100)}: {self._model_type}, {len(geometry.layers)} "
-            f"linear-attention layers, state {geometry.shape} in each of "
+            f"<Checkpoint {shorten(self.path, 100)}: {shorten(self.model_type)}, "
+            f"{len(geometry.layers)} linear-attention layers, state {geometry.shape} in each of "
             f"{geometry.num_v_heads} heads, {weights}>"
         )
 
@@ -58,8 +58,9 @@ class Checkpoint:
         return model_name(self.path.resolve())
 
     @property
-    def _model_type(self) -> str:
-        return shorten(self.config.get("model_type"))
+    def model_type(self) -> str:
+        """The config's `model_type`."""
+        return str(self.config.get("model_type"))
 
     @cached_property
     def tensors(self) -> dict[str, tuple[Shard, TensorInfo]]:

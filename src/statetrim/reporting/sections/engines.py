@@ -22,7 +22,7 @@ def blocks(findings: Findings) -> Iterator[Block]:
     """Engines in which this checkpoint ran, the compatibility of its shape, and commands."""
     yield from _verification_blocks(findings)
     geometry = findings.cut.geometry
-    lines = compatibility_of_geometry(str(findings.cut.config.get("model_type")), geometry)
+    lines = compatibility_of_geometry(findings.cut.model_type, geometry)
     rows = []
     for engine, hardware, verdict, *known in engine_rows(lines):
         rows.append((engine, hardware, SUPPORT_TEXT[verdict], *known))

@@ -88,7 +88,7 @@ def capacities(
 
 def _is_refused(model: Checkpoint, geometry: Geometry, engine: Engine) -> bool:
     """Whether the engine is known to refuse the state on all hardware."""
-    return engine.name in ServedBy.of(str(model.config.get("model_type")), geometry).refused
+    return engine.name in ServedBy.of(model.model_type, geometry).refused
 
 
 def capacity(model: Checkpoint, geometry: Geometry, settings: Settings, engine: Engine) -> Fit:
