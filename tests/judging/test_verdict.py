@@ -393,3 +393,10 @@ def test_a_cut_to_ship_is_told_as_one() -> None:
     assert not re.search(r"-0\.0\b", " ".join([result.reason, *result.facts]))
     (worse,) = judged(model(recall=0.84, nats=3.0, kl=0.01)).warnings
     assert worse.endswith("keep more channels, or calibrate and recover on text that needs recall")
+
+
+def test_an_original_that_is_swapped_for_another_cut_does_not_ship() -> None:
+    cuts = {"cut": {"source": "of the original", "methods": ["l1"]}}
+    models = {"original": LOST, "cut": LOST, **RANDOM}
+    verdict = judge_cut(scores(models, original="of the other cut", cuts=cuts), "cut")
+    assert verdict.outcome is not Outcome.SHIP and "was not cut from" in verdict.reason
