@@ -49,7 +49,7 @@ def _default(parameter: Any) -> str:
 
 
 def names() -> str:
-    """Markdown tables of the public names with the first paragraph of their docstrings."""
+    """Markdown tables of the public names with the first sentence of their docstrings."""
     public = [name for name in statetrim.__all__ if name != "__version__"]
     tables = []
     for title, members in (
@@ -62,7 +62,9 @@ def names() -> str:
 
 
 def _summary(value: Any) -> str:
-    return _cell((inspect.getdoc(value) or "").split("\n\n")[0])
+    """The first sentence of a docstring."""
+    text = _cell((inspect.getdoc(value) or "").split("\n\n")[0])
+    return re.split(r"(?<=\.) (?=[A-Z`])", text)[0]
 
 
 def _cell(text: str) -> str:

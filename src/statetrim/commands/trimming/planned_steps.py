@@ -94,7 +94,7 @@ def _show_shape(job: Job) -> None:
                 "every measurement; cut channels instead (--to 0.5) if the config allows it"
             )
         return
-    answers = ServedBy.of(str(job.model.config.get("model_type")), after)
+    answers = ServedBy.of(job.model.model_type, after)
     if after.widths:
         terminal.warn(
             "warning: stock libraries and engines refuse layers of different widths; "

@@ -61,7 +61,7 @@ def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_js
     ):
         terminal.print_text(sentence)
     terminal.print_command(_load_line(cut, checks["runtime"]))
-    for line in ServedBy.of(str(cut.config.get("model_type")), cut.geometry).texts:
+    for line in ServedBy.of(cut.model_type, cut.geometry).texts:
         terminal.print_text(line)
     show_verdict(verdict, str(cut.path), steps_after_trim(verdict, job.model, cut))
 
