@@ -13,10 +13,10 @@ HEADER = ("kept", "bytes", "sequences", "block", "missed", "perplexity", "recall
 """Of a table that fits in 80 columns: what is kept and how it was judged, bytes of the original's,
 tokens of a block, the predicted part of the layers' output that is missed, and losses."""
 CAPTION = (
-    "Bytes are those of the original's state. A prefix shorter than a block is not cached. Missed "
-    "is predicted: the part of the layers' output that is missed after a refit, over text and "
-    "recall. Losses of perplexity are in percent, of recall in points, with 95% intervals, "
-    "on other text than in the final measurement"
+    "Bytes are those of the original's state. Prefixes shorter than a block, with drafts than two, "
+    "are not cached. Missed is predicted: the part of the layers' output that is missed after a "
+    "refit, over text and recall. Losses of perplexity are in percent, of recall in points, with "
+    "95% intervals, on other text than in the final measurement"
 )
 
 
