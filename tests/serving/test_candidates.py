@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 
 import statetrim as st
+from statetrim.artifacts.decision import MeasuredShape
 from statetrim.cut.geometry import Geometry, allowed_head_counts, resolve_heads
 from statetrim.cut.request import parse_request
+from statetrim.cut.shape import Shape
+from statetrim.pipelines.job import Job
+from statetrim.pipelines.options import TrimOptions
 from statetrim.serving.candidates import FLAG_DTYPE, Goal, candidate_targets
 from statetrim.serving.capacity.compare import capacities
 from statetrim.serving.engines import find_engine
@@ -96,6 +100,35 @@ def test_a_goal_that_nothing_reaches_names_the_most(tmp_path: Path) -> None:
         candidate_targets(goal_of(tmp_path, "2x", None), "float32")
     with pytest.raises(st.StatetrimError, match="counts sequences"):
         candidate_targets(goal_of(tmp_path, "2x", "transformers"), "float32")
+
+
+@pytest.mark.parametrize("to", ["2x", "0.25"])
+def test_devices_that_cannot_share_the_original_are_named(to: str, tmp_path: Path) -> None:
+    with pytest.raises(st.StatetrimError, match="5 devices cannot share 48 value heads"):
+        candidate_targets(goal_of(tmp_path, to, devices=5), FLAG_DTYPE)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "flag"),
+    [(None, "bfloat16"), ("bfloat16", "bfloat16"), ("float32", None), ("float16", None)],
+)
+def test_only_the_dtype_of_the_flag_is_counted(
+    dtype: str | None, flag: str | None, tmp_path: Path
+) -> None:
+    """Others are measured, as an engine would store them, and the share is one of numbers."""
+    model = goal_of(tmp_path, "0.25").model
+    job = Job.from_options(model, TrimOptions(to=0.25, for_="vllm", state_dtype=dtype))
+    assert job.flag_dtype == flag and job.state_dtype == (dtype or flag)
+    assert max(target.share for target in job.candidates) == (0.5 if flag else 0.25)
+
+
+def test_a_decision_without_bytes_is_refused(tmp_path: Path) -> None:
+    point = MeasuredShape(Shape(4, 4), "none", 16)
+    st.Decision("model", [point]).save(tmp_path / "decision.json")
+    stored = (tmp_path / "decision.json").read_text()
+    (tmp_path / "decision.json").write_text(stored.replace('"state_bytes": 16', '"state_bytes": 0'))
+    with pytest.raises(st.StatetrimError, match="state_bytes must be 1 or more"):
+        st.Decision.load(tmp_path / "decision.json")
 
 
 def test_inspect_lists_what_reaches_a_gain(tmp_path: Path) -> None:

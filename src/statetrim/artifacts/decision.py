@@ -58,6 +58,10 @@ class MeasuredShape:
     block_size: int = 0  # tokens of a block of the engine's prefix cache; 0: not known
     needs: str = ""  # a flag of the engine, or a plugin
 
+    def check(self) -> None:
+        if self.state_bytes < 1:
+            raise ValueError("state_bytes must be 1 or more")
+
     @property
     def is_by_layer(self) -> bool:
         """Whether layers keep different widths, which `kept` lists."""

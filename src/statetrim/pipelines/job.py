@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..artifacts.record import header
-from ..artifacts.state_sizes import DTYPE_BYTES, weight_bytes
+from ..artifacts.state_sizes import weight_bytes
 from ..common_options import parse_names
 from ..cut.geometry import Geometry
 from ..cut.shape import CHANNEL_AXES, Axis
@@ -287,11 +287,12 @@ class Job:
 
 
 def _first_dtype(options: TrimOptions, goal: Goal) -> str:
-    """The dtype of the state that cuts are compared in, if a flag of the engine loses nothing: the
-    smaller one, unless that reaches the goal without a cut."""
-    if options.state_dtype in DTYPE_BYTES and goal.engine is not None:
-        return str(options.state_dtype)
-    if has_dtype_lever(options, goal) and not goal.is_reached(goal.model.geometry, FLAG_DTYPE):
+    """The dtype of the state that cuts are served in, if a flag of the engine loses nothing: the
+    smaller one if the options ask for it, or if it does not reach the goal without a cut. Other
+    dtypes of the options are only measured."""
+    asked = goal.has_dtype_lever and options.state_dtype == FLAG_DTYPE
+    helps = not goal.is_reached(goal.model.geometry, FLAG_DTYPE)
+    if asked or (has_dtype_lever(options, goal) and helps):
         return FLAG_DTYPE
     return goal.default_dtype
 

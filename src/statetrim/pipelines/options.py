@@ -139,8 +139,8 @@ class TrimOptions(CacheOptions, Devices):
         with the default of the engine: for a goal in an engine that offers it, unless the options
         say the dtype."""
         is_offered = bool(self.engine.state_dtype_flag)
-        names_engine = self.for_ is not None or self.by_layer
-        return names_engine and self.request.is_goal and is_offered and self.state_dtype is None
+        is_fixed = self.for_ is None or self.state_dtype is not None
+        return self.request.is_goal and is_offered and not is_fixed
 
     @property
     def counted_in(self) -> ServingOptions:

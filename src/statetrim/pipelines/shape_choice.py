@@ -18,6 +18,7 @@ from ..artifacts.scores import Scores
 from ..artifacts.sensitivity import Sensitivity
 from ..artifacts.state_sizes import DTYPE_BYTES
 from ..cut.geometry import Geometry
+from ..errors import StatetrimError
 from ..evaluation.original import OriginalResults
 from ..judging.limits import LimitStatus, metric_label
 from ..judging.recommendation import JudgedCut, judge_point, recommend
@@ -128,7 +129,11 @@ def _after_flags(
     assert job.goal is not None
     engine, point = job.options.engine, flags.point
     if flags.limit_status is LimitStatus.BEYOND:
-        return job.in_default_dtype() if job.flag_dtype else job
+        try:
+            return job.in_default_dtype() if job.flag_dtype else job
+        except StatetrimError as error:
+            text = f"a {point.state_dtype} state loses too much here, and with the engine's default"
+            raise StatetrimError(f"{text} {error}") from None
     if job.flag_dtype or not flags.is_within:
         return job
     flag = f"{engine.state_dtype_flag} {point.state_dtype}"

@@ -12,6 +12,7 @@ from ..cut.shape import Shape
 from ..cut.target import Target
 from ..errors import StatetrimError
 from ..storage.checkpoint import Checkpoint, check_prunable
+from .capacity.arithmetic import Fit
 from .capacity.compare import capacity, default_state_dtype, settings_for
 from .engines.engine import Engine
 from .options import ServingOptions
@@ -41,12 +42,14 @@ class Goal:
         """Raise StatetrimError if nothing is known of the engine and the model, and for a gain in
         sequences that is not of an engine with a known arithmetic."""
         if self.engine is not None:
-            check_engine(self.engine.name, self.model_type)
+            check_engine(self.engine.name, self.model.model_type)
         if self.request.gain is not None and (self.engine is None or self.engine.fit is None):
             raise StatetrimError(
                 f"{self.request} counts sequences, which engines do differently; name one whose "
                 "arithmetic is known, such as --for vllm, or give a share of the state: --to 0.5"
             )
+        if self.engine is not None and self.engine.fit and self.serving.devices > 1:
+            self._fit(self.model.geometry, self.default_dtype)  # raises if they cannot share it
 
     @cached_property
     def default_dtype(self) -> str:
@@ -76,17 +79,21 @@ class Goal:
 
     def sequences(self, geometry: Geometry, dtype: str) -> float:
         """Sequences that fit; 0 if the devices cannot share the heads."""
-        assert self.engine is not None
-        settings = settings_for(self.model, self.serving, dtype)
         try:
-            return capacity(self.model, geometry, settings, self.engine).sequences
+            return self._fit(geometry, dtype).sequences
         except StatetrimError:
             return 0.0
 
+    def _fit(self, geometry: Geometry, dtype: str) -> Fit:
+        assert self.engine is not None
+        settings = settings_for(self.model, self.serving, dtype)
+        return capacity(self.model, geometry, settings, self.engine)
+
     @cached_property
     def baseline(self) -> float:
-        """Sequences of the original that fit. Raises StatetrimError if not one does."""
-        sequences = self.sequences(self.model.geometry, self.default_dtype)
+        """Sequences of the original that fit. Raises StatetrimError if not one does, or if they
+        cannot be counted."""
+        sequences = self._fit(self.model.geometry, self.default_dtype).sequences
         if not sequences:
             raise StatetrimError(
                 f"not one of these {self.serving.counted} fits without a cut, so there is nothing "
@@ -99,10 +106,6 @@ class Goal:
         return self.sequences(geometry, dtype) / self.baseline
 
     @property
-    def model_type(self) -> str:
-        return self.model.model_type
-
-    @property
     def engine_name(self) -> str | None:
         """Its name in the matrix."""
         return None if self.engine is None else self.engine.name
@@ -112,20 +115,21 @@ class Goal:
         if self.request.share is not None:
             return StatetrimError(
                 f"no shape of at most {float(self.request.share):.0%} of the state is known to "
-                f"serve {self.model_type} on {self.engine_name or 'any engine'}; `statetrim "
+                f"serve {self.model.model_type} on {self.engine_name or 'any engine'}; `statetrim "
                 "inspect` lists what is known of each engine"
             )
         before = self.model.geometry
         best, most = before, self.gain(before, dtype)
         for start in (before, *_fewer_heads(self)):
-            for shape in served_shapes(self.model_type, start, self.engine_name):
+            for shape in served_shapes(self.model.model_type, start, self.engine_name):
                 cut = start.resized(*shape)
                 if (gain := self.gain(cut, dtype)) > most:
                     best, most = cut, gain
         kept = best.describe_against(before).replace(" x ", "x")
+        how = f"with a state of {kept} in {dtype}" if best is not before else "without a cut"
         return StatetrimError(
             f"no cut gives {self.request} of the {self.serving.counted}; the most is {most:.2f}x, "
-            f"with a state of {kept} in {dtype}"
+            f"{how}"
         )
 
 
@@ -181,7 +185,9 @@ def _reaching(
 
     targets: dict[Target, tuple[str, ...]] = {}
     last_error: StatetrimError | None = None
-    for shape, refused in candidate_shapes(goal.model_type, start, fits, goal.engine_name).items():
+    for shape, refused in candidate_shapes(
+        goal.model.model_type, start, fits, goal.engine_name
+    ).items():
         try:
             targets[target_for_shape(goal.model, shape, start)] = refused
         except StatetrimError as error:  # values cannot be pruned, or not to that width

@@ -106,7 +106,7 @@ def _show_shapes(report: StateReport, options: InspectOptions) -> None:
     from ...serving.capacity.compare import count_text
 
     unknown = set.intersection(*(set(shape.without("unknown")) for shape in report.shapes))
-    counted = bool(report.deployment.capacity)
+    counted = any(shape.sequences is not None for shape in report.shapes)
     figures = ("fit", "prefix") if counted else ("of all",)
     rows, left_out = [], 0
     for shape in report.shapes:

@@ -99,7 +99,7 @@ def capacity(model: Checkpoint, geometry: Geometry, settings: Settings, engine: 
     if text_config(model.config).get("indexer_head_dim"):
         raise StatetrimError(
             f"{model.config.get('model_type')} has an indexer, whose caches are not counted yet; "
-            "leave out --memory-gib"
+            "leave out --memory-gib, or give a share of the state"
         )
     caches = cache_model(model, geometry)
     _check_devices(caches, geometry, settings.devices)
@@ -254,7 +254,7 @@ def cache_model(model: Checkpoint, geometry: Geometry) -> CacheModel:
     if kv_cache is None:
         raise StatetrimError(
             f"the KV cache of {model.config.get('model_type')} is not known, so the number of "
-            "sequences that fit cannot be computed; leave out --memory-gib"
+            "sequences that fit cannot be computed; leave out --memory-gib, or give a share"
         )
     kv_heads = 1 if kv_cache.numel % kv_cache.heads else kv_cache.heads  # with an indexer's keys
     kda = config.get("linear_attn_config")
