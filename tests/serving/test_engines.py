@@ -104,7 +104,7 @@ def test_rows_that_were_wrong_or_missing(
 def test_the_converter_of_llama_cpp_is_told_of_a_missing_head(
     kind: str, names: list[str], expects_flag: bool
 ) -> None:
-    model = SimpleNamespace(config={"model_type": kind}, tensors=dict.fromkeys(names))
+    model = SimpleNamespace(model_type=kind, tensors=dict.fromkeys(names))
     lines = matrix.compatibility_of_shape("qwen3_next", Shape(64, 64))
     line = next(line for line in lines if line.engine == "llama.cpp" and line.serves)
     command = engine_in_matrix("llama.cpp").serve_command(
