@@ -290,9 +290,9 @@ def _first_dtype(options: TrimOptions, goal: Goal) -> str:
     """The dtype of the state that cuts are served in, if a flag of the engine loses nothing: the
     smaller one if the options ask for it, or if it does not reach the goal without a cut. Other
     dtypes of the options are only measured."""
-    asked = goal.has_dtype_lever and options.state_dtype == FLAG_DTYPE
+    requested = goal.has_dtype_lever and options.state_dtype == FLAG_DTYPE
     helps = not goal.is_reached(goal.model.geometry, FLAG_DTYPE)
-    if asked or (has_dtype_lever(options, goal) and helps):
+    if requested or (has_dtype_lever(options, goal) and helps):
         return FLAG_DTYPE
     return goal.default_dtype
 
