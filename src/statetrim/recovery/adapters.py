@@ -158,10 +158,8 @@ def adapt_mixer(
                 f"recovery would miss the linear module {name}.{unlisted[0]}: family {family} does "
                 f"not list it in 'projections'"
             )
-        read = model.family.read_projections
-        called = [module_name for module_name in linear if module_name not in read]
-        _inject_lora(mixer, name, called, model, adapters, options)
-        trained = [path for path in trained if path.rpartition(".")[0] in (*convolutions, *read)]
+        _inject_lora(mixer, name, linear, model, adapters, options)
+        trained = [path for path in trained if path.rpartition(".")[0] in convolutions]
     for path in trained:
         module_path, _, leaf = path.rpartition(".")
         full_name = f"{name}.{module_path}" if module_path else name
