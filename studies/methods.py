@@ -88,10 +88,12 @@ def collect_statistics(model: st.Checkpoint, text: Path, kind: str) -> st.Statis
         sources.append(text)
     if kind != "text":
         sources.append(recall_sequences(model.config["vocab_size"], tokens))
-    return st.merge(
+    first, *others = (
         st.calibrate(model, source, tokens=tokens, length=LENGTH, methods=CALIBRATED, recall=0.0)
         for source in sources
     )
+    layers = {i: sum((x.layers[i] for x in others), start=sums) for i, sums in first.layers.items()}
+    return st.Statistics(layers, first.lineage)
 
 
 class MethodsEvaluator(Evaluator):

@@ -133,7 +133,6 @@ def test_a_pipe_is_no_file(name: str, folder: Path) -> None:
 
 PIPES = {
     "select": ["select", "model", "--to", "8x100%", "--statistics", "pipe", "-o", "o"],
-    "merge": ["merge", "pipe", "pipe", "-o", "o"],
     "refit": ["refit", "model", "--statistics", "pipe", "-o", "o"],
     "prune": ["prune", "model", "pipe", "-o", "o"],
     "report": ["report", "cut", "pipe.json", "-o", "o"],

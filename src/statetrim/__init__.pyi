@@ -11,7 +11,6 @@ from .artifacts.sensitivity import Sensitivity as Sensitivity
 from .artifacts.snapshots import Snapshots as Snapshots
 from .artifacts.statistics import LayerStatistics as LayerStatistics
 from .artifacts.statistics import Statistics as Statistics
-from .artifacts.statistics import merge as merge
 from .artifacts.timings import Timing as Timing
 from .artifacts.timings import Timings as Timings
 from .artifacts.verification import Verification as Verification
@@ -48,8 +47,6 @@ from .snapshots.prompt import save_prompt as save_prompt
 from .snapshots.snapshot import snapshot as snapshot
 from .statistics.statistic import Statistic as Statistic
 from .storage.checkpoint import Checkpoint as Checkpoint
-from .storage.hub.upload import Pushed as Pushed
-from .storage.hub.upload import push as push
 from .storage.models import open as open
 from .surgery.prune import prepare as prepare
 from .surgery.prune import prune as prune

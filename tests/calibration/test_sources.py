@@ -172,21 +172,6 @@ def test_shares_change_the_choice_and_stand_in_the_plan(
     assert default.lineage["statistics"]["shares"] == whole.shares
 
 
-def test_merged_by_source(model: st.Checkpoint, text: Path, whole: Statistics) -> None:
-    second = st.calibrate(model, text, methods=ALL, **SETTINGS, **SHARES, skip=1280, seed=1)
-    both = whole + second
-    for name, layers in both.sources.items():
-        for layer, sums in layers.items():
-            parts = [statistics.sources[name][layer] for statistics in (whole, second)]
-            assert sums.tokens == parts[0].tokens + parts[1].tokens
-            first, second_gram = (part["readout_gram"] for part in parts)
-            assert torch.equal(sums["readout_gram"], first + second_gram)
-    with pytest.raises(st.StatetrimError, match="different sources"):
-        _ = Statistics(whole.layers) + Statistics(whole.layers, {}, dict(whole.generated))
-    with pytest.raises(st.StatetrimError, match="count twice"):
-        _ = whole + whole
-
-
 def test_a_refit_weighs_each_source_by_its_own_size(
     model: st.Checkpoint, text: Path, tmp_path: Path
 ) -> None:

@@ -32,7 +32,6 @@ MISTAKES = {
     "inspect M --to 1/0": "cannot read '1/0'",
     "calibrate M --text t -o O --for nonsense": "there is no method",
     "calibrate M --text t -o O --batch-size 0": "--batch-size cannot be 0",
-    "merge none.safetensors -o O": "none.safetensors is missing",
     "select M -o O --method nonsense": "there is no method",
     "select M -o O --option score": "an option is NAME=VALUE",
     "select M -o O --share recall": "a share is SOURCE=PART",
@@ -51,7 +50,6 @@ MISTAKES = {
     "recipe none": "is not a result of trim",
     "snapshot M --text typo.txt -o O": "there is no file typo.txt",
     "demo -o HERE": "exists already",
-    "push M R --private": "No such option",
 }
 SCRIPT = """
 import contextlib, io, json, shlex, sys

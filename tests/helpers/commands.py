@@ -41,7 +41,6 @@ COMMANDS: dict[str, list[str]] = {
     "trim": ["trim", "model", "--to", "50%x100%", *_TRIMMED, "-o", OUT],
     "comparison": ["trim", "model", "--to", "8x8,6x8", *_TRIMMED, "-o", OUT],
     "select": ["select", "model", "--method", "l1", "--to", "8x100%", "-o", OUT],
-    "merge": ["merge", "one.safetensors", "two.safetensors", "-o", OUT],
     "benchmark": [
         "benchmark", "small", "--baseline", "model", "--batch-sizes", "1", "--lengths", "8",
         "--rounds", "1", "-o", OUT,

@@ -1,9 +1,8 @@
 """A local Hugging Face hub on the loopback interface, with the endpoints for huggingface_hub.
 
-Repositories are folders ROOT/OWNER/NAME/REVISION/. Pushed files are kept in `pushed`.
+Repositories are folders ROOT/OWNER/NAME/REVISION/.
 """
 
-import base64
 import hashlib
 import http.server
 import json
@@ -13,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlparse
+from urllib.parse import unquote, urlparse
 
 import pytest
 
@@ -27,9 +26,6 @@ class LoopbackHub:
         default_factory=dict
     )  # file -> bytes after which one download breaks
     requests: list[str] = field(default_factory=list)  # "GET NAME RANGE" of every file
-    repos: dict[str, bool] = field(default_factory=dict)  # created by a push -> whether private
-    pushed: dict[str, dict[str, bytes]] = field(default_factory=dict)
-    objects: dict[str, bytes] = field(default_factory=dict)  # large files by their hash
 
     def commit(self, repo: str, revision: str) -> str | None:
         """The commit id of a branch or commit: a hash of its folder's name; None if unknown."""
@@ -66,9 +62,6 @@ class _HubHandler(http.server.BaseHTTPRequestHandler):
         if repo in self.hub.refused:
             status, code = self.hub.refused[repo]
             return self._respond(status, b"", {"X-Error-Code": code})
-        if repo in self.hub.repos and path[:2] == ["api", "models"]:
-            info = {"id": repo, "private": self.hub.repos[repo], "siblings": []}
-            return self._json(info)
         if not (self.hub.root / repo).is_dir():
             return self._respond(404, b"", {"X-Error-Code": "RepoNotFound"})
         revision_index = {"revision": 5, "tree": 5, "resolve": 3}
@@ -100,76 +93,6 @@ class _HubHandler(http.server.BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"
         stop = self.hub.broken_after.pop(name, None) if self.command == "GET" else None
         self._respond(206 if wanted else 200, body[start:], headers, stop)
-
-    def do_POST(self) -> None:
-        path = unquote(urlparse(self.path).path).strip("/").split("/")
-        body = self._body()
-        if not self.headers.get("Authorization"):
-            return self._respond(401, b"{}", {"X-Error-Message": "Invalid credentials"})
-        if path == ["api", "repos", "create"]:
-            return self._create(json.loads(body))
-        if path == ["api", "validate-yaml"]:
-            return self._json({"errors": [], "warnings": []})
-        if path[-4:] == ["info", "lfs", "objects", "batch"]:
-            objects = json.loads(body)["objects"]
-            upload = {"href": f"{self.hub.url}/upload"}
-            listed = [
-                o | {"actions": {"upload": {"href": f"{upload['href']}?oid={o['oid']}"}}}
-                for o in objects
-            ]
-            return self._json({"transfer": "basic", "objects": listed})
-        repo = "/".join(path[2:4])
-        if "preupload" in path:
-            files = [
-                {
-                    "path": file["path"],
-                    "uploadMode": "lfs" if file["path"].endswith(".safetensors") else "regular",
-                    "shouldIgnore": False,
-                }
-                for file in json.loads(body)["files"]
-            ]
-            return self._json({"files": files})
-        return self._commit(repo, body)
-
-    def do_PUT(self) -> None:
-        oid = parse_qs(urlparse(self.path).query)["oid"][0]
-        self.hub.objects[oid] = self._body()
-        self._respond(200, b"", {})
-
-    def _body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding") != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        parts = []
-        while count := int(self.rfile.readline(), 16):
-            parts.append(self.rfile.read(count))
-            self.rfile.readline()
-        self.rfile.readline()
-        return b"".join(parts)
-
-    def _create(self, request: dict[str, Any]) -> None:
-        repo = f"{request.get('organization') or 'someone'}/{request['name']}"
-        if repo in self.hub.refused:
-            status, code = self.hub.refused[repo]
-            return self._respond(status, b"{}", {"X-Error-Code": code})
-        if repo in self.hub.repos:
-            return self._json({"error": "exists", "url": f"{self.hub.url}/{repo}"}, 409)
-        private = request.get("private") or request.get("visibility") == "private"
-        self.hub.repos[repo] = bool(private)
-        self._json({"url": f"{self.hub.url}/{repo}", "id": repo, "name": repo})
-
-    def _commit(self, repo: str, body: bytes) -> None:
-        stored = self.hub.pushed.setdefault(repo, {})
-        for line in body.decode().splitlines():
-            entry = json.loads(line)
-            value = entry["value"]
-            if entry["key"] == "file":
-                stored[value["path"]] = base64.b64decode(value["content"])
-            elif entry["key"] == "lfsFile":
-                stored[value["path"]] = self.hub.objects[value["oid"]]
-        commit_url = f"{self.hub.url}/{repo}/commit/{'c' * 40}"
-        self._json(
-            {"success": True, "commitOid": "c" * 40, "commitUrl": commit_url, "hookOutput": ""}
-        )
 
     def _json(self, value: Any, status: int = 200) -> None:
         self._respond(status, json.dumps(value).encode(), {"Content-Type": "application/json"})

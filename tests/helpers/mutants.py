@@ -121,7 +121,6 @@ def targets(root: Path) -> list[tuple[Path, Mutate, list[list[str]]]]:
         str(root / "one.safetensors"),
         *out,
     ]
-    merged = ["merge", str(root / "one.safetensors"), str(root / "two.safetensors"), *out]
     scored = [["report", small, str(root / "scores.json"), *out]]
     refitted = [["refit", small, "--statistics", str(root / "pairs.safetensors"), *out]]
     analysed = [["report", small, str(root / "analysis.json"), *out]]
@@ -129,7 +128,7 @@ def targets(root: Path) -> list[tuple[Path, Mutate, list[list[str]]]]:
         (root / "model" / "config.json", mutate_json, inspected),
         (root / "model" / "model.safetensors.index.json", mutate_json, inspected),
         (root / "plan.json", mutate_json, pruned),
-        (root / "one.safetensors", mutate_header, [chosen, merged]),
+        (root / "one.safetensors", mutate_header, [chosen]),
         (root / "scores.json", mutate_json, scored),
         (root / "timings.json", mutate_json, [["report", small, str(root / "timings.json"), *out]]),
         (root / "analysis.json", mutate_json, analysed),

@@ -86,4 +86,4 @@ def test_the_next_step_after_ship_serves_it_in_the_engine_that_was_asked_for(cut
     first, push = next_steps(verdict, st.open(cut.parent / "model"), st.open(cut), facts)
     comment, line = listed_commands(document_of(cut, {"for_": "vllm-cpu"}))[0]
     assert first.command == f"{line}   {comment}" and f"'{cut}'" in line
-    assert push.command.startswith(f"statetrim push '{cut}' YOUR-NAME/")
+    assert f" '{cut}' . --private --exclude 'statetrim/*'" in push.command

@@ -64,7 +64,7 @@ def test_recovery_trains_recall_where_recall_was_lost(folder: Path) -> None:
 def test_at_most_three_commands_and_serving_only_what_ships(folder: Path, outcome: Outcome) -> None:
     steps = steps_after(folder, outcome)
     assert 2 <= len(steps) <= MAX_STEPS
-    serves = any("serve" in step.command or " push " in step.command for step in steps)
+    serves = any("serve" in step.command or "hf upload" in step.command for step in steps)
     assert serves == (outcome is Outcome.SHIP)
 
 

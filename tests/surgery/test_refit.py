@@ -170,15 +170,12 @@ def test_only_output_projections_change(checkpoint: Any, text: Path, tmp_path: P
     assert not any(info.values())
 
 
-def test_halves_merge_and_layerwise_and_resumed_runs_are_the_same(
+def test_layerwise_and_resumed_runs_are_the_same(
     checkpoint: Any, text: Path, tmp_path: Path
 ) -> None:
     model = st.open(checkpoint("qwen3_next"))
     small = cut(model, tmp_path / "small")
     at_once = st.calibrate(small, text, original=model, **SETTINGS)
-    half = {**SETTINGS, "tokens": 320}
-    halves = [st.calibrate(small, text, original=model, skip=skip, **half) for skip in (0, 320)]
-    assert_statistics_close(at_once, st.merge(halves), 1e-12)
     out = tmp_path / "s.safetensors"
     layerwise = st.calibrate(small, text, original=model, layerwise=True, out=out, **SETTINGS)
     assert_statistics_close(at_once, layerwise, 1e-12)

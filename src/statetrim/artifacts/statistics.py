@@ -1,8 +1,8 @@
-"""Sums over calibration tokens, one set per layer. They add, so runs merge and resume exactly."""
+"""Sums over calibration tokens, one set per layer."""
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from torch import Tensor
 from ..errors import StatetrimError, errors_of
 from ..maths.formatting import list_text
 from ..storage.json_file import parse_json
-from ..storage.models import load_if_path
 from ..storage.safetensors_file import save_tensors
 from .record import check_header, header
 
@@ -49,12 +48,7 @@ class LayerStatistics:
         return f"<LayerStatistics of {self.tokens:,} tokens: {list_text(shapes, 8)}>"
 
     def __add__(self, other: "LayerStatistics") -> "LayerStatistics":
-        sums: dict[str, Tensor] = {}
-        for name in sorted({*self.sums, *other.sums}):
-            first, second = self.sums.get(name), other.sums.get(name)
-            if first is None or second is None or first.shape != second.shape:
-                raise StatetrimError(f"the statistics differ in the size or presence of {name!r}")
-            sums[name] = first + second
+        sums = {name: value + other[name] for name, value in self.sums.items()}
         return LayerStatistics(self.tokens + other.tokens, sums)
 
 
@@ -92,18 +86,6 @@ class Statistics:
         tokens = max((sums.tokens for sums in self.layers.values()), default=0)
         sums = list_text(sorted(self.sum_names), 8) if self.layers else "no sums"
         return f"<Statistics of {tokens:,} tokens, {len(self.layers)} layers: {sums}>"
-
-    def __add__(self, other: "Statistics") -> "Statistics":
-        if set(self.layers) != set(other.layers):
-            raise StatetrimError("the statistics are of different layers, so they do not add")
-        lineage = _merge_lineage(self.lineage, other.lineage)
-        if set(self.generated) != set(other.generated):
-            raise StatetrimError("the statistics are of different sources, so they do not add")
-        added = {}
-        for name, layers in self.sources.items():
-            others = other.sources[name]
-            added[name] = {layer: sums + others[layer] for layer, sums in layers.items()}
-        return Statistics(added.pop(TEXT), lineage, added)
 
     def save(self, path: str | Path) -> None:
         """Write a safetensors file atomically, replacing an existing one."""
@@ -175,28 +157,3 @@ def _parse_sources(
     if len(held) > 1:
         raise StatetrimError(f"{path} is not complete: its sources differ in their sums")
     return parsed
-
-
-def _merge_lineage(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """The lineage with the data of both, which must agree in all else."""
-    for name in sorted((set(first) | set(second)) - {"data"}):
-        if first.get(name) != second.get(name):
-            raise StatetrimError(
-                f"the statistics differ in {name!r} ({first.get(name)} and {second.get(name)}), "
-                f"so they do not add"
-            )
-    data = [*first.get("data", []), *second.get("data", [])]
-    seen = [json.dumps(entry, sort_keys=True) for entry in data]
-    if len(set(seen)) != len(seen):
-        raise StatetrimError("the same data is in both statistics, so it would count twice")
-    return {**first, "data": data}
-
-
-def merge(statistics: Iterable[Statistics | str | Path]) -> Statistics:
-    """Add statistics, or files of them, in the order given.
-
-    Raises StatetrimError if they differ in their model, layers, sources or sums, or contain the
-    same data.
-    """
-    first, *others = (load_if_path(Statistics.load, item) for item in statistics)
-    return sum(others, start=first)

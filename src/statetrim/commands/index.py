@@ -14,7 +14,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "steps.calibrate",
         "Run text through a model and collect the statistics that selection needs.",
     ),
-    "merge": ("steps.calibrate", "Add up statistics that were collected in separate runs."),
     "select": ("steps.select", "Choose which channels or heads to keep, and write them to a plan."),
     "prune": ("steps.prune", "Write the smaller checkpoint that a plan describes, shard by shard."),
     "refit": (
@@ -47,7 +46,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "measures.report",
         "Write one page that shows what was cut, what it saves and what it costs.",
     ),
-    "push": ("push", "Upload a cut model to the Hugging Face hub, with its card."),
     "recipe": (
         "recipe",
         "Print the options that produced a result, as a recipe for trim --recipe.",

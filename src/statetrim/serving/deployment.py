@@ -272,7 +272,7 @@ def _steps_to_serve(cut: Checkpoint, facts: RunFacts) -> Iterator[NextStep]:
     name = shlex.quote(cut.path.resolve().name)
     yield NextStep(
         "push it, private and without records that name your files",
-        f"statetrim push {shlex.quote(facts.cut)} YOUR-NAME/{name}",
+        f"hf upload YOUR-NAME/{name} {shlex.quote(facts.cut)} . --private --exclude 'statetrim/*'",
     )
 
 

@@ -1,13 +1,9 @@
-"""statetrim calibrate, statetrim merge"""
+"""statetrim calibrate"""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from ... import option_checks as checks
 from ...calibration.options import CalibrateOptions
 from .. import arguments, terminal
 from ..arguments import FamilyFile, Json, Model
@@ -77,25 +73,3 @@ def show_statistics(
             "there the norm does not undo the rescaling of a cut, which may cost more; compare "
             "with a random cut"
         )
-
-
-def merge(
-    parts: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Statistics files of one model, on different data.",
-            callback=arguments.checked(checks.existing_files),
-        ),
-    ],
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="File to write the statistics to.")
-    ],
-) -> None:
-    arguments.check_output_free(output)
-    from ...artifacts.statistics import Statistics
-    from ...artifacts.statistics import merge as run
-    from ...storage.output import run_and_save
-
-    record = {"format": "statetrim merge", "parts": [str(part) for part in parts]}
-    run_and_save(output, record, lambda _: run(parts), Statistics.load)
-    terminal.print_text(f"{len(parts)} statistics added, written to {output}")

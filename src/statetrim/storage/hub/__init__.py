@@ -1,1 +1,1 @@
-"""Models on the Hugging Face hub: download one, upload a cut."""
+"""Models on the Hugging Face hub."""
