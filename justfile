@@ -19,7 +19,7 @@ test:
 
 # Calibrate and check every type with stand-ins for GPU kernels, and with the real `kernels` package.
 gpu-kernels ENGINES OUT:
-    pytest -m "slow or not slow" tests/runtime/test_kernel_stubs.py tests/runtime/test_doctor.py
+    pytest -m "slow or not slow" tests/runtime/test_kernel_stubs.py tests/runtime/test_doctor.py tests/kernels
     mkdir -p {{OUT}}
     {{ENGINES}}/hub-kernels/bin/python tests/helpers/kernel_worker.py kernels {{OUT}}
 
@@ -33,15 +33,15 @@ layouts:
 
 # Every wrong value in every field of every model type; the suite takes all pairs of the three.
 untrusted-configs:
-    pytest -m "slow or not slow" tests/families/test_untrusted_config.py tests/storage/test_untrusted_headers.py
+    pytest -m "slow or not slow" tests/families/test_untrusted_config.py tests/storage/test_untrusted_headers.py tests/storage/test_untrusted_files.py
 
 # Widths by layer in vLLM's pages: 10,000 allocations against all assignments, and 10,000 sets of parts against the plugin.
 vllm-pages:
     pytest -m slow tests/selection/test_pages.py tests/serving/test_parts.py
 
-# The notebook, as a reader runs it.
+# The notebook, as a reader runs it; CI runs its cells on less text.
 notebook:
-    pytest tests/test_notebook.py
+    pytest -m "slow or not slow" tests/test_notebook.py
 
 # The quickstart as written, on the demo model; CI runs its commands on a smaller one.
 quickstart:

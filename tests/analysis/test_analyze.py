@@ -5,7 +5,6 @@ import hashlib
 import inspect
 import json
 import math
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -252,39 +251,29 @@ def test_filters_are_the_live_models_own(model_type: str, checkpoint: Any) -> No
 
 
 PEAK = """
-import os, re, sys, torch, statetrim.portable.kernels
+import sys, torch, statetrim.portable.kernels
 from statetrim import Geometry
 from statetrim.analysis.analyze import _Tally
 from statetrim.families import families
 from statetrim.runtime.kernel_hooks import KernelCall
 from statetrim.runtime.states import StateStorage
-family = families()["gated_deltanet"]
-def kib(field):
-    return int(re.search(field + r":\\s+(\\d+)", open("/proc/self/status").read()).group(1))
-def peak(time):
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(1, time, 8, 64) for _ in range(3))
-    given = {"v": v, "g": -torch.rand(1, time, 8), "beta": torch.rand(1, time, 8),
-             "use_qk_l2norm_in_kernel": True}
-    call = KernelCall(0, q, k, v, "chunk_gated_delta_rule", given)
-    open("/proc/self/clear_refs", "w").write("5")  # forget the peak that importing reached
-    before = kib("VmRSS")
-    _Tally(Geometry((0,), 8, 8, 64, 64), family, time, 64, 128, StateStorage()).add(call)
-    print(kib("VmHWM") - before, flush=True)
-for time in map(int, sys.argv[1:]):
-    if os.fork() == 0:  # separate processes: memory of the first would be reused
-        peak(time)
-        os._exit(0)
-    os.wait()
+time = int(sys.argv[1])
+q, k, v = (torch.randn(1, time, 8, 64) for _ in range(3))
+given = {"v": v, "g": -torch.rand(1, time, 8), "beta": torch.rand(1, time, 8),
+         "use_qk_l2norm_in_kernel": True}
+family, geometry = families()["gated_deltanet"], Geometry((0,), 8, 8, 64, 64)
+call = KernelCall(0, q, k, v, "chunk_gated_delta_rule", given)
+_Tally(geometry, family, time, 64, 128, StateStorage()).add(call)
 """
 
 
-def test_memory_is_flat_in_sequence_length() -> None:
+def test_memory_is_flat_in_sequence_length(forker: Forker, tmp_path: Path) -> None:
     """Keeping the chunk-end states of 8,192 tokens would take 32 MiB, float64 keys as much."""
-    command = [sys.executable, "-c", PEAK, "1024", "8192"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
-    short, long = (int(line) / 1024 for line in ended.stdout.split())
-    assert long < short + 16, f"MiB beyond the call's own arguments: {short} and {long}"
+    (tmp_path / "peak.py").write_text(PEAK)
+    runs = [forker.run([str(tmp_path / "peak.py"), time], script=True) for time in ("1024", "8192")]
+    assert [run["code"] for run in runs] == [0, 0], runs[0]["err"]
+    arguments = (8192 - 1024) * 8 * (3 * 64 + 2) * 4  # of the call
+    assert runs[1]["peak"] - runs[0]["peak"] < arguments + 16 * 2**20
 
 
 @pytest.fixture(scope="module")
@@ -418,25 +407,6 @@ def test_pictures_are_drawn(pair: Analysis) -> None:
             assert drawn == inline_svg(panel)
     with pytest.raises(st.StatetrimError, match="no layer 9 with a head 0"):
         pictures.spectra(both, 9, 0)
-
-
-def test_the_command_writes_and_shows(
-    checkpoint: Any, text: Path, tmp_path: Path, warm_forker: Forker
-) -> None:
-    options = ["--tokens", "560", "--length", "280", "--every", "16", "-o", "a.json"]
-    command = ["analyze", str(checkpoint("qwen3_5_text")), "--text", str(text), *options]
-    shown = warm_forker.run(command, folder=tmp_path)
-    assert shown["code"] == 0, shown["err"]
-    assert "Effective rank of the state" in shown["out"] and "written to a.json" in shown["out"]
-    assert max(map(len, shown["out"].splitlines())) <= 100
-    again = warm_forker.run(command, folder=tmp_path)
-    assert again["code"] == 2 and "not overwritten" in again["err"]
-    for path in tmp_path.glob("a.*"):
-        path.unlink()
-    summary = json.loads(warm_forker.run([*command, "--json"], folder=tmp_path)["out"])
-    saved = Analysis.load(tmp_path / "a.json")
-    assert summary["mean_utilization"] == round(float(saved.mean_utilization.mean()), 6)
-    assert list(summary["layers"]) == ["0", "2"]
 
 
 def test_stored_states_are_analysed_and_said(checkpoint: Any, text: Path) -> None:

@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import statetrim as st
 from statetrim.benchmarking import stopwatch
 from statetrim.benchmarking.benchmark import DECODE_CYCLE
 from statetrim.benchmarking.stopwatch import RoundTimes, time_in_turns
-from statetrim.commands import app
 from statetrim.portable.kernels import DeferredState
 
 CPU = torch.device("cpu")
@@ -105,17 +103,6 @@ def test_settings_out_of_bounds_are_refused(
 ) -> None:
     with pytest.raises(st.StatetrimError, match=sentence):
         st.benchmark([pair[1]], baseline=pair[0], **change)
-
-
-def test_the_command_writes_and_shows(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    out = tmp_path / "timings.json"
-    arguments = ["benchmark", pair[1], "--baseline", pair[0], "-o", out]
-    arguments += ["--batch-sizes", "1", "--lengths", "8", "--rounds", "1"]
-    shown = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert shown.exit_code == 0, shown.output
-    assert "mixer decode, tokens/s" in shown.stdout and "half" in shown.stdout
-    again = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert isinstance(again.exception, st.StatetrimError)  # nothing is overwritten
 
 
 def test_sizes_are_shown_in_their_own_unit() -> None:

@@ -58,17 +58,6 @@ def test_select_and_prune_end_in_a_smaller_checkpoint(
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_a_mistake_is_one_sentence_and_exit_code_2(
-    run: Run, checkpoint: Any, tmp_path: Path
-) -> None:
-    result = run("inspect", tmp_path / "nowhere")
-    assert result.returncode == 2 and result.stdout == ""
-    assert result.stderr.startswith("statetrim: ") and result.stderr.count("\n") == 1
-
-    shown = run("--traceback", "inspect", tmp_path / "nowhere")
-    assert shown.returncode == 1 and "Traceback" in shown.stderr
-
-
 def test_a_log_gets_a_line_now_and_then(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,26 +78,3 @@ def test_a_log_gets_a_line_now_and_then(
         "pruning: 1,024 of 2,048 bytes, 50%",
         "recovering: 2 of 4 steps, 50%, no finite loss",
     ]
-
-
-def test_values_alone_are_chosen_and_what_cannot_be_is_refused(
-    run: Run, checkpoint: Any, tmp_path: Path
-) -> None:
-    model = checkpoint("qwen3_5_text")
-    options = ["--to", "100%x50%", "--method", "l1,readout_l1"]
-    values = run("select", model, *options, "-o", "v.json", cwd=tmp_path)
-    assert values.returncode == 0, values.stderr
-    plan = st.Plan.load(tmp_path / "v.json")
-    assert plan.axes.keys() == {"value"} and plan.to == "100%x4"
-    assert "key head" not in values.stdout
-    for arguments, message in (
-        ([], "say what to keep"),
-        (["--to", "0.5"], "several shapes"),
-        (["--to", "100%x8"], "nothing would change"),
-        (["--to", "100%x4", "--method", "drrqr"], "does not choose value"),
-        (["--to", "100%x4", "--method", "readout_greedy"], "needs readout_gram"),
-        (["--to", "100%x4", "--option", "tolerance=2"], "no option 'tolerance'"),
-    ):
-        refused = run("select", model, *arguments, "-o", "n.json", cwd=tmp_path)
-        assert refused.returncode == 2 and message in refused.stderr, refused.stderr
-        assert not (tmp_path / "n.json").exists()

@@ -87,11 +87,9 @@ def in_one_process(command: Command) -> Command:
     return replace(command, text=words)
 
 
-EXAMPLES_IN_CI = (
-    "qwen3-next-80b-by-layer-vllm.md", "qwen3.5-27b-fp8-vllm.md", "recover-fsdp-nodes.md",
-)  # fmt: skip
-"""Widths by layer, quantised weights, and a recovery; other examples differ from them in their
-model, whose layout tests/pipelines/test_hub_layouts.py cuts, and are slow tests."""
+EXAMPLES_IN_CI = ("qwen3.5-27b-fp8-vllm.md", "recover-fsdp-nodes.md")
+"""Quantised weights, and a recovery; docs/widths-by-layer.md has widths by layer. Other examples
+differ in their model, whose layout tests/pipelines/test_hub_layouts.py cuts: slow tests."""
 
 
 def is_slow(page: Path) -> bool:

@@ -39,6 +39,7 @@ def test_kernels_of_fla_are_right_and_a_planted_fault_is_found(tmp_path: Path, r
 
 
 @needs_fla
+@pytest.mark.slow
 def test_a_cut_is_calibrated_and_checked_by_fla(tmp_path: Path) -> None:
     commands = ("calibrate", "prune", "check")
     out = tmp_path / "commands.jsonl"

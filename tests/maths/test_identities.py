@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 import pytest
-import scipy.linalg
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +10,6 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from helpers.reference import Run, delta_rule, gated_delta_rule, linear_attention
-from statetrim.maths.linalg import strong_rrqr
 
 # Derandomized, so that a failure is reproducible everywhere.
 settings.register_profile("theory", max_examples=60, deadline=None, derandomize=True, database=None)
@@ -153,23 +151,6 @@ def test_identity_sliced_model_is_the_zeroed_model_with_a_smaller_norm_eps(
     assert_equal(rms_norm(sliced * keep**-0.5, eps), rms_norm(zeroed * d_k**-0.5, eps * keep / d_k))
 
 
-@given(seeds, sizes, sizes, sizes, sizes)
-def test_identity_states_inside_a_chunk_from_one_triangular_solve(
-    seed: int, before: int, length: int, d_k: int, d_v: int
-) -> None:
-    x = tokens(seed, before + length, d_k, d_v)
-    _, states = gated_delta_rule(*x)
-    start, chunk = states[before - 1], Tokens(*(field[before:] for field in x))
-    g = chunk.log_decay.cumsum(0)
-    decay = (g[:, None] - g[None, :]).exp()
-    eye, beta = torch.eye(length, dtype=torch.float64), chunk.beta[:, None]
-    system = eye + beta * ((chunk.k @ chunk.k.T) * decay).tril(-1)
-    y = torch.linalg.solve(system, beta * (chunk.v - g.exp()[:, None] * (chunk.k @ start.T)))
-    for t in range(length):
-        writes = (decay[t, : t + 1, None] * y[: t + 1]).T @ chunk.k[: t + 1]
-        assert_equal(g[t].exp() * start + writes, states[before + t])
-
-
 # --- identities: statistics for selection ---------------------------------------------------------
 
 
@@ -215,30 +196,3 @@ def test_identity_mask_fisher_has_the_ones_vector_in_its_null_space(
 def test_identity_mask_fisher_null_space_holds_up_to_the_eps_of_the_norm() -> None:
     gradient = mask_gradient(0, 6, 8, 1e-6)
     assert 0 < abs(float(gradient.sum())) < 1e-4 * float(gradient.norm())
-
-
-# --- identities: strong RRQR ----------------------------------------------------------------------
-
-
-def textbook_choice(matrix: Tensor, keep: int) -> list[int]:
-    _, _, order = scipy.linalg.qr(matrix.numpy(), mode="economic", pivoting=True)
-    return sorted(order[:keep].tolist())
-
-
-@given(seeds, st.integers(2, 8), st.data())
-def test_identity_selection_from_rows_r_factor_tree_qr_and_gram_agree(
-    seed: int, n: int, data: st.DataObject
-) -> None:
-    keep = data.draw(st.integers(1, n))
-    matrix = normal(seed, 4 * n, n) * torch.logspace(0, -2, n, dtype=torch.float64)
-    r = torch.linalg.qr(matrix).R
-    halves = [torch.linalg.qr(half).R for half in matrix.chunk(2)]
-    tree = torch.linalg.qr(torch.cat(halves)).R
-    expected = textbook_choice(matrix, keep)
-    assert textbook_choice(r, keep) == textbook_choice(tree, keep) == expected
-    grams = [matrix.T @ matrix, r.T @ r, tree.T @ tree, sum(h.T @ h for h in halves)]
-    for gram in grams:
-        # So generous a tolerance leaves the pivoted choice alone; a strict one must agree too.
-        assert strong_rrqr(torch.as_tensor(gram), keep, 1e6).kept.tolist() == expected
-    strict = {tuple(strong_rrqr(torch.as_tensor(g), keep, 1.001).kept.tolist()) for g in grams}
-    assert len(strict) == 1

@@ -275,14 +275,6 @@ def test_packed_sequences_do_not_see_each_other(variant: str) -> None:
     assert (packed - alone).abs().max() < 1e-4
 
 
-def test_beam_search_and_sampling_run_on_the_cache() -> None:
-    model, ids = small_model("gated_deltanet"), tokens(2, 6)
-    beams = model.generate(ids, max_new_tokens=5, num_beams=3, do_sample=False)
-    assert beams.shape == (2, 11)
-    without = model.generate(ids, max_new_tokens=5, num_beams=3, do_sample=False, use_cache=False)
-    assert torch.equal(beams, without)
-
-
 @every_variant
 def test_half_precision_model_keeps_a_float32_state(variant: str) -> None:
     model = small_model(variant).to(torch.bfloat16)

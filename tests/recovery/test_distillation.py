@@ -1,12 +1,12 @@
 """The chunked loss compared with a plain computation in float64; and its memory."""
 
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from helpers.forker import Forker
 from statetrim.recovery.distillation import LogitHead, chunked_loss
 
 POSITIONS, HIDDEN, VOCABULARY = 37, 16, 101
@@ -76,7 +76,7 @@ def test_loss_and_gradient(
 
 
 MEASURE = """
-import resource, sys, torch
+import sys, torch
 from torch import nn
 from statetrim.recovery.distillation import chunked_loss
 from statetrim.recovery.distillation import LogitHead
@@ -88,16 +88,18 @@ for count in (32, positions):  # the first is a warm-up
     weights = torch.full((count, 1), 1 / count)
     loss, _ = chunked_loss(x, targets, student, weights, torch.randn(count, hidden), teacher)
     loss.backward()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """
 
 
-def test_memory_does_not_grow_with_the_sequence() -> None:
+def test_memory_does_not_grow_with_the_sequence(forker: Forker, tmp_path: Path) -> None:
     """All logits of the longer sequence would take 2 x 412 MB."""
     short, long = 256, 2048
-    peaks = [
-        int(subprocess.check_output([sys.executable, "-c", MEASURE, str(count)], text=True))
+    (tmp_path / "measure.py").write_text(MEASURE)
+    runs = [
+        forker.run([str(tmp_path / "measure.py"), str(count)], script=True)
         for count in (short, long)
     ]
+    assert [run["code"] for run in runs] == [0, 0], runs[0]["err"]
+    peaks = [run["peak"] for run in runs]
     hidden_bytes = (long - short) * 64 * 4  # one set of hidden states
     assert peaks[1] - peaks[0] < 8 * hidden_bytes + 16 * 2**20, peaks

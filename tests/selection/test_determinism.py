@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -13,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import statetrim as st
+from helpers.forker import Forker
 from statetrim.methods import find_method, method_names
 
 KEEP = 5
@@ -46,20 +46,12 @@ def plans(directory: Path, text: Path) -> list[Kept]:
     return [[kept.tolist() for kept in layers.values()] for layers in tables]
 
 
-ANOTHER_RUN = """
-import json, pathlib, sys
-sys.path[:0] = sys.argv[1:3]
-import test_determinism
-print(json.dumps(test_determinism.plans(*map(pathlib.Path, sys.argv[3:]))))
-"""
-
-
-def test_every_run_gives_the_same_plans(checkpoint: Any, text: Path) -> None:
+def test_every_run_gives_the_same_plans(checkpoint: Any, text: Path, warm_forker: Forker) -> None:
+    """Another interpreter has other hashes."""
     model = checkpoint("delta_net")
-    command = [sys.executable, "-c", ANOTHER_RUN, *Path(__file__).parents[:2], model, text]
-    other = subprocess.run(list(map(str, command)), check=False, capture_output=True, text=True)
-    assert other.returncode == 0, other.stderr[-2000:]
-    assert json.loads(other.stdout.splitlines()[-1]) == plans(model, text)
+    other = warm_forker.run([__file__, str(model), str(text)], script=True)
+    assert other["code"] == 0, other["err"][-2000:]
+    assert json.loads(other["out"].splitlines()[-1]) == plans(model, text)
 
 
 def permuted(source: Path, out: Path) -> dict[tuple[int, int], Tensor]:
@@ -109,3 +101,7 @@ def test_permuting_a_models_channels_permutes_the_plans(
         ]
         assert mapped == old, (method, options)
         assert new != old, (method, options)
+
+
+if __name__ == "__main__":
+    print(json.dumps(plans(*map(Path, sys.argv[1:]))))

@@ -185,7 +185,10 @@ add("OUT.partial holds other files", replaced("../out.partial", own_directory), 
 test_refused = CASES.refused()
 
 
-HEAVY = Case("index names", heavy_file(raw.INDEX, many_names(23 * MIB, '"x":0')), "weight_map")
+HEAVY = Case(
+    "index names", heavy_file(raw.INDEX, many_names(23 * MIB, '"x":0')), "weight_map", slow=True
+)
+"""A header of as many names is read by the same parser, and CI tries it."""
 
 
 test_refused_within_a_gigabyte = refused_within_a_gigabyte([HEAVY])

@@ -152,7 +152,7 @@ HEAVY = [
         "nested", heavy_file(FIRST, filled("[" * 60 + "]" * 60, 23 * MIB)), "lists and", slow=True
     ),
     Case("numbers", heavy_file(FIRST, filled("1.5", 23 * MIB)), "dtype, shape", slow=True),
-    Case("names", heavy_file(FIRST, many_names(23 * MIB, '"x":0')), "dtype, shape"),
+    Case("names", heavy_file(FIRST, many_names(23 * MIB, '"x":0')), "dtype, shape", slow=True),
     Case("last name twice", heavy_file(FIRST, many_names(23 * MIB, '"0":0')), "appears twice"),
     Case("zero-sized tensors", heavy_file(FIRST, zero_sized_tensors), "places it nowhere"),
 ]

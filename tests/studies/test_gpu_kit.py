@@ -1,13 +1,9 @@
 """studies/gpu: its steps, resuming, failures, the budget, and what its results file says."""
 
 import json
-import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +15,6 @@ import torch
 
 import statetrim as st
 from helpers import tiny
-from helpers.forker import fork, import_all
 from helpers.loopback_hub import serving, use_hub
 from helpers.pretended_cuda import pretended_cuda
 from statetrim.commands.app import app
@@ -207,61 +202,6 @@ def _results(work: Path, *not_here: str) -> dict[str, Any]:
 def _run_here(command: list[str]) -> None:
     """Run a command of statetrim in this process."""
     app(command[3:], standalone_mode=False)
-
-
-def _run_in_fork(command: list[str], stdout: Any, **_: Any) -> subprocess.CompletedProcess[str]:
-    pid = fork(lambda: _run_here(command), stdout, stdout)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return subprocess.CompletedProcess(command, code)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.usefixtures("quick_sensitivity")
-def test_a_run_that_is_killed_ten_times_ends_like_one_that_is_not(
-    tmp_path: Path, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From a hub on this machine. Every second kill comes right after an output appears, before the
-    step is recorded; the others at any time before that, so that ten kills fit into a fast run."""
-
-    def start(work: str) -> int:
-        arguments = _arguments("owner/name", tmp_path, work)
-
-        def main() -> None:
-            os.setsid()
-            sys.argv = [*arguments, "--device", "cpu"]
-            kit_run.main()
-
-        return fork(main)
-
-    def outputs() -> int:
-        killed = tmp_path / "killed"
-        return (
-            sum("partial" not in path.name for path in killed.iterdir()) if killed.exists() else 0
-        )
-
-    monkeypatch.chdir(tmp_path)
-    replaced = SimpleNamespace(run=_run_in_fork, STDOUT=-2, TimeoutExpired=TimeoutError)
-    monkeypatch.setattr(kit_run, "subprocess", replaced)
-    shutil.copytree(checkpoint("qwen3_next"), tmp_path / "hub/owner/name/main")
-    numbers, recorded = random.Random(0), list[int]()
-    import_all()
-    with serving(tmp_path / "hub") as hub:
-        use_hub(monkeypatch, hub.url, tmp_path / "cache")
-        for number in range(10):
-            pid, end = start("killed"), outputs() + numbers.randint(1, 3)
-            deadline = time.monotonic() + (numbers.uniform(0.5, 6) if number % 2 else 600)
-            while outputs() < end and time.monotonic() < deadline:
-                assert os.waitpid(pid, os.WNOHANG)[0] == 0, "it ended before it was killed"
-                time.sleep(0.002)
-            os.killpg(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            kit = kit_plan.Kit("", tmp_path / "killed", "")
-            recorded.append(len(kit_plan.finished_steps(kit)))
-        for work in ("killed", "whole"):
-            assert os.waitpid(start(work), 0)[1] == 0
-    assert recorded == sorted(recorded) and 0 < recorded[-1] < 40
-    assert _results(tmp_path / "killed") == _results(tmp_path / "whole")
 
 
 @pytest.mark.slow

@@ -1,9 +1,9 @@
 """Benchmarks, studies and tools are run by hand; these tests check that their imports work."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from helpers.forker import Forker
 
 ROOT = Path(__file__).parents[2]
 START = """
@@ -26,11 +26,10 @@ SCRIPTS = [
 ]
 
 
-def test_every_script_starts() -> None:
+def test_every_script_starts(tmp_path: Path, warm_forker: Forker) -> None:
     """All in one separate process, because some set threads and environment variables."""
+    (tmp_path / "start.py").write_text(START)
     names = [str(path) for path in SCRIPTS]
     assert len(names) > 20
-    result = subprocess.run(
-        [sys.executable, "-c", START, *names], capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stdout.splitlines()[-1:] + result.stderr.splitlines()[-3:]
+    result = warm_forker.run([str(tmp_path / "start.py"), *names], script=True)
+    assert result["code"] == 0, result["out"].splitlines()[-1:] + result["err"].splitlines()[-3:]

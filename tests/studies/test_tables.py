@@ -29,29 +29,3 @@ def test_tables_follow_from_the_rows(
     monkeypatch.setattr(script, "draw", lambda *_: None, raising=False)
     script.page(results)
     assert {page: page.read_text() for page in before} == before
-
-
-def test_checks_of_quantised_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tool that ran, one whose checkpoints are refused, and a type that only llama.cpp reads."""
-    monkeypatch.syspath_prepend(ROOT / "studies")
-    script = importlib.import_module("quantisers")
-    ran = {"original-X-FP8 perplexity": 250.004, "cut-X-FP8 perplexity": 287.5}
-    agreed = {
-        "original-X-FP8, text": 1.0,
-        "original-X-FP8, continuations": 0.969,
-        "cut-X-FP8, text": 0.75,
-    }
-    rows = {
-        "X-FP8": {"evaluate": ran, "verify": {"agreed": agreed, "refusals": {}}},
-        "llm-compressor-INT8": {
-            "evaluate": {"refused": "cut-llm-compressor-INT8 has zero points"},
-            "verify": {"agreed": {}, "refusals": {"cut": "`kernel` has zero points"}},
-        },
-        "Q8_0": {"verify": {"agreed": {"cut-none, text": 0.998}}},
-    }
-    assert script.checks(rows) == [
-        ["X FP8", "250.00", "287.50", "100.0 %, 96.9 %", "75.0 %"],
-        ["llm-compressor INT8", "refused", "refused", "refused", "refused"],
-        ["Q8_0", "n/a", "n/a", "refused", "99.8 %"],
-    ]
-    assert script.sentences(rows) == "- `MODEL has zero points`\n- `kernel has zero points`"

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -17,10 +18,6 @@ from .loading import GPU_KERNELS
 from .placement import default_device
 
 EXTRAS = ("", "models", "evaluate", "recover", "report")
-SYSTEM_FIELDS = (
-    "os", "python_version", "torch_version", "cuda_compiled_version", "nvidia_driver_version",
-)  # fmt: skip
-"""What is taken of `torch.utils.collect_env`: no paths and no names of machines."""
 
 
 @dataclass(frozen=True)
@@ -63,20 +60,31 @@ class Environment:
 
 def doctor() -> Environment:
     """Describe this environment. Problems are listed, not raised."""
-    info: Any = collect_env.get_env_info()  # type: ignore[no-untyped-call]
     packages = required_packages()
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     kernels = {module: _try_import(module) for module in GPU_KERNELS}
     versions = [package.problem for package in packages if package.problem is not None]
     return Environment(
         statetrim=__version__,
-        system={name: getattr(info, name) for name in SYSTEM_FIELDS},
+        system=_system(),
         device=str(default_device()),
         gpus=tuple(map(torch.cuda.get_device_name, range(num_gpus))),
         packages=packages,
         kernels=kernels,
         problems=(*versions, *_device_problems(), *_kernel_problems(kernels)),
     )
+
+
+def _system() -> dict[str, str | None]:
+    """A part of what `torch.utils.collect_env` lists, which also runs pip, which takes seconds."""
+    run: Any = collect_env.run
+    return {
+        "os": collect_env.get_os(run),
+        "python_version": sys.version.replace("\n", ""),
+        "torch_version": torch.__version__,
+        "cuda_compiled_version": torch.version.cuda,
+        "nvidia_driver_version": collect_env.get_nvidia_driver_version(run),
+    }
 
 
 def required_packages() -> tuple[Package, ...]:
