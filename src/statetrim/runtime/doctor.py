@@ -77,13 +77,13 @@ def doctor() -> Environment:
 
 def _system() -> dict[str, str | None]:
     """A part of what `torch.utils.collect_env` lists, which also runs pip, which takes seconds."""
-    run: Any = collect_env.run
+    torch_report: Any = collect_env
     return {
-        "os": collect_env.get_os(run),
+        "os": torch_report.get_os(torch_report.run),
         "python_version": sys.version.replace("\n", ""),
         "torch_version": torch.__version__,
         "cuda_compiled_version": torch.version.cuda,
-        "nvidia_driver_version": collect_env.get_nvidia_driver_version(run),
+        "nvidia_driver_version": torch_report.get_nvidia_driver_version(torch_report.run),
     }
 
 
