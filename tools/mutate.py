@@ -4,25 +4,30 @@
     python tools/mutate.py 10 7 src/statetrim/maths/paired.py     of these files
 
 The changes are made in a copy of src/. The tests of a file are those that import it and those of
-its folder, without slow ones; the quickest run first. Numbers in messages and in `__repr__` are
-left alone.
+its folder, without slow ones and without what they run in other processes. They run once without a
+change, under coverage; then, for each change, those that run its line. Numbers in messages and in
+`__repr__` are left alone.
 """
 
 import ast
+import itertools
 import multiprocessing
 import os
 import random
 import re
+import resource
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers.modeling_layers  # noqa: F401  (most of what tests import, with torch)
+from coverage import CoverageData
 
 from changed_tests import ROOT, tests_of
 
@@ -48,7 +53,8 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Or: ast.And,
 }  # fmt: skip
 """Operator -> what replaces it."""
-MAX_SECONDS = 900  # a change may cause an endless loop
+MOST_SECONDS = 60
+"""Of tests for one change; five times as many of the processor end an endless loop."""
 
 
 def places(node: ast.AST) -> Iterator[ast.AST]:
@@ -95,27 +101,49 @@ class Replace(ast.NodeTransformer):
         return self.new if node is self.old else super().generic_visit(node)
 
 
-def change_one(source: str, number: int) -> tuple[str, str]:
-    """The source with a change in the place of this number, and the change in words."""
+@dataclass(frozen=True)
+class Change:
+    path: str
+    changed: str  # the whole source
+    lines: range  # of the statement that is changed
+    words: str
+
+
+def change_one(path: str, source: str, number: int) -> Change:
+    """The change in the place of this number."""
     tree = ast.parse(source)
-    old = list(places(tree))[number]
+    old: Any = list(places(tree))[number]
     new = change_of(old)
     assert new is not None
-    words = f"{old.lineno}: {ast.unparse(old)} -> {ast.unparse(new)}"  # type: ignore[attr-defined]
-    return ast.unparse(ast.fix_missing_locations(Replace(old, new).visit(tree))), words
+    lines = _statement_lines(tree, old.lineno)
+    words = f"{old.lineno}: {ast.unparse(old)} -> {ast.unparse(new)}"
+    changed = ast.unparse(ast.fix_missing_locations(Replace(old, new).visit(tree)))
+    return Change(path, changed, lines, words)
 
 
-def choose_changes(count: int, seed: int, files: list[str]) -> list[tuple[str, str, str]]:
-    """For `count` changes, no two the same: the file, its changed source, and the change in words.
-    The files take turns."""
-    choose, changes = random.Random(seed), []
+def _statement_lines(tree: ast.Module, line: int) -> range:
+    """The lines of the innermost statement at a line, without the body of a block."""
+    statements = [_lines(node) for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    return max((lines for lines in statements if line in lines), key=lambda lines: lines.start)
+
+
+def _lines(statement: ast.stmt) -> range:
+    last = statement.end_lineno or statement.lineno
+    if body := getattr(statement, "body", None):
+        last = max(body[0].lineno - 1, statement.lineno)
+    return range(statement.lineno, last + 1)
+
+
+def choose_changes(count: int, seed: int, files: list[str]) -> list[Change]:
+    """So many changes, no two the same. The files take turns."""
+    choose, changes = random.Random(seed), list[Change]()
     sources = {path: (ROOT / path).read_text() for path in files}
     numbers = {path: range(len([*places(ast.parse(sources[path]))])) for path in files}
     shuffled = {path: choose.sample(numbers[path], len(numbers[path])) for path in files}
     for turn in range(max(map(len, numbers.values()))):
         for path in files:
             if turn < len(shuffled[path]):
-                changes.append((path, *change_one(sources[path], shuffled[path][turn])))
+                changes.append(change_one(path, sources[path], shuffled[path][turn]))
             if len(changes) == count:
                 return changes
     return changes
@@ -137,65 +165,107 @@ def tests_for(path: str) -> list[str]:
     return list(dict.fromkeys(importing))
 
 
-def failing_test(source_root: Path, tests: list[str]) -> tuple[str | None, dict[str, float]]:
-    """The first test that fails with the package in `source_root`, None if all pass; and the
-    seconds of the tests that ran. They run in a fork of this process, which has imported what all
-    of them import."""
-    with tempfile.NamedTemporaryFile() as output:
-        arguments = (source_root, tests, output.name)
-        process = multiprocessing.get_context("fork").Process(target=_run, args=arguments)
-        process.start()
-        process.join(MAX_SECONDS)
-        if process.is_alive():
-            process.kill()
+class Tests:
+    """Tests of the package in `source_root`: what they take, and which lines each of them runs."""
+
+    def __init__(self, source_root: Path) -> None:
+        self.source_root = source_root
+        self.seconds = dict[str, float]()
+        self._lines = str(source_root.with_name("lines"))
+
+    def record(self, files: list[str]) -> None:
+        """Run the tests of these files once, without a change."""
+        words = [f"--cov={self.source_root}", "--cov-config=", "--cov-context=test", "--cov-append"]
+        printed, code = self._run([*words, "--cov-report=", "--durations=0", *files])
+        if code:
+            sys.exit(f"{printed}\nTests fail without a change")
+        for time_text, test in re.findall(r"^([\d.]+)s (?:setup|call) +(.+)$", printed, re.M):
+            self.seconds[test] = self.seconds.get(test, 0.0) + float(time_text)
+
+    def running(self, change: Change) -> list[str]:
+        """The tests that run the lines of a change, file by file, the quickest first, as many as
+        take MOST_SECONDS. What tests share, a file's fixtures for example, counts for all."""
+        data = CoverageData(self._lines)
+        data.read()
+        tests_by_line = data.contexts_by_lineno(str(self.source_root.parent / change.path))
+        inside = {x for line in change.lines for x in tests_by_line.get(line, ())}
+        if not inside - {""}:  # it runs as the file is imported, for all that use the file
+            inside = {x for tests in tests_by_line.values() for x in tests} if inside else set()
+        shared = {x.partition("::")[0] for x in inside if not x.endswith("|run")}
+        alone = {x.removesuffix("|run") for x in inside}
+        chosen = [x for x in self.seconds if x in alone or x.partition("::")[0] in shared]
+        by_file = dict[str, float]()
+        for test in chosen:
+            file = test.partition("::")[0]
+            by_file[file] = by_file.get(file, 0.0) + self.seconds[test]
+        chosen.sort(key=lambda test: (by_file[test.partition("::")[0]], self.seconds[test]))
+        until = itertools.accumulate(self.seconds[test] for test in chosen)
+        return [x for x, total in zip(chosen, until, strict=True) if total <= MOST_SECONDS]
+
+    def first_failing(self, tests: list[str]) -> str | None:
+        """None if all pass."""
+        printed, code = self._run(["-x", *tests]) if tests else ("", 0)
+        failures = re.findall(r"^(?:FAILED|ERROR) (\S+)", printed, re.M)
+        return failures[0] if failures else f"exit code {code}" if code else None
+
+    def _run(self, words: list[str]) -> tuple[str, int | None]:
+        """What pytest prints, and its exit code. It runs in a fork of this process, which has
+        imported what all tests import."""
+        with tempfile.NamedTemporaryFile() as output:
+            fork = multiprocessing.get_context("fork")
+            process = fork.Process(target=self._pytest, args=(words, output.name))
+            process.start()
             process.join()
-            return "it did not end", {}
-        printed = Path(output.name).read_text()
-    seconds = dict[str, float]()
-    for time_text, test in re.findall(r"^([\d.]+)s (?:setup|call) +(.+)$", printed, re.MULTILINE):
-        seconds[test] = seconds.get(test, 0.0) + float(time_text)
-    if process.exitcode == 0:
-        return None, seconds
-    failures = re.findall(r"^(?:FAILED|ERROR) (\S+)", printed, re.MULTILINE)
-    return (failures[0] if failures else f"exit code {process.exitcode}"), seconds
+            return Path(output.name).read_text(), process.exitcode
+
+    def _pytest(self, words: list[str], output: str) -> None:
+        is_recording = "--cov-append" in words
+        if not is_recording:
+            resource.setrlimit(resource.RLIMIT_CPU, (5 * MOST_SECONDS, 5 * MOST_SECONDS))
+        paths = [str(self.source_root), str(ROOT / "tests")]
+        sys.path[:0] = paths
+        # Compiled once, by the run that records; a changed file has another time.
+        sys.dont_write_bytecode = not is_recording
+        sys.pycache_prefix = str(self.source_root.with_name("bytecode"))
+        os.environ |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+        os.environ["COVERAGE_FILE"] = self._lines
+        os.chdir(ROOT)
+        with Path(output).open("w") as file, redirect_stdout(file), redirect_stderr(file):
+            ignored = "ignore::pytest.PytestAssertRewriteWarning"  # of plugins imported here
+            always = ["-vv", "--tb=no", "-p", "no:cacheprovider", "-W", ignored]
+            sys.exit(pytest.main([*always, *words], plugins=[AsListed(words)]))
 
 
-def _run(source_root: Path, tests: list[str], output: str) -> None:
-    paths = [str(source_root), str(ROOT / "tests")]
-    sys.path[:0] = paths
-    sys.dont_write_bytecode = True
-    os.environ |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
-    os.chdir(ROOT)
-    with Path(output).open("w") as file, redirect_stdout(file), redirect_stderr(file):
-        ignored = "ignore::pytest.PytestAssertRewriteWarning"  # of plugins that are imported here
-        words = ["-x", "-vv", "--tb=no", "--durations=0", "-p", "no:cacheprovider", "-W", ignored]
-        sys.exit(pytest.main([*words, *tests]))
+class AsListed:
+    """A plugin of pytest: tests run in the order in which they are listed."""
+
+    def __init__(self, words: list[str]) -> None:
+        self.places = {word: place for place, word in enumerate(words)}
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=lambda item: self.places.get(item.nodeid, 0))
 
 
 def main(count: int, seed: int, files: list[str]) -> None:
-    noticed, seconds, timed = 0, dict[str, float](), set[str]()
+    noticed, recorded = 0, set[str]()
     changes = choose_changes(count, seed, files)
     with tempfile.TemporaryDirectory() as scratch:
         source_root = Path(scratch) / "src"
         shutil.copytree(ROOT / "src", source_root)
-        for path, changed, words in changes:
-            test_files = tests_for(path)
-            if new := [file for file in test_files if file not in timed]:
-                failing, durations = failing_test(source_root, new)
-                if failing:
-                    sys.exit(f"{failing} fails without a change")
-                seconds |= durations
-                timed.update(new)
-            tests = [test for test in seconds if test.partition("::")[0] in test_files]
-            tests.sort(key=lambda test: seconds[test])
-            copy = Path(scratch) / path
-            copy.write_text(changed)
-            start, (failing, _) = time.time(), failing_test(source_root, tests)
-            shutil.copy(ROOT / path, copy)
+        tests = Tests(source_root)
+        for change in changes:
+            if new := [file for file in tests_for(change.path) if file not in recorded]:
+                tests.record(new)
+                recorded.update(new)
+            running = tests.running(change)
+            copy = Path(scratch) / change.path
+            copy.write_text(change.changed)
+            failing = tests.first_failing(running)
+            shutil.copy2(ROOT / change.path, copy)
             noticed += failing is not None
-            word = "noticed" if failing else "NOT NOTICED"
-            took = time.time() - start
-            print(f"{word} {path}:{words} ({failing or 'no test'}, {took:.0f} s)", flush=True)
+            word, by = ("noticed", failing) if failing else ("NOT NOTICED", f"{len(running)} tests")
+            print(f"{word} {change.path}:{change.words} ({by})", flush=True)
     print(f"{noticed} of {len(changes)} changes noticed")
 
 

@@ -34,8 +34,8 @@ def tool() -> Any:
 
 def test_every_change_is_one_operator_or_constant(tool: Any) -> None:
     number_of_places = len(list(tool.places(ast.parse(SOURCE))))
-    changes = [tool.change_one(SOURCE, number) for number in range(number_of_places)]
-    assert {words for _, words in changes} == {
+    changes = [tool.change_one("a.py", SOURCE, number) for number in range(number_of_places)]
+    assert {change.words for change in changes} == {
         "2: 3 -> 4",
         "4: not values or low is None -> not values and low is None",
         "4: not values -> values",
@@ -49,15 +49,17 @@ def test_every_change_is_one_operator_or_constant(tool: Any) -> None:
         "6: low < 7 -> low <= 7",
         "6: 7 -> 8",
     }
-    for changed, _ in changes:
-        assert changed != ast.unparse(ast.parse(SOURCE))
+    for change in changes:
+        assert change.changed != ast.unparse(ast.parse(SOURCE))
+        (line,) = change.lines
+        assert change.words.startswith(f"{line}: ")
 
 
 def test_changes_differ_and_files_take_turns(tool: Any) -> None:
     files = ["src/statetrim/cut/request.py", "src/statetrim/option_types.py"]
     changes = tool.choose_changes(400, 0, files)
-    assert len({(path, changed) for path, changed, _ in changes}) == len(changes) < 400
-    assert [path for path, _, _ in changes[:4]] == files * 2
+    assert len({(change.path, change.changed) for change in changes}) == len(changes) < 400
+    assert [change.path for change in changes[:4]] == files * 2
     assert tool.choose_changes(3, 1, files) != tool.choose_changes(3, 2, files)
 
 
@@ -70,16 +72,27 @@ def test_the_tests_of_a_file(tool: Any) -> None:
     assert all((ROOT / path).is_file() and tool.tests_for(path) for path in tool.CORE)
 
 
-def test_a_change_is_noticed_by_a_test_that_fails(tool: Any, tmp_path: Path) -> None:
+def test_a_change_is_noticed_by_a_test_that_runs_its_line(
+    tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool, "ROOT", tmp_path)
     package, test = tmp_path / "src" / "counted", tmp_path / "test_count.py"
     package.mkdir(parents=True)
+    source = "ZERO = 0\n\ndef count():\n    return 3\n\ndef other():\n    return 9\n"
+    (package / "__init__.py").write_text(source)
     test.write_text(
-        "import time\nfrom counted import COUNT\n\ndef test_slow():\n    time.sleep(0.2)\n\n"
-        "def test_count():\n    assert COUNT == 3\n"
+        "import time\nfrom counted import count, other\n\n"
+        "def test_slow():\n    time.sleep(0.2)\n    assert count() == 3\n\n"
+        "def test_count():\n    assert count() >= 3\n\n"
+        "def test_other():\n    assert other()\n"
     )
-    for count, failing in ((3, None), (4, "test_count.py::test_count")):
-        (package / "__init__.py").write_text(f"COUNT = {count}\n")
-        noticing, seconds = tool.failing_test(tmp_path / "src", [str(test)])
-        assert noticing is None if failing is None else noticing.endswith(failing)
-        by_name = {name.rpartition("::")[2]: took for name, took in seconds.items()}
-        assert by_name["test_count"] < 0.2 <= by_name["test_slow"]
+    tests = tool.Tests(tmp_path / "src")
+    tests.record(["test_count.py"])
+    every = {"other", "count", "slow"}
+    for number, expected in enumerate((every, {"count", "slow"}, {"other"})):
+        change = tool.change_one("src/counted/__init__.py", source, number)
+        running = [name.rpartition("::test_")[2] for name in tests.running(change)]
+        assert set(running) == expected and ("slow" not in expected or running[-1] == "slow")
+        (package / "__init__.py").write_text(change.changed)
+        failing = tests.first_failing(tests.running(change))
+        assert failing is None if number != 1 else failing.endswith("::test_slow")
