@@ -4,8 +4,8 @@
     python tools/mutate.py 10 7 src/statetrim/maths/paired.py     of these files
 
 The changes are made in a copy of src/. The tests of a file are those that import it and those of
-its folder, without slow ones and without what they run in other processes. They run once without a
-change, under coverage; then, for each change, those that run its line. Numbers in messages and in
+its folder, without slow ones, LONG ones and what they run in other processes. They run once without
+a change, under coverage; then, for each change, those that run its line. Numbers in messages and in
 `__repr__` are left alone.
 """
 
@@ -46,6 +46,12 @@ CORE = tuple(
     )
 )  # fmt: skip
 """Files that compute what users decide by, or that keep errors from them."""
+LONG = (
+    "test_add_an_engine.py", "test_determinism.py", "test_devices.py", "test_llamacpp_codec.py",
+    "test_missing_modules.py", "test_push.py", "test_uneven.py", "test_untrusted_files.py",
+    "test_untrusted_headers.py",
+)  # fmt: skip
+"""Files of tests that take many seconds, mostly in other processes; they do not run."""
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -162,7 +168,7 @@ def tests_for(path: str) -> list[str]:
     if folder != "tests":
         for file in sorted((ROOT / folder).rglob("test_*.py")):
             importing.append(str(file.relative_to(ROOT)))
-    return list(dict.fromkeys(importing))
+    return [file for file in dict.fromkeys(importing) if Path(file).name not in LONG]
 
 
 class Tests:
