@@ -15,6 +15,7 @@ import argparse
 import json
 import shutil
 import time
+from collections import Counter
 from dataclasses import replace
 from itertools import groupby
 from math import exp
@@ -123,16 +124,28 @@ def lost_table(cases: Cases, by_layer: list[Row]) -> str:
             continue
         chosen = next(row for row in rows if row["chosen"])
         lines.append([model, chosen["shape"], *lost(chosen)])
-        for row in by_layer:
-            if (row["model"], row["share"], row["seed"], row["kind"]) == (model, share, 0, "free"):
-                lines.append([model, "by layer", *lost(row)])
-    return table(["model, half of the bytes", "shape", "perplexity lost", "recall"], lines)
+        for row in by_layer:  # squares, which vLLM serves
+            key = row["model"], row["share"], row["seed"], row["kind"]
+            if key == (model, share, 0, "squares"):
+                lines.append([model, shapes_text(row["widths"]), *lost(row)])
+    header = ["model, half of the bytes", "shape", "perplexity", "lost", "recall"]
+    return table(header, lines)
+
+
+def shapes_text(widths: str) -> str:
+    """`64x64, 3 of 16x16` of `0=64x64,1=16x16,...`, in the order of layers."""
+    layer_shapes = [entry.partition("=")[2] for entry in widths.split(",")]
+    return ", ".join(
+        f"{n} of {shape}" if n > 1 else shape for shape, n in Counter(layer_shapes).items()
+    )
 
 
 def lost(row: Row) -> list[str]:
-    """The perplexity lost, and recall before and after."""
+    """Perplexity of the original, the part lost, and recall before and after."""
+    before = row["original"]
+    perplexity = f"{exp(before['nll'][0]):.0f}"
     loss = f"{100 * (exp(row['nll'][1]) - 1):.1f} %"
-    return [loss, f"{row['original']['recall'][0]:.2f} -> {row['recall'][0]:.2f}"]
+    return [perplexity, loss, f"{before['recall'][0]:.2f} -> {row['recall'][0]:.2f}"]
 
 
 def draw(cases: Cases, path: Path) -> None:

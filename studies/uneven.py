@@ -22,7 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -38,7 +38,7 @@ import mqar
 import statetrim as st
 from evaluator import Evaluator
 from runner import Row, Rows, fill, read_rows, start, study_parser, table
-from shapes import ROWS, SEED
+from shapes import ROWS, SEED, shapes_text
 from statetrim.defaults import KEY_METHOD, VALUE_METHOD
 from statetrim.selection.allocate import (
     Allocation,
@@ -203,14 +203,6 @@ def interval(change: list[float], scale: float, digits: int) -> str:
     _, estimate, low, high = change
     half = scale * (high - low) / 2
     return f"{scale * estimate:+.{digits}f} ± {half:.{digits}f}"
-
-
-def shapes_text(widths: str) -> str:
-    """`64x64, 3 of 16x16` of `0=64x64,1=16x16,...`, in the order of layers."""
-    layer_shapes = [entry.partition("=")[2] for entry in widths.split(",")]
-    return ", ".join(
-        f"{n} of {shape}" if n > 1 else shape for shape, n in Counter(layer_shapes).items()
-    )
 
 
 def differs_by_layer(row: Row) -> bool:

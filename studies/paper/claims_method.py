@@ -78,7 +78,7 @@ def rotations(e: Evidence) -> Outcome:
             f"{max(moved):.1e} ({min(moved):.1e} to {max(moved):.1e}); their standard deviation "
             f"is {rows[0]['logits']:.1f}, and the cut moves them by {rows[0]['cut alone']:.0f}"
         )
-        verdicts.append("confirmed here" if max(moved) < ROUNDING else "contradicted")
+        verdicts.append("confirmed here" if max(moved) < ROUNDING else "not seen here")
     return "; ".join(texts), worst(verdicts)
 
 
@@ -94,7 +94,7 @@ def rotated_choice(e: Evidence) -> Outcome:
     }
     text, _ = compared("channels chosen in both - all channels: ", lost, "lower", show=points)
     differs = any(verdict(gap, "lower") == "confirmed here" for gap in lost.values())
-    return text, "contradicted" if differs else "not confirmed"
+    return text, "not seen here" if differs else "not confirmed"
 
 
 def few_tokens(e: Evidence) -> Outcome:

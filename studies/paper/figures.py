@@ -24,7 +24,7 @@ from runner import Rows as Rows
 from runner import table as table
 from statetrim.maths.paired import Interval, Pairs, difference_interval
 
-Verdict = Literal["confirmed here", "not confirmed", "contradicted", "needs its scale"]
+Verdict = Literal["confirmed here", "not confirmed", "not seen here", "needs its scale"]
 
 
 def interval(before: Sequence[float], after: Sequence[float]) -> Interval:
@@ -78,17 +78,17 @@ def ratio(row: Row, other: Row, measure: str = "seconds") -> Interval:
 
 
 def verdict(gap: Interval, expected: Literal["lower", "higher"], than: float = 0.0) -> Verdict:
-    """Confirmed if the whole interval is on the expected side of `than`, contradicted if it is on
+    """Confirmed if the whole interval is on the expected side of `than`, not seen here if it is on
     the other side, else not confirmed."""
     below, above = gap.high < than, gap.low > than
     if below or above:
-        return "confirmed here" if below == (expected == "lower") else "contradicted"
+        return "confirmed here" if below == (expected == "lower") else "not seen here"
     return "not confirmed"
 
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict:
     """The verdict of a claim with several parts: the least favourable of theirs."""
-    order: tuple[Verdict, ...] = ("contradicted", "not confirmed", "needs its scale")
+    order: tuple[Verdict, ...] = ("not seen here", "not confirmed", "needs its scale")
     return next((candidate for candidate in order if candidate in verdicts), "confirmed here")
 
 
