@@ -215,7 +215,7 @@ def test_gates_that_a_kernel_computes_itself_are_understood(bounded: bool) -> No
 def test_a_recurrence_that_is_not_known_is_refused() -> None:
     x = torch.randn(1, 8, 2, 4)
     for family, kernel, arguments, message in (
-        (families()["mamba2"], "scan", {}, "does not know the recurrence of 'scan'"),
+        (families()["comba"], "chunk_comba", {}, "does not know the recurrence of 'chunk_comba'"),
         (KDA, "chunk_kda", {"initial_state": x}, "without a cache"),
         (KDA, "chunk_kda", {"cu_seqlens": x}, "packed"),
     ):

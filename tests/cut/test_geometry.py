@@ -84,6 +84,7 @@ def test_a_shared_norm_only_loses_length() -> None:
     [
         ("conv_key_heads", 16_777_216), ("conv_value_heads", 16_777_216), ("conv_width", 1024),
         ("num_v_heads", 4096), ("head_k_dim", 65_536), ("head_v_dim", 65_536),
+        ("shared_values", 4096),
     ],
 )  # fmt: skip
 def test_numbers_of_untrusted_files_have_a_largest_value(field: str, largest: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import statetrim as st
-from helpers import tiny
+from helpers import fla_mixers, tiny
 from helpers.fla_checkpoints import CONFIGS, KEEP, KEEP_VALUES, NO_VALUES
 from helpers.forker import Forker
 
@@ -47,6 +47,7 @@ def keeps(model_type: str) -> tuple[int, int | None]:
 def loaded(original: Path, tmp_path_factory: pytest.TempPathFactory, fla_forker: Forker) -> Any:
     """The report of fla's own classes on every pruned checkpoint."""
     directory = tmp_path_factory.mktemp("fla-pruned")
+    (directory / "original").symlink_to(original)
     for model_type in CONFIGS:
         model = st.open(original / model_type)
         assert len(model.shards) >= 2
@@ -64,6 +65,17 @@ def test_fla_loads_a_pruned_checkpoint_with_no_key_mismatch(
     assert report["mismatches"] == {}
     keys, values = keeps(model_type)
     assert (report["head_k_dim"], report["head_v_dim"]) == (keys, values or before.head_v_dim)
+
+
+@pytest.mark.parametrize("model_type", fla_mixers.TYPES)
+def test_a_cut_mixer_equals_the_masked_one_and_decodes_as_it_prefills(
+    model_type: str, loaded: Any
+) -> None:
+    """fla's own mixer, on a CPU with naive recurrences."""
+    differences = loaded[model_type]
+    assert differences["sliced"] < 1e-4 and differences["sliced decoded"] < 1e-4, differences
+    assert differences["decoded"] < 1e-4, differences
+    assert differences["cut"] > 1e-2, "the cut must matter"
 
 
 @pytest.mark.parametrize("model_type", CONFIGS)

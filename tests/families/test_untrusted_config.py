@@ -53,11 +53,15 @@ COUNTS: dict[str, tuple[str, ...]] = {
                "num_hidden_layers"),
     "delta_net": ("hidden_size", *_FLA),
     "gated_deltanet": ("head_dim", "num_v_heads", *_FLA),
+    "comba": ("head_dim", "num_v_heads", *_FLA),
+    "gated_deltaproduct": ("head_dim", "num_householder", *_FLA),
     "kda": ("head_dim", "num_v_heads", *_FLA),
+    "gla": ("hidden_size", "num_kv_heads", *_FLA),
 }  # fmt: skip
 NUMBERS = {
     "delta_net": ("expand_k", "expand_v"),
-    **dict.fromkeys(("gated_deltanet", "kda"), ("expand_v",)),
+    "gla": ("expand_k", "expand_v"),
+    **dict.fromkeys(("gated_deltanet", "comba", "gated_deltaproduct", "kda"), ("expand_v",)),
     **dict.fromkeys(("bamba", "granitemoehybrid", "zamba2"), ("mamba_expand",)),
     **dict.fromkeys(("mamba2", "nemotron_h"), ("expand",)),
 }
@@ -66,8 +70,8 @@ HEAD_K_DIM = {
     **dict.fromkeys(("bamba", "granitemoehybrid", "falcon_h1", "zamba2"), "mamba_d_state"),
     "mamba2": "state_size",
     "nemotron_h": "ssm_state_size",
-    "delta_net": "expand_k",
-    **dict.fromkeys(("gated_deltanet", "kda"), "head_dim"),
+    **dict.fromkeys(("delta_net", "gla"), "expand_k"),
+    **dict.fromkeys(("gated_deltanet", "comba", "gated_deltaproduct", "kda"), "head_dim"),
 }
 
 
@@ -130,7 +134,7 @@ LAYERS: dict[tuple[str, ...], tuple[str, tuple[Any, ...]]] = {
     ("nemotron_h",): ("layers_block_type", ("M-M*", 3, [], [3], ["attention"] * 4, ["x"])),
     ("bamba",): ("attn_layer_indices", (
         "x", 3, {"a": 1}, [1.0], ["1"], [True], [None], [-1], [10**9], [0, 1, 2], {}, False)),
-    ("gated_deltanet", "delta_net"): ("attn", (
+    ("gated_deltanet", "gla"): ("attn", (
         1, "x", True, {}, {"layers": None}, {"layers": "0"}, {"layers": [0.0]}, {"layers": [True]},
         {"layers": {"0": 1}}, [1], [[]], {"layers": [0, 1]}, [{"layers": [0]}, {"layers": [1]}],
         False)),
@@ -166,13 +170,15 @@ UNEVEN = {
     "qwen3_next": {"linear_num_value_heads": 3}, "qwen3_5": {"linear_num_key_heads": 3},
     "olmo_hybrid": {"linear_num_key_heads": 3}, "mamba2": {"n_groups": 3},
     "falcon_h1": {"mamba_n_groups": 5}, "nemotron_h": {"n_groups": 16},
-    "gated_deltanet": {"num_v_heads": 3}, "kda": {"num_v_heads": 5},
+    "gated_deltanet": {"num_v_heads": 3}, "comba": {"num_v_heads": 1}, "kda": {"num_v_heads": 5},
+    "gla": {"num_kv_heads": 3},
 }  # fmt: skip
 for model_type, fields in UNEVEN.items():
     message = "not a whole number for each"
     add(f"{model_type} heads {fields}", update(fields), message, model_type)
 for model_type, fields in {
     "delta_net": {"num_heads": 5},
+    "gla": {"expand_k": 0.7},
     "gated_deltanet": {"expand_v": 1.03},
     "kda": {"expand_v": 1e-9},
     "zamba2": {"n_mamba_heads": 5},
@@ -183,9 +189,9 @@ for model_type, fields in {
 HUGE = {
     "qwen3_next": {"linear_num_key_heads": 4096, "linear_num_value_heads": 4096,
                    "linear_key_head_dim": 4096},
-    "gated_deltanet": {"num_heads": 4096, "head_dim": 4096},
+    "gated_deltaproduct": {"num_heads": 4096, "head_dim": 4096, "num_householder": 16},
     "kda": {"num_heads": 1, "num_v_heads": 4096, "head_dim": 65536, "expand_v": 1 / 65536},
-    "delta_net": {"hidden_size": 2**24, "num_heads": 4096, "expand_k": 16.0},
+    "gla": {"hidden_size": 2**24, "num_heads": 4096, "num_kv_heads": 1, "expand_k": 16.0},
     "mamba2": {"n_groups": 4096, "num_heads": 4096, "state_size": 65536},
     "falcon_h1": {"mamba_n_groups": 4096, "mamba_n_heads": 4096, "mamba_d_state": 4096},
     "bamba": {"mamba_d_head": "auto", "mamba_expand": 1e-6},

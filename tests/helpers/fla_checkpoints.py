@@ -2,7 +2,7 @@
 
 python tests/fla_checkpoints.py build DIRECTORY     save a tiny checkpoint of every fla model type
 python tests/fla_checkpoints.py load DIRECTORY      load each of DIRECTORY/cut; print, as JSON, key
-    mismatches and widths
+    mismatches and the differences of some mixers from the masked ones of DIRECTORY/original
 """
 
 import json
@@ -11,6 +11,12 @@ import sys
 import warnings
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import statetrim as st
+from helpers import fla_mixers
+from statetrim.artifacts.plan import Plan
 
 _SHAPE = {
     "vocab_size": 64, "hidden_size": 48, "num_hidden_layers": 3, "hidden_ratio": 2,
@@ -22,10 +28,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "delta_net": {**_SHAPE, "num_heads": 4, "expand_k": 1.0, "expand_v": 0.5},
     "gated_deltanet": {**_HEAD_DIM, "num_v_heads": 4},
     "kda": {**_HEAD_DIM, "num_v_heads": 4},
-}
+    "comba": {**_HEAD_DIM, "num_v_heads": 4},
+    "gated_deltaproduct": {**_HEAD_DIM, "num_householder": 3, "use_forget_gate": True},
+    "gla": {**_SHAPE, "num_heads": 4, "num_kv_heads": 2, "expand_k": 1.0, "use_short_conv": True},
+    "precond_gated_deltanet": {**_HEAD_DIM, "num_v_heads": 4},
+    "precond_kda": {**_HEAD_DIM, "num_v_heads": 4},
+    "rwkv6": {**_SHAPE, "num_heads": 4, "expand_k": 1.0, "proj_low_rank_dim": 4,
+              "gate_low_rank_dim": 4},
+}  # fmt: skip
 KEEP = 7  # odd, so that expand_v is not exact
 KEEP_VALUES = 5
-NO_VALUES = {"kda"}
+NO_VALUES = {"kda", "precond_kda", "rwkv6"}
 
 
 def main(command: str, directory: Path) -> None:
@@ -35,6 +48,7 @@ def main(command: str, directory: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    fla_mixers.install()
     report: dict[str, Any] = {}
     for model_type, fields in CONFIGS.items():
         if command == "build":
@@ -56,6 +70,14 @@ def main(command: str, directory: Path) -> None:
                 "head_k_dim": mixer.head_k_dim,
                 "head_v_dim": mixer.head_v_dim,
             }
+            if model_type in fla_mixers.TYPES:
+                original_path = directory / "original" / model_type
+                stock = AutoModelForCausalLM.from_pretrained(original_path)
+                original = stock.get_submodule("model.layers.0.attn")
+                plan = Plan.load(path / "statetrim" / "plan.json")
+                geometry = st.open(original_path).geometry
+                differences = fla_mixers.compare(original, mixer, plan, geometry)
+                report[model_type] |= differences
     print(json.dumps(report))
 
 

@@ -23,7 +23,10 @@ _DIMS = {"hidden_size": 32, "num_hidden_layers": 2, "num_heads": 2, "vocab_size"
 FLA: dict[str, dict[str, Any]] = {
     "delta_net": {**_DIMS, "expand_k": 0.75, "expand_v": 1.0},
     "gated_deltanet": {**_DIMS, "head_dim": 12, "expand_v": 2.0, "num_v_heads": 4},
+    "comba": {**_DIMS, "head_dim": 12, "expand_v": 2.0},
+    "gated_deltaproduct": {**_DIMS, "head_dim": 12, "expand_v": 2.0, "num_householder": 2},
     "kda": {**_DIMS, "head_dim": 12, "expand_v": 1.0, "num_v_heads": 4},
+    "gla": {**_DIMS, "num_heads": 4, "num_kv_heads": 2, "expand_k": 1.5, "use_short_conv": True},
 }
 CONFIGS = {
     name: {"model_type": name, **json.loads(json.dumps(config))}

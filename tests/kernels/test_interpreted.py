@@ -40,10 +40,10 @@ def test_kernels_of_fla_are_right_and_a_planted_fault_is_found(tmp_path: Path, r
 
 @needs_fla
 @pytest.mark.slow
-def test_a_cut_is_calibrated_and_checked_by_fla(tmp_path: Path) -> None:
+def test_a_cut_of_a_type_that_only_fla_runs_is_calibrated_and_checked(tmp_path: Path) -> None:
     commands = ("calibrate", "prune", "check")
     out = tmp_path / "commands.jsonl"
-    lines = run("interpret_fla.py", out, str(out), "kda", "--commands", *commands)
+    lines = run("interpret_fla.py", out, str(out), "gla", "--commands", *commands)
     assert [line["result"] for line in lines] == ["run"] * 3, lines
     assert lines[0]["kernels"] > 3 and lines[2]["kernels"] > 3
     assert lines[2]["cut = masked"] < 1e-4 and lines[2]["prefill = decode"] < 1e-4

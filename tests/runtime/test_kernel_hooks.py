@@ -11,10 +11,14 @@ import torch
 from torch import nn
 
 import statetrim as st
+from helpers import raw
+from statetrim.calibration.sums import Sums
+from statetrim.cut.shape import Kept
 from statetrim.errors import StatetrimError
-from statetrim.runtime.kernel_hooks import KernelCall, hook_kernels
+from statetrim.runtime.kernel_hooks import KernelCall, _Recorder, hook_kernels
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
+from statetrim.statistics import STATISTICS
 from statetrim.surgery.check import compare_cut
 
 Load = Callable[[str], Path]
@@ -116,3 +120,46 @@ def test_a_kernel_without_query_and_key_is_named(
     monkeypatch.setattr(type(live.checkpoint.family), "query_and_key", (("reader", "writer"),))
     with pytest.raises(StatetrimError, match="torch_chunk_gated_delta_rule is given query, key"):
         calls_of(live)
+
+
+def hooked_kernel(
+    model: st.Checkpoint, calls: list[KernelCall], kept: dict[int, Kept]
+) -> Callable[..., Any]:
+    """A kernel that returns the argument `v`, within the hooks of a model that only a GPU runs."""
+    recorder = _Recorder(model, calls.append, None, kept)
+    recorder.layer = 0
+    received: dict[str, Any] = {}
+
+    def kernel(**arguments: Any) -> torch.Tensor:
+        received.update(arguments)
+        values: torch.Tensor = arguments["v"]
+        return values
+
+    hooked = recorder.wrap(model.family.kernels[0], kernel)
+    return lambda **arguments: (hooked(**arguments), received)[1]
+
+
+def test_all_query_heads_of_a_key_head_are_summed(tmp_path: Path) -> None:
+    """GLA's four query heads read two key heads."""
+    model = st.open(raw.build(tmp_path / "gla", "gla"))
+    width = model.geometry.head_k_dim
+    query, key = torch.randn(3, 5, 4, width), torch.randn(3, 5, 2, width)
+    calls: list[KernelCall] = []
+    repeated = key.repeat_interleave(2, dim=2)
+    hooked_kernel(model, calls, {})(q=query, k=repeated, v=torch.randn(3, 5, 4, 8))
+    sums = Sums(model, [STATISTICS["query_gram"], STATISTICS["key_gram"]])
+    sums.on_call(calls[0])
+    query_gram, key_gram = sums.cpu_tensors()[1], sums.cpu_tensors()[0]
+    exact = query.double().reshape(3, 5, 2, 2, width)
+    assert torch.allclose(query_gram, torch.einsum("bthgc,bthgd->hcd", exact, exact))
+    assert torch.allclose(key_gram, torch.einsum("bthc,bthd->hcd", key.double(), key.double()))
+
+
+def test_every_argument_with_key_channels_is_masked(tmp_path: Path) -> None:
+    """Comba's kernel takes the key twice, as `k` and, decayed, as `p`."""
+    model = st.open(raw.build(tmp_path / "comba", "comba"))
+    kept = torch.tensor([[0, 3], [1, 2]])
+    ones = torch.ones(1, 4, 2, model.geometry.head_k_dim)
+    received = hooked_kernel(model, [], {0: {"key": kept}})(q=ones, k=ones, p=ones, v=ones)
+    for name in ("q", "k", "p"):
+        assert [row.nonzero().flatten().tolist() for row in received[name][0, 0]] == kept.tolist()

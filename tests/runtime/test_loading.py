@@ -44,12 +44,10 @@ def test_the_runtime_is_chosen_and_said(
         assert live(input_ids=ids).logits.shape == (1, 12, tiny.VOCABULARY)
 
 
-def test_models_that_only_fla_can_run_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as those of a family outside the package."""
-    family = families()["kda"]
-    monkeypatch.setattr(type(family), "runtimes", lambda self, config: ("fla",))
-    with pytest.raises(st.StatetrimError, match="kda runs only in fla"):
-        choose_runtime(family, {"model_type": "kda"})
+def test_models_that_only_fla_can_run_say_so() -> None:
+    for model_type in ("comba", "gla", "gated_deltaproduct"):
+        with pytest.raises(st.StatetrimError, match=f"{model_type} runs only in fla"):
+            choose_runtime(families()[model_type], {"model_type": model_type})
 
 
 @pytest.mark.parametrize(
@@ -58,13 +56,14 @@ def test_models_that_only_fla_can_run_say_so(monkeypatch: pytest.MonkeyPatch) ->
         ({"model_type": "delta_net"}, torch.float32, "portable"),
         ({"model_type": "delta_net"}, torch.bfloat16, "fla"),
         ({"model_type": "delta_net", "attn": {"layers": [1]}}, torch.float32, "fla"),
+        ({"model_type": "gated_deltaproduct"}, torch.float32, "fla"),
         ({"model_type": "gated_deltanet"}, torch.float32, "fla"),
     ],
 )
 def test_where_fla_runs_float32_goes_to_portable_if_its_kernel_takes_none(
     config: dict[str, Any], dtype: torch.dtype, runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """fla's chunked delta rule asserts that it is not given float32."""
+    """fla's chunked delta rule and delta product assert that they are not given float32."""
     monkeypatch.setattr(loading, "is_fla_usable", lambda device=None: True)
     chosen = loading.choose_runtime(families()[config["model_type"]], config, dtype)
     assert chosen.name == runtime

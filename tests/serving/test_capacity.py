@@ -354,5 +354,5 @@ def test_the_text_model_of_an_omni_model_is_read_under_both_names(field: str) ->
 def test_what_is_not_known_is_not_guessed() -> None:
     geometry = st.Geometry((0,), 1, 1, 1, 1)
     assert kv_cache_size({"model_type": "glm5_next_text"}, geometry) is None
-    assert kv_cache_size({"model_type": "kda", "attn": {"layers": [1]}}, geometry) is None
+    assert kv_cache_size({"model_type": "gla", "attn": {"layers": [1]}}, geometry) is None
     assert kv_cache_size({"model_type": "delta_net"}, geometry) == KVCacheSize(0, 0)

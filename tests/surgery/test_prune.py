@@ -42,7 +42,7 @@ def edit(path: Path, **fields: Any) -> None:
 # --- the slicer on one file ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_next", "mamba2", "gated_deltanet"])
+@pytest.mark.parametrize("model_type", ["qwen3_next", "mamba2", "gla"])
 @pytest.mark.parametrize("masked", [False, True], ids=["no cuts", "all-true masks"])
 def test_keep_all_returns_every_tensor_byte_for_byte(
     tmp_path: Path, model_type: str, masked: bool
@@ -104,7 +104,7 @@ def test_the_kernel_copy_has_a_substitute(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("model_type", ["qwen3_next", "mamba2", "gated_deltanet"])
+@pytest.mark.parametrize("model_type", ["qwen3_next", "mamba2", "gated_deltaproduct"])
 def test_rows_are_picked_and_never_cast(
     tmp_path: Path, model_type: str, dtype: torch.dtype
 ) -> None:

@@ -2,7 +2,7 @@
 CPU.
 
     python tools/kernels/interpret_fla.py results/interpreted-fla.jsonl
-    python tools/kernels/interpret_fla.py OUT.jsonl kda delta_net --commands calibrate prune check
+    python tools/kernels/interpret_fla.py OUT.jsonl kda gla --commands calibrate prune check
 
 Appends a line for each command: "run", or the first line of what stopped it, and the CPU time.
 """
@@ -44,8 +44,11 @@ COMMANDS = (
     "calibrate", "prune", "check", "refit", "evaluate", "grad", "recover", "heads", "uneven",
     "sums", "rounded_sums", "trim",
 )  # fmt: skip
-HALF_PRECISION = ("delta_net",)
-"""Types whose kernels for chunks refuse float32; `rounded_sums` is for these alone."""
+COMMANDS_OF = {"sums": ("delta_net", "gated_deltanet", "kda"), "rounded_sums": ("delta_net",)}
+"""Commands of some types alone: those that `statetrim.portable` runs too, and among them the one
+whose chunks cannot be compared in float32."""
+HALF_PRECISION = ("delta_net", "gated_deltaproduct")
+"""Types whose kernels for chunks refuse float32."""
 NEED_A_CUT = ("check", "refit", "evaluate", "recover")
 KEPT_SHAPES = {"delta_net": (8, 4)}
 IN_CHUNKS = ("calibrate", "check", "sums", "rounded_sums")
@@ -230,7 +233,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             attempt = Attempt(model_type, Path(folder))
             for command in arguments.commands:
-                if command == "rounded_sums" and model_type not in HALF_PRECISION:
+                if model_type not in COMMANDS_OF.get(command, (model_type,)):
                     continue
                 started = time.process_time()
                 line = {"type": model_type, "command": command, "fla": fla.__version__}

@@ -203,6 +203,8 @@ def _with_fewer_heads(geometry: Geometry, kept: Mapping[int, Tensor]) -> Geometr
             raise StatetrimError(
                 f"{label} are not rows of {shape[1]} heads that read with the same key head"
             )
+    if shape[1] < geometry.group and geometry.shared_values > 1:
+        raise StatetrimError("heads that share their values can only go together")
     return geometry.with_heads(shape[0], prod(shape))
 
 

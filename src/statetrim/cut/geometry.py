@@ -24,6 +24,7 @@ _RANGES = {
     "conv_key_heads": (0, 2**24),
     "conv_value_heads": (0, 2**24),
     "conv_width": (0, 1024),
+    "shared_values": (1, _MAX_HEADS),
 }
 """Field of `Geometry` -> smallest and largest value in an untrusted file."""
 
@@ -35,9 +36,9 @@ KERNEL_TILE = 16
 class Geometry:
     """The shape of a model's state: per layer `num_v_heads` matrices of head_v_dim x head_k_dim.
 
-    A key head serves `num_v_heads / num_k_heads` value heads (in Mamba-2 it is a B/C group). The
-    short convolution has the channels of `conv_key_heads` and `conv_value_heads` heads, and keeps
-    its last `conv_width` inputs.
+    A key head serves `num_v_heads / num_k_heads` value heads (in Mamba-2 it is a B/C group). In GLA
+    `shared_values` heads write the same values. The short convolution has the channels of
+    `conv_key_heads` and `conv_value_heads` heads, and keeps its last `conv_width` inputs.
 
     Stock models have one shape for all layers, and no `widths`. With widths by layer, `widths`
     lists (key width, value width) for each of `layers`, and `head_k_dim` and `head_v_dim` are the
@@ -52,6 +53,7 @@ class Geometry:
     conv_key_heads: int = 0
     conv_value_heads: int = 0
     conv_width: int = 0
+    shared_values: int = 1
     widths: tuple[tuple[int, int], ...] = ()
 
     def check(self) -> None:
@@ -148,7 +150,7 @@ class Geometry:
 
     def heads(self, axis: ChannelAxis) -> int:
         """Number of heads that select channels along this axis independently."""
-        return self.num_k_heads if axis == "key" else self.num_v_heads
+        return self.num_k_heads if axis == "key" else self.num_v_heads // self.shared_values
 
     def width(self, axis: ChannelAxis) -> int:
         """Channels per head along one axis of the state; with widths by layer the largest."""
@@ -183,9 +185,9 @@ def resolve_width(requested: Side, channels: int) -> int:
 def resolve_heads(requested: Side, geometry: Geometry) -> Geometry:
     """`geometry` with this number of value heads, from a count or a part.
 
-    A multiple of the key heads keeps all key heads, with fewer value heads each. Any other count
-    removes key heads with all their value heads. A part is rounded up to an allowed count. Raises
-    StatetrimError for one that is not allowed, so for all heads too.
+    A multiple of the key heads keeps all key heads, with fewer value heads each, unless heads share
+    values (GLA). Any other count removes key heads with all their value heads. A part is rounded up
+    to an allowed count. Raises StatetrimError for one that is not allowed, so for all heads too.
     """
     num_heads, counts = geometry.num_v_heads, allowed_head_counts(geometry)
     heads = ceil(requested * num_heads) if isinstance(requested, Fraction) else requested
@@ -199,7 +201,7 @@ def resolve_heads(requested: Side, geometry: Geometry) -> Geometry:
             f"{geometry.num_k_heads} key heads; give {_choices_text(counts)}, "
             f"or a part such as 50%heads"
         )
-    keeps_all = heads % geometry.num_k_heads == 0
+    keeps_all = _keeps_all_key_heads(heads, geometry)
     return geometry.with_heads(
         geometry.num_k_heads if keeps_all else heads // geometry.group, heads
     )
@@ -208,7 +210,11 @@ def resolve_heads(requested: Side, geometry: Geometry) -> Geometry:
 def allowed_head_counts(geometry: Geometry) -> list[int]:
     """Numbers of value heads, below the present one, to which a model can be cut; ascending."""
     fewer = range(1, geometry.num_v_heads)
-    return [n for n in fewer if n % geometry.group == 0 or n % geometry.num_k_heads == 0]
+    return [n for n in fewer if n % geometry.group == 0 or _keeps_all_key_heads(n, geometry)]
+
+
+def _keeps_all_key_heads(heads: int, geometry: Geometry) -> bool:
+    return heads % geometry.num_k_heads == 0 and geometry.shared_values == 1
 
 
 def _choices_text(counts: Sequence[int]) -> str:

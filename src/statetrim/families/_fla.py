@@ -2,12 +2,13 @@
 rows are ordered by head, then channel."""
 
 import math
+from collections.abc import Callable
 from typing import ClassVar, TypedDict
 
 from torch import Tensor
 
 from ..cut.geometry import Geometry
-from ..cut.rows import ChannelRows, Role, head_rows_from_channels, per_head_rows, row_indices
+from ..cut.rows import ChannelRows, Role, row_indices
 from ..cut.shape import ChannelAxis
 from ..errors import StatetrimError
 from ..maths.units import is_integer_list
@@ -22,12 +23,17 @@ from .contract import (
     layers_of_type,
     num_layers,
 )
-from .recurrences import Recurrence, delta_rule
 
 PROJECTIONS = tuple(f"{name}_proj" for name in "qkvogab")
 
 HEAD_GATES = ("b_proj.weight", "a_proj.weight", "A_log", "dt_bias")
 """Tensors of the write strength and the decay, with one row or number per head."""
+
+PRECONDITIONER_TENSORS = (
+    "a_atk_proj.weight", "b_atk_proj.weight", "log_atk_scale", "A_log_atk", "dt_bias_atk",
+)  # fmt: skip
+"""Tensors of preconditioned delta rules, with numbers per head. The preconditioner they control is
+computed for each key channel separately, so pruning channels leaves these tensors unchanged."""
 
 CONCATENATED_CONVOLUTIONS = {
     "conv1d.weight": ("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"),
@@ -36,24 +42,20 @@ CONCATENATED_CONVOLUTIONS = {
 
 
 class FlaFamily(Family):
-    """A model of fla, which `statetrim.portable` runs as well."""
+    """A model of fla. `statetrim.portable` runs the model types in `portable_types` as well; fla's
+    chunked kernel for the types in `half_precision_types` rejects float32."""
 
     mixer_prefixes = ("model.layers.{layer}.attn",)
-    unchanged_tensors: ClassVar[tuple[str, ...]] = HEAD_GATES
     projections = PROJECTIONS
-
-    def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        return query_key_rows(geometry) + value_rows(geometry)
-
-    def head_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        gates = per_head_rows(HEAD_GATES, geometry.num_v_heads)
-        return head_rows_from_channels(self.channel_rows(config, geometry), gates)
+    portable_types: ClassVar[tuple[str, ...]] = ()
+    half_precision_types: ClassVar[tuple[str, ...]] = ()
 
     def runtimes(self, config: Config) -> tuple[RuntimeName, ...]:
-        return ("fla", "portable")
+        has_portable = config.get("model_type") in self.portable_types
+        return ("fla", "portable") if has_portable else ("fla",)
 
-    def recurrence(self, kernel: str) -> Recurrence:
-        return delta_rule
+    def refuses_float32(self, config: Config) -> bool:
+        return config.get("model_type") in self.half_precision_types
 
     def kv_cache_size(self, config: Config, geometry: Geometry) -> KVCacheSize | None:
         return NO_KV_CACHE if config.get("attn") is None else None  # window sizes are unknown
@@ -83,9 +85,11 @@ class ConvFields(TypedDict, total=False):
     conv_width: int
 
 
-def conv_fields(config: Config, key_heads: int, value_heads: int) -> ConvFields:
+def conv_fields(
+    config: Config, key_heads: int, value_heads: int, *, default: bool = True
+) -> ConvFields:
     """The convolution fields of `Geometry`; empty for a model without short convolutions."""
-    if not bool_field(config, "use_short_conv", True):
+    if not bool_field(config, "use_short_conv", default):
         return {}
     width = int_field(config, "conv_size", default=4)
     return {"conv_key_heads": key_heads, "conv_value_heads": value_heads, "conv_width": width}
@@ -99,11 +103,10 @@ _ROLES: dict[str, tuple[Role, Role, Role]] = {
 """Roles of a projection, and of the weight and the bias of its convolution."""
 
 
-def projection_rows(geometry: Geometry, letter: str, table: Tensor) -> list[ChannelRows]:
+def projection_rows(geometry: Geometry, letter: str, table: Tensor, size: int) -> list[ChannelRows]:
     """Channel rows of the projection of q, k or v (`letter`) and, if the model has one, its
-    convolution: the indices `table` [heads, channels] of all rows."""
+    convolution: the indices `table` [heads, channels] of `size` rows."""
     axis: ChannelAxis = "value" if letter == "v" else "key"
-    size = table.numel()
     proj, conv, bias = _ROLES[letter]
     channel_rows = [ChannelRows(f"{letter}_proj.weight", proj, table, size, axis)]
     if geometry.conv_width:
@@ -114,23 +117,35 @@ def projection_rows(geometry: Geometry, letter: str, table: Tensor) -> list[Chan
     return channel_rows
 
 
-def query_key_rows(geometry: Geometry) -> list[ChannelRows]:
-    """Channel rows of q_proj, k_proj and their convolutions."""
+def query_key_rows(geometry: Geometry, steps: int = 1) -> list[ChannelRows]:
+    """Channel rows of q_proj, k_proj and their convolutions.
+
+    k_proj concatenates `steps` key projections (the Householder steps of DeltaProduct), which keep
+    the same channels.
+    """
     table = row_indices(geometry.num_k_heads, geometry.head_k_dim)
-    return [*projection_rows(geometry, "q", table), *projection_rows(geometry, "k", table)]
+    block = table.numel()
+    channel_rows = projection_rows(geometry, "q", table, block)
+    for step in range(steps):
+        channel_rows += projection_rows(geometry, "k", table + step * block, steps * block)
+    return channel_rows
 
 
-def value_rows(geometry: Geometry) -> list[ChannelRows]:
-    """Channel rows of v_proj, its convolution, the output gate, the norm and the columns of
-    o_proj."""
+def value_rows(geometry: Geometry, steps: int = 1) -> list[ChannelRows]:
+    """Channel rows of v_proj, its convolution, the output gate, the norm and the columns of o_proj.
+
+    v_proj concatenates `steps` value projections (the Householder steps of DeltaProduct).
+    """
     heads, dim = geometry.num_v_heads, geometry.head_v_dim
-    table = row_indices(heads, dim)
-    return [
-        ChannelRows("g_proj.weight", "gate", table, heads * dim, axis="value", optional=True),
+    table, block = row_indices(heads, dim), heads * dim
+    channel_rows = [
+        ChannelRows("g_proj.weight", "gate", table, block, axis="value", optional=True),
         ChannelRows("o_norm.weight", "shared_norm", row_indices(1, dim), dim, axis="value"),
         output_rows(geometry),
-        *projection_rows(geometry, "v", table),
     ]
+    for step in range(steps):
+        channel_rows += projection_rows(geometry, "v", table + step * block, steps * block)
+    return channel_rows
 
 
 def output_rows(geometry: Geometry) -> ChannelRows:
@@ -140,10 +155,15 @@ def output_rows(geometry: Geometry) -> ChannelRows:
     return ChannelRows("o_proj.weight", "o_proj", table, table.numel(), axis="value", dim=1)
 
 
-def head_v_dim(head_k_dim: int, expand_v: float) -> int:
-    """`head_dim * expand_v`, truncated as by fla; refuses a product that is not whole."""
-    width = int(head_k_dim * expand_v)
-    if not math.isclose(width, head_k_dim * expand_v, rel_tol=1e-5):
+def head_v_dim(
+    head_k_dim: int,
+    expand_v: float,
+    to_integer: Callable[[float], int] = int,
+    tolerance: float = 1e-5,
+) -> int:
+    """`head_dim * expand_v`, truncated as by most of fla; refuses a product that is not whole."""
+    width = to_integer(head_k_dim * expand_v)
+    if not math.isclose(width, head_k_dim * expand_v, rel_tol=tolerance):
         raise StatetrimError(
             f"config field 'expand_v' = {expand_v} times 'head_dim' = {head_k_dim} is not a whole "
             f"number, so fla would not build this model"

@@ -25,6 +25,7 @@ _MAMBA_1 = (
 )
 _VECTOR_STATE = "its state is one number per channel, not a matrix of keys and values"
 _CONVOLUTION_ONLY = "beside softmax layers it keeps inputs of convolutions, not a recurrent state"
+_UNSERVED = "no engine serves it"
 _SLOTS = "a softmax addresses the slots of its state, so that none can be dropped alone"
 
 REFUSED: dict[str, str] = {  # model type -> reason
@@ -54,20 +55,9 @@ REFUSED: dict[str, str] = {  # model type -> reason
     "lfm2_vl": _CONVOLUTION_ONLY,
     "zaya": _CONVOLUTION_ONLY,
     "inkling": _CONVOLUTION_ONLY,
-    **dict.fromkeys(
-        (
-            "comba",
-            "gated_deltaproduct",
-            "gla",
-            "lightnet",
-            "log_linear_mamba2",
-            "mom",
-            "precond_gated_deltanet",
-            "precond_kda",
-            "rwkv6",
-        ),
-        "no engine serves it",
-    ),
+    "lightnet": _UNSERVED,
+    "log_linear_mamba2": _UNSERVED,
+    "mom": _UNSERVED,
     "gsa": _SLOTS,
     "abc": _SLOTS,
     "rodimus": "one projection makes its input and decay gates; a cut of it was not worked out",

@@ -50,12 +50,16 @@ class Family(ABC):
     """Prefixes of the tensor names of a mixer, with `{layer}` for the decoder layer."""
     unchanged_tensors: ClassVar[tuple[str, ...]]
     """Tensors of a mixer, without the prefix, that channel pruning copies as they are."""
+    flattened_tensors: ClassVar[tuple[str, ...]] = ()
+    """Tensors [heads, channels]; their channel rows index the flattened tensor."""
 
     # In the loaded model
     kernels: ClassVar[tuple[str, ...]] = ()
     """Names by which the mixer's module calls its kernels; calibration and analysis hook these."""
     query_and_key: ClassVar[tuple[tuple[str, str], ...]] = (("q", "k"), ("query", "key"))
     """Possible names of a kernel's query and key arguments; the first pair it receives is used."""
+    other_keys: ClassVar[tuple[str, ...]] = ()
+    """Further arguments with key channels, where a kernel has them."""
     positional_arguments: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Kernel -> names of its positional arguments, where its signature does not show them."""
     normalizes_keys: ClassVar[bool] = True
@@ -66,6 +70,9 @@ class Family(ABC):
     """The axis of the key channels in the kernel's states."""
     projections: ClassVar[tuple[str, ...]] = ()
     """The linear modules of a mixer; recovery puts LoRA adapters on them."""
+    read_projections: ClassVar[tuple[str, ...]] = ()
+    """Those of `projections` that are never called, because another function reads their weight;
+    recovery trains it in full."""
     concatenated_parameters: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Parameter of the loaded mixer -> the stored tensors that it concatenates."""
     row_buffers: ClassVar[Mapping[str, str]] = {}

@@ -69,7 +69,7 @@ class KimiLinear(Family):
         table = row_indices(geometry.num_v_heads, geometry.head_v_dim)
         return [
             *query_key_rows(geometry),
-            *projection_rows(geometry, "v", table),
+            *projection_rows(geometry, "v", table, table.numel()),
             ChannelRows("f_b_proj.weight", "gate", table, table.numel()),
             ChannelRows("dt_bias", "gate", table, table.numel()),
             output_rows(geometry),

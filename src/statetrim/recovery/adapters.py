@@ -158,8 +158,10 @@ def adapt_mixer(
                 f"recovery would miss the linear module {name}.{unlisted[0]}: family {family} does "
                 f"not list it in 'projections'"
             )
-        _inject_lora(mixer, name, linear, model, adapters, options)
-        trained = [path for path in trained if path.rpartition(".")[0] in convolutions]
+        read = model.family.read_projections
+        called = [module_name for module_name in linear if module_name not in read]
+        _inject_lora(mixer, name, called, model, adapters, options)
+        trained = [path for path in trained if path.rpartition(".")[0] in (*convolutions, *read)]
     for path in trained:
         module_path, _, leaf = path.rpartition(".")
         full_name = f"{name}.{module_path}" if module_path else name

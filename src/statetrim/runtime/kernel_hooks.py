@@ -29,11 +29,17 @@ class KernelCall:
     """One call of a layer's kernel: its inputs and its output."""
 
     layer: int
-    query: Tensor  # [batch, time, key heads, channels]
+    query: Tensor  # [batch, time, query heads, channels]; several may read one key head
     key: Tensor  # [batch, time, key heads, channels]
     output: Tensor  # [batch, time, value heads, value channels]
     kernel: str = ""  # name of the called function
     arguments: Mapping[str, Any] = field(default_factory=dict)  # all, by name, with defaults
+
+    @property
+    def queries_by_key_head(self) -> Tensor:
+        """[batch x query heads of a key head, time, key heads, channels]"""
+        grouped = torch.unflatten(self.query, 2, (self.key.shape[2], -1))
+        return grouped.movedim(3, 1).flatten(0, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,9 +229,10 @@ class _Recorder:
             shape = self.geometry.for_layer(self.layer)
             kept = self.kept.get(self.layer, {})
             if "key" in kept:
-                for argument in (query_name, key_name):
-                    x = arguments[argument]
-                    arguments[argument] = x * _kept_mask(kept["key"], *x.shape[-2:]).to(x)
+                for argument in (query_name, key_name, *self.family.other_keys):
+                    if argument in arguments:
+                        x = arguments[argument]
+                        arguments[argument] = x * _kept_mask(kept["key"], *x.shape[-2:]).to(x)
                 # Keywords stay keywords: a wrapped kernel may have another order of parameters.
                 changed = list(args)
                 for index, argument in enumerate(positional_names[: len(args)]):
@@ -240,12 +247,14 @@ class _Recorder:
                 scale = (shape.head_v_dim / kept["value"].shape[1]) ** 0.5  # see _scale_readout
                 result = _scale_output(result, mask * scale)
             output = result[0] if isinstance(result, tuple) else result
-            query = self._unrepeat_key_heads(arguments[query_name].detach())
-            key = self._unrepeat_key_heads(arguments[key_name].detach())
+            query, key = arguments[query_name].detach(), arguments[key_name].detach()
+            if shape.shared_values == 1:  # else each query head has queries of its own (GLA)
+                query = self._unrepeat_key_heads(query)
             reported = {}
             for argument, x in (defaults | arguments).items():
                 reported[argument] = x.detach() if isinstance(x, Tensor) else x
             self.called_layers.add(self.layer)
+            key = self._unrepeat_key_heads(key)
             with torch.no_grad():
                 self.on_call(KernelCall(self.layer, query, key, output.detach(), name, reported))
             return result

@@ -36,7 +36,7 @@ class StateBlock:
     """Queries, keys and sampled states of a block of tokens, float64."""
 
     layer: int
-    query: Tensor  # [batch, time, key heads, head_k_dim], as used
+    query: Tensor  # [batch x query heads of a key head, time, key heads, head_k_dim], as used
     key: Tensor
     states: Tensor  # [batch, samples, value heads, head_k_dim, head_v_dim]
 
@@ -66,7 +66,7 @@ def walk_states(
     state: Tensor | None = None
     for start in range(0, time, block_size):
         tokens = slice(start, start + block_size)
-        query = l2_normalized(call.query[:, tokens].double(), arguments)
+        query = l2_normalized(call.queries_by_key_head[:, tokens].double(), arguments)
         key = l2_normalized(call.key[:, tokens].double(), arguments)
         new = recurrence(arguments, tokens)
         states = kernels.chunk_states(

@@ -205,7 +205,7 @@ def _parameters_after(model: Checkpoint, after: Geometry) -> int:
     masks = arbitrary_plan(Target(model.geometry, after)).kept_masks(model)
     parameters = 0
     for name, tensor in model.logical_tensors.items():
-        sizes = list(tensor.shape)
+        sizes = [prod(tensor.shape)] if name in model.flattened_heads else list(tensor.shape)
         for dim, mask in masks.get(name, {}).items():
             sizes[dim] = int(mask.sum())
         parameters += prod(sizes)

@@ -24,7 +24,7 @@ def _input_square(seen: MixerInput, model: Checkpoint) -> Tensor:
 
 
 def _query_gram(call: KernelCall, model: Checkpoint) -> Tensor:
-    return _gram(call.query)
+    return _gram(call.queries_by_key_head)
 
 
 def _key_gram(call: KernelCall, model: Checkpoint) -> Tensor:
@@ -32,7 +32,7 @@ def _key_gram(call: KernelCall, model: Checkpoint) -> Tensor:
 
 
 def _query_unit_gram(call: KernelCall, model: Checkpoint) -> Tensor:
-    return _gram(call.query, model.family.normalizes_keys)
+    return _gram(call.queries_by_key_head, model.family.normalizes_keys)
 
 
 def _key_unit_gram(call: KernelCall, model: Checkpoint) -> Tensor:

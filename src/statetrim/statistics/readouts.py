@@ -55,7 +55,7 @@ def _rows(activations: Tensor) -> Tensor:
 
 
 READOUT_STATISTICS = (
-    Statistic("output_square", "value_heads", KernelCall, _output_square, _tokens),
+    Statistic("output_square", "output_heads", KernelCall, _output_square, _tokens),
     Statistic(
         "readout_gram", "value_heads values values", Readout, _readout_gram, traces("readout_gram")
     ),

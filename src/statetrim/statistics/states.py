@@ -15,8 +15,10 @@ RANK_THRESHOLD = 1e-4  # singular values above this part of the largest count (a
 def _state_read(block: StateBlock, model: Checkpoint) -> Tensor:
     """The squares of what each key channel contributes to the output of every 16th token,
     [key heads, channels]: q^2 |row of the state|^2."""
-    ends = torch.arange(1, block.states.shape[1] + 1) * STATE_EVERY
+    batch, samples = block.states.shape[:2]
+    ends = torch.arange(1, samples + 1) * STATE_EVERY
     query = block.query[:, ends.clamp(max=block.query.shape[1]) - 1].square()
+    query = torch.unflatten(query, 0, (batch, -1)).sum(1)  # [batch, samples, key heads, ..]
     rows = block.states.square().sum(-1)  # [batch, samples, value heads, channels]
     rows = torch.unflatten(rows, 2, (query.shape[2], -1)).sum(3)
     return (query * rows).sum((0, 1))
@@ -37,5 +39,5 @@ def _states(sums: LayerStatistics) -> Tensor:
 
 STATE_STATISTICS = (
     Statistic("state_read", "key_heads keys", StateBlock, _state_read),
-    Statistic("state_ranks", "value_heads 3", StateBlock, _state_ranks, _states),
+    Statistic("state_ranks", "output_heads 3", StateBlock, _state_ranks, _states),
 )

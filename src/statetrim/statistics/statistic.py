@@ -16,8 +16,8 @@ from ..runtime.states import StateBlock
 from ..storage.channel_rows import names_by_layer
 from ..storage.checkpoint import Checkpoint
 
-_HEADS = {"key": "key_heads", "value": "value_heads"}
-"""Axis -> dimension that is the heads which choose channels along it."""
+_HEADS = {"key": ("key_heads",), "value": ("value_heads", "output_heads")}
+"""Axis -> dimensions that are the heads which choose channels along it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ class Statistic:
 
     def has_heads(self, axis: Axis) -> bool:
         """Whether the first dimension is the heads that choose channels along `axis`."""
-        return self.shape.split()[0] == _HEADS[axis]
+        return self.shape.split()[0] in _HEADS[axis]
 
     def divisor(self, sums: LayerStatistics) -> Tensor:
         """The size of the sum in its source; it broadcasts over the sum."""
@@ -120,12 +120,13 @@ def sizes(model: Checkpoint, layer: int) -> dict[str, int]:
     geometry = model.geometry.for_layer(layer)
     roles = [rows.role for rows in model.channels(layer)]
     known = {
-        "key_heads": geometry.num_k_heads,
+        "key_heads": geometry.heads("key"),
         "keys": geometry.head_k_dim,
         "query_copies": roles.count("q_proj"),  # projections that share a head's channels
         "key_copies": roles.count("k_proj"),
-        "value_heads": geometry.num_v_heads,
+        "value_heads": geometry.heads("value"),  # those that choose their own channels
         "values": geometry.head_v_dim,
+        "output_heads": geometry.num_v_heads,  # of the kernel
     }
     projection = names_by_layer(model.channel_rows, "o_proj").get(layer)
     if projection is None:  # a family whose values are not cut need not name it

@@ -94,15 +94,27 @@ class Checkpoint:
         """
         return find_resplit_tensors(self.family, self.config, self.geometry, self._infos)
 
+    @cached_property
+    def flattened_heads(self) -> dict[str, int]:
+        """Name -> heads of tensors stored as [heads, channels] that the family wants flattened."""
+        heads: dict[str, int] = {}
+        for name, (_, info) in self.tensors.items():
+            leaf = name.rpartition(".")[2]
+            if leaf in self.family.flattened_tensors and len(info.shape) == 2:
+                heads[name] = info.shape[0]
+        return heads
+
     def tensor(self, name: str) -> Tensor:
-        """A tensor with its own rows, in the stored dtype; a quantised weight as float32 values."""
+        """A tensor with its own rows, in the stored dtype; one of `flattened_heads` as a vector,
+        and a quantised weight as float32 values."""
         if name in self.quantized:
             return dequantize(self.quantized[name], self)
         if name in self.resplit_tensors:
             row_range = self.resplit_tensors[name]
             joined = torch.cat([self.read_stored(piece) for piece in row_range.names])
             return joined[row_range.start : row_range.start + row_range.size]
-        return self.read_stored(name)
+        stored = self.read_stored(name)
+        return stored.flatten() if name in self.flattened_heads else stored
 
     def read_stored(self, name: str) -> Tensor:
         """A tensor in its stored dtype and shape."""
@@ -149,6 +161,8 @@ class Checkpoint:
             shape = info.shape
             if name in self.resplit_tensors:
                 shape = (self.resplit_tensors[name].size, *shape[1:])
+            elif name in self.flattened_heads:
+                shape = (prod(shape),)
             logical[name] = replace(info, shape=shape)
         for name, weight in self.quantized.items():
             logical[name] = replace(weight.codes, name=name, dtype="F32", shape=weight.shape)

@@ -89,12 +89,15 @@ class TensorEdit:
     column_factors: Tensor | None = None  # float64 [columns]
     fill_value: float | None = None  # replaces all entries that stay
     replacement: Tensor | None = None  # edited instead of the tensor that the file holds
+    split_heads: int = 0  # the result is reshaped to [split_heads, ...] if not 0
 
     def result_shape(self, stored_shape: Sequence[int]) -> tuple[int, ...]:
         """The shape after the edit of a tensor that is stored with `stored_shape`."""
         shape = list(stored_shape if self.replacement is None else self.replacement.shape)
         for dim, mask in self.masks.items():
             shape[dim] = int(mask.sum())
+        if self.split_heads:
+            return self.split_heads, prod(shape) // self.split_heads
         return tuple(shape)
 
 

@@ -102,6 +102,7 @@ def _kernel_and_mixer_outputs(live: LiveModel, call: MixerCall, kept: Kept) -> d
 
 def _kept_channels(output: Tensor, kept: Tensor) -> Tensor:
     """output [batch, time, value heads, channels] -> [..., kept channels]; kept [heads, keep]."""
+    kept = kept.repeat_interleave(output.shape[-2] // len(kept), dim=0)  # GLA shares values
     return output.gather(-1, kept.expand(*output.shape[:2], *kept.shape))
 
 

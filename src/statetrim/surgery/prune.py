@@ -138,6 +138,10 @@ def prepare(model: ModelLike, plan: Plan | str | Path, *, uneven: bool = False) 
         edits |= _fold_norms(model, edits)
     for name in model.resplit_tensors:  # pruned or not, each is written with its own rows
         edits[name] = replace(edits.get(name, TensorEdit({})), replacement=model.tensor(name))
+    for name in model.flattened_heads.keys() & edits.keys():
+        edits[name] = replace(
+            edits[name], replacement=model.tensor(name), split_heads=model.flattened_heads[name]
+        )
     files = auxiliary_files(model)
     if CARD in files:
         files[_ORIGINAL_CARD] = files.pop(CARD)
