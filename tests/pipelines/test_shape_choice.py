@@ -110,6 +110,9 @@ def test_listed_shapes_are_all_measured_and_the_winner_is_the_result(
     for scores in compared.values():
         assert scores.find(scores.baseline, "text", "kl").value == 0
         assert scores.find(scores.models[1], "text", "kl").value > 0
+    page = (out / "statetrim" / "report" / "report.md").read_text()
+    assert all(f"{out}/statetrim/plan-{shape}.json" in page for shape in shapes)
+    assert ".partial" not in page
     plan = st.Plan.load(out / "statetrim" / "plan-4x8.json")
     other = st.prune(model, plan, tmp_path / "other", progress=False)
     assert (other.geometry.head_k_dim, other.geometry.head_v_dim) == (4, 8)

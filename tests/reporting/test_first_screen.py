@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its s
 
 @pytest.fixture(scope="module")
 def folder(checkpoint: Callable[[str], Path], tmp_path_factory: Any) -> Path:
-    """A directory with a model, a text, a cut OUT, and BEST, the best of three shapes."""
+    """A directory with a model, a text and a cut OUT."""
     folder = tmp_path_factory.mktemp("first")
     (folder / "my model").symlink_to(checkpoint("qwen3_5_text"))
     tiny.write_text(folder / "text.jsonl", 2**16)
@@ -31,7 +31,6 @@ def folder(checkpoint: Callable[[str], Path], tmp_path_factory: Any) -> Path:
         quick: dict[str, Any] = {"text": "text.jsonl", "tokens": 2048, "length": 64}
         quick |= {"benchmark": False}
         st.trim("my model", to="6x100%", out="OUT", limit=8, **quick)
-        st.trim("my model", to="8x8,6x8,6x4", out="BEST", limit=2, control=False, **quick)
     return folder
 
 
@@ -178,15 +177,6 @@ def test_a_cut_by_hand_is_reproduced_by_its_plan(
     (command,) = re.findall(r"^ +(statetrim .*)$", section, re.M)
     assert run(shlex.split(command)[1:])[0] is None
     check_same_weights(cut.path, tmp_path / "SMALL")
-
-
-def test_a_comparison_shows_its_plans(folder: Path) -> None:
-    text = (folder / "BEST" / "statetrim" / "report" / "report.md").read_text()
-    assert "## Why this shape" in text and text.count(": chosen |") == 1
-    for shape in ("8x8", "6x8", "6x4"):
-        assert f"BEST/statetrim/plan-{shape}.json" in text
-        st.Plan.load(folder / "BEST" / "statetrim" / f"plan-{shape}.json")
-    assert ".partial" not in text
 
 
 def test_the_shapes_of_a_decision_are_judged(folder: Path, tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ def test_text_and_tokenizer_are_used(tmp_path: Path, warm_forker: Forker) -> Non
     assert load_file(tmp_path / "out" / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_hybrid_is_built_in_the_class_of_transformers(tmp_path: Path, warm_forker: Forker) -> None:
     train(warm_forker, "qwen3_5", tmp_path / "out", *QUICK, "--set", "num_layers=4")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
