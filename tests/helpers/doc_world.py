@@ -41,6 +41,7 @@ VALUE_REPLACEMENTS = {
 
 SMALL_OPTIONS: dict[str, dict[str, str]] = {
     "analyze": {"--tokens": "256", "--length": "64", "--burn-in": "8"},
+    "analyze --memory": {"--tokens": "256", "--length": "64"},
     "analyze --sensitivity": {"--tokens": "512", "--length": "64"},
     "benchmark": {"--batch-sizes": "1", "--lengths": "8", "--rounds": "1"},
     "calibrate": {"--tokens": "256", "--length": "64"},
@@ -115,7 +116,8 @@ def with_small_sizes(words: list[str], values: dict[tuple[str, str], str]) -> li
     words = [*words]
     for index in range(len(words) - 1):
         words[index + 1] = values.get((words[index], words[index + 1]), words[index + 1])
-    command = "analyze --sensitivity" if "--sensitivity" in words else words[0]
+    modes = [word for word in words if word in ("--memory", "--sensitivity")]
+    command = " ".join([words[0], *modes])
     for option, value in SMALL_OPTIONS.get(command, {}).items():
         if option in words:
             words[words.index(option) + 1] = value

@@ -82,6 +82,7 @@ def test_sections_without_an_artifact_are_one_line(folder: Path) -> None:
     document = document_of(folder)
     absent = [section.title for section in document.absent]
     assert absent == ["Why this shape", "Speed", "Stored copies", "Which layer carries what",
+                      "What each layer remembers",
                       "Effective rank of the state", "Recovery"]  # fmt: skip
     page = (folder / "OUT" / "statetrim" / "report" / "report.html").read_text()
     (line,) = re.findall(r"<summary>Not in this report: (.*?)</summary>", page)
@@ -134,7 +135,7 @@ QUICK = {
     "trim": ["--length", "64", "--limit", "2", "--no-control"],
     "recover": ["--tokens", "1k", "--length", "64", "--batch-size", "4"],
     "evaluate": ["--limit", "2"],
-    "analyze": ["--tokens", "1k", "--widths", "0.5"],
+    "analyze": ["--tokens", "1k", "--length", "512", "--widths", "0.5"],
     "benchmark": ["--rounds", "1", "--batch-sizes", "1", "--lengths", "16"],
 }
 """Options added to the printed commands, whose defaults suit real models."""

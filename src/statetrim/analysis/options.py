@@ -50,3 +50,18 @@ class AnalyzeOptions(Placement, ProgressOptions):
         help="Store states in bfloat16, float16, float8_e4m3fn or int8, as an engine would, and "
         "analyze those.",
     )
+
+
+@options
+class MemoryOptions(Placement, ProgressOptions):
+    """The options of `analyze_memory`."""
+
+    text: str | Path = option(help=TEXT_HELP, check=checks.text_source, kw_only=False)
+    tokens: int | str = option(
+        default=2**14, help="Number of tokens to run.", check=checks.token_count
+    )
+    length: int = option(default=2048, help="Tokens per window.", check=checks.at_least_one)
+    rows: int = option(default=32, help="Recall sequences of each load.", check=checks.at_least_one)
+    skip: int | str = option(default=0, default_text="0", help=SKIP_HELP, check=checks.token_count)
+    batch_size: int = option(default=1, help=BATCH_SIZE_HELP, check=checks.at_least_one)
+    out: str | Path | None = option(default=None, help="JSON file to write.")

@@ -26,18 +26,16 @@ from ..runtime.corpus import Corpus, as_corpus
 from ..runtime.kernel_hooks import hook_kernels
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live
-from ..runtime.logits import FinalHiddenStates, compare_logits
 from ..runtime.placement import Placement
 from ..runtime.sequential import mixer_calls
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.json_file import read_json, write_json
 from ..storage.output import run_and_save
 from ..storage.text import Sequences
-from ..tasks.recall import associations, recalled_share
 from ..version import __version__
+from .experiment import Experiment
 
 LENGTH = 256  # tokens per window; slightly more than the longest recall sequence
-LOADS = (16, 32, 63)  # key-value pairs per recall sequence
 _MAX_BYTES = 256 * MIB
 _PARTIAL_FILE = "so-far.json"
 
@@ -95,14 +93,14 @@ def sensitivity(
 
     def measure(directory: Path | None) -> Sensitivity:
         live = load_live(model, placement)
-        experiment = _Experiment(live, data, rows, batch_size)
+        experiment = _Cuts(live, data, rows, batch_size)
         return _measure(experiment, variants, directory, lineage, progress)
 
     return run_and_save(out, record, measure, Sensitivity.load, temporary_patterns=[_PARTIAL_FILE])
 
 
 def _measure(
-    experiment: "_Experiment",
+    experiment: "_Cuts",
     variants: Sequence[_Variant],
     directory: Path | None,
     lineage: Mapping[str, Any],
@@ -111,14 +109,14 @@ def _measure(
     """Measure what `directory` does not hold yet, saving each result there."""
     partial = _PartialResult.load(directory)
     advance = counter(progress, len(variants) + 2, "settings")
-    original = partial.original = partial.original or experiment.samples(None)
+    original = partial.original = partial.original or experiment.samples()
     advance(1)
     partial.errors = partial.errors or experiment.errors(variants)
     partial.save(directory)
     advance(1)
     for number, variant in enumerate(variants):
         if number == len(partial.cuts):
-            samples = experiment.samples(variant)
+            samples = experiment.samples(experiment.masked(variant))
             partial.cuts.append(LayerCut(*variant.identity, samples, partial.errors[number]))
             partial.save(directory)
         advance(1)
@@ -154,56 +152,14 @@ def _variants(model: Checkpoint, plans: Sequence[Plan]) -> Iterator[_Variant]:
         raise StatetrimError("no plan cuts anything, so there is nothing to compare")
 
 
-class _Experiment:
-    """Sequences to run every variant on, and the original's final hidden states for them."""
+class _Cuts(Experiment):
+    """Every variant on the sequences of an experiment, by masking it."""
 
     def __init__(self, live: LiveModel, data: Sequences, rows: int, batch_size: int) -> None:
-        self.live, self.batch_size = live, batch_size
-        self.text = data.batches(batch_size)
+        super().__init__(live, data, rows, batch_size)
         vocabulary = int(live.lm_head.weight.shape[0])
-        loads = [pairs for pairs in LOADS if pairs <= vocabulary // 4]
-        if not loads:
-            raise StatetrimError(f"a vocabulary of {vocabulary} is too small for recall sequences")
         generator = torch.Generator().manual_seed(0)
         self.random = torch.randint(vocabulary, (rows, LENGTH), generator=generator)
-        self.recall: dict[int, tuple[Tensor, Tensor]] = {}  # pairs -> token ids, answer positions
-        self.batches = [*self.text]
-        for pairs in loads:
-            self.recall[pairs] = associations(vocabulary, pairs, rows)
-            self.batches += self._batches(self.recall[pairs][0])
-        self.original = FinalHiddenStates(live, self.batches)
-
-    def _batches(self, ids: Tensor) -> list[Tensor]:
-        return list(torch.split(ids, self.batch_size))
-
-    def _run(self, variant: _Variant | None) -> FinalHiddenStates:
-        """Run the model on all batches with `variant` masked; None: the stored result without."""
-        if variant is None:
-            return self.original
-        with self._mask_variant(variant):
-            return FinalHiddenStates(self.live, self.batches)
-
-    @torch.inference_mode()
-    def samples(self, variant: _Variant | None) -> CutSamples:
-        """NLL and KL per window, in nats per token, and recalled share per sequence."""
-        nll: list[float] = []
-        kl: list[float] = []
-        reading = self._run(variant)
-        for number, batch in enumerate(self.text):
-            after = reading.logits_at(number)
-            before = after if variant is None else self.original.logits_at(number)
-            both = compare_logits(before, after, batch)
-            nll += (-both.log_likelihood / (batch.shape[1] - 1)).tolist()
-            kl += both.kl.tolist()
-        shares: dict[int, list[float]] = {}
-        number = len(self.text)
-        for pairs, (ids, positions) in self.recall.items():
-            shares[pairs] = []
-            for batch_ids in self._batches(ids):
-                logits = reading.logits_at(number)(positions)
-                shares[pairs] += recalled_share(batch_ids, positions, logits).tolist()
-                number += 1
-        return CutSamples(nll, kl, shares)
 
     @torch.inference_mode()
     def errors(self, variants: Sequence[_Variant]) -> list[dict[str, float]]:
@@ -211,8 +167,8 @@ class _Experiment:
         layer's mixer, on the input that it gets in the original."""
         sources = {
             "text": self.text,
-            "random": self._batches(self.random),
-            "recall": self._batches(self.recall[max(self.recall)][0]),
+            "random": self.split(self.random),
+            "recall": self.split(self.recall[max(self.recall)][0]),
         }
         errors: list[dict[str, float]] = [{} for _ in variants]
         for name, batches in sources.items():
@@ -228,14 +184,15 @@ class _Experiment:
             before = call.output.double()
             for number, variant in enumerate(variants):
                 if variant.layer == call.layer:
-                    with self._mask_variant(variant):
+                    with self.masked(variant):
                         after = call.repeat(self.live.mixers[call.layer]).double()
                     new = torch.stack([(after - before).square().sum(), before.square().sum()])
                     sums[number] = sums[number] + new if number in sums else new
         on_device = [sums[number].to(self.live.device) for number in range(len(variants))]
         return torch.stack(on_device).cpu()
 
-    def _mask_variant(self, variant: _Variant) -> AbstractContextManager[None]:
+    def masked(self, variant: _Variant) -> AbstractContextManager[None]:
+        """Within, the variant's layer is cut."""
         kept: Mapping[int, Kept] = {variant.layer: {variant.axis: variant.kept}}
         return hook_kernels(self.live, lambda call: None, kept=kept, layers=[variant.layer])
 

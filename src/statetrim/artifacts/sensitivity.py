@@ -23,6 +23,29 @@ class CutSamples:
     nll: list[float]  # nats per token
     kl: list[float]  # from the original, nats per token
     recall: Mapping[int, list[float]]  # number of pairs -> share of right answers
+    nll_by_position: list[float] = field(default_factory=list)  # see `range_ends`; mean of windows
+
+    @property
+    def recalled_pair_counts(self) -> list[int]:
+        """Numbers of pairs that are recalled with more than twice the chance of 1 / pairs; others
+        show no loss."""
+        counts = []
+        for pairs, right in self.recall.items():
+            if sum(right) / len(right) > _MIN_TIMES_CHANCE / pairs:
+                counts.append(pairs)
+        return counts
+
+    def nll_increase(self, changed: "CutSamples") -> Interval:
+        """Increase of NLL in nats per token, with a 95 % interval, paired by window."""
+        return difference_interval([Pairs.of(self.nll, changed.nll)])
+
+    def recall_drop(self, changed: "CutSamples") -> Interval | None:
+        """Drop of the share of right answers, with a 95 % interval, paired by sequence; mean over
+        `recalled_pair_counts`, None if there are none."""
+        groups = []
+        for pairs in self.recalled_pair_counts:
+            groups.append(Pairs.of(self.recall[pairs], changed.recall[pairs]))
+        return -difference_interval(groups) if groups else None
 
 
 @dataclass(frozen=True)
@@ -65,13 +88,8 @@ class Sensitivity(Artifact):
 
     @cached_property
     def recalled_pair_counts(self) -> list[int]:
-        """Numbers of pairs that the original recalls with more than twice the chance of 1 / pairs;
-        others show no loss."""
-        counts = []
-        for pairs, right in self.original.recall.items():
-            if sum(right) / len(right) > _MIN_TIMES_CHANCE / pairs:
-                counts.append(pairs)
-        return counts
+        """Those of the original."""
+        return self.original.recalled_pair_counts
 
     def find(self, layer: int, axis: ChannelAxis, keep: int) -> LayerCut:
         """The cut of one layer to `keep` channels; raises StatetrimError if there is none."""
@@ -82,18 +100,12 @@ class Sensitivity(Artifact):
         raise StatetrimError(f"layer {layer} was not cut to {keep} {axis} channels")
 
     def nll_increase(self, cut: LayerCut) -> Interval:
-        """Increase of NLL in nats per token, with a 95 % interval, paired by window."""
-        return difference_interval([Pairs.of(self.original.nll, cut.samples.nll)])
+        """Increase of NLL by a cut."""
+        return self.original.nll_increase(cut.samples)
 
     def recall_drop(self, cut: LayerCut) -> Interval | None:
-        """Drop of the share of right answers, with a 95 % interval, paired by sequence; mean over
-        `recalled_pair_counts`, None if there are none."""
-        if not self.recalled_pair_counts:
-            return None
-        groups = []
-        for pairs in self.recalled_pair_counts:
-            groups.append(Pairs.of(self.original.recall[pairs], cut.samples.recall[pairs]))
-        return -difference_interval(groups)
+        """Drop of recall by a cut; None if the original does not recall."""
+        return self.original.recall_drop(cut.samples)
 
     @property
     def sentence(self) -> str:

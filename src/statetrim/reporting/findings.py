@@ -11,6 +11,7 @@ from typing import Any
 from ..artifacts.analysis import Analysis
 from ..artifacts.card.markdown import one_line
 from ..artifacts.decision import Decision
+from ..artifacts.memory import Memory
 from ..artifacts.plan import PLAN_FILE, Plan
 from ..artifacts.record import Artifact, kind_of
 from ..artifacts.scores import Scores
@@ -35,7 +36,7 @@ _KINDS: dict[str, type[Artifact | Analysis]] = {
         artifact.KIND: artifact
         for artifact in (
             PruneRecord, RefitRecord, RecoverRecord, TrimRecord, Scores, Timings, Decision,
-            Snapshots, Sensitivity, Verification,
+            Snapshots, Sensitivity, Memory, Verification,
         )
     },
 }  # fmt: skip
@@ -54,6 +55,7 @@ class Findings:
     timings: Timings | None = None
     snapshots: Snapshots | None = None
     sensitivity: Sensitivity | None = None
+    memory: Memory | None = None
     decision: Decision | None = None
     compared_plans: dict[str, str] = field(default_factory=dict)  # what is kept -> file of its plan
     verifications: list[Verification] = field(default_factory=list)  # one per engine

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from ..artifacts.analysis import BINS, BINS_PER_DECADE, LOWEST_DECADE, Analysis
+from ..artifacts.memory import Memory
 from ..artifacts.sensitivity import LayerCut, Sensitivity, variant_text
 from ..errors import StatetrimError
 from ..maths.formatting import evenly_spaced, percent_text
@@ -162,12 +163,57 @@ def sensitivity_sheet(sensitivity: Sensitivity) -> Sheet:
 def _points(sensitivity: Sensitivity, cut: LayerCut) -> dict[str, Point]:
     """The points of one cut layer; without recall if the original does not recall."""
 
-    def point(x: Interval, scale: float = 1.0) -> Point:
-        return Point(cut.layer, scale * x.estimate, scale * x.low, scale * x.high)
-
     drop = sensitivity.recall_drop(cut)
-    points = {} if drop is None else {"recall": point(drop, 100)}
-    points["nll"] = point(sensitivity.nll_increase(cut))
+    points = {} if drop is None else {"recall": _interval_point(cut.layer, drop, 100)}
+    points["nll"] = _interval_point(cut.layer, sensitivity.nll_increase(cut))
     for source in ("text", "recall"):
         points[f"{source} error"] = Point(cut.layer, 100 * cut.error[source])
     return points
+
+
+def memory_sheet(memory: Memory) -> Sheet:
+    """Text and recall without the memory of each layer; how far back the states matter."""
+    nll: dict[str, list[Point]] = {"state": [], "KV cache": []}
+    recall: dict[str, list[Point]] = {"state": [], "KV cache": []}
+    for alone in (forgetting for forgetting in memory.forgetting if forgetting.is_single):
+        nll[alone.kind].append(_interval_point(alone.layers[0], memory.nll_increase(alone)))
+        drop = memory.recall_drop(alone)
+        if drop is not None:
+            recall[alone.kind].append(_interval_point(alone.layers[0], drop, 100))
+    horizon = [_interval_point(x.every, memory.nll_increase(x)) for x in memory.horizons]
+    curves = {f"emptied every {x.every:,}": x.samples for x in memory.horizons}
+    by_position = list[Series]()
+    for name, samples in {"as it is": memory.original, **curves}.items():
+        values = zip(memory.positions, samples.nll_by_position, strict=False)
+        points = [Point(position, value) for position, value in values]
+        by_position.append(Series(name, points, "" if by_position else ORIGINAL))
+    panels = []
+    for title, unit, by_kind in (
+        ("Recall lost when a layer forgets", "points", recall),
+        ("Text: increase of NLL when a layer forgets", "nats", nll),
+    ):
+        series = [Series(kind, points) for kind, points in by_kind.items()]
+        panels.append(line_chart(series, title, x="layer", y=unit, from_zero=True, marks=True))
+    panels += [
+        line_chart(
+            [Series("", horizon)],
+            "Text: increase of NLL when all states are emptied",
+            x="every so many tokens",
+            y="nats",
+            log_x=True,
+            from_zero=True,
+            marks=True,
+        ),
+        line_chart(by_position, "NLL by position", x="tokens read", y="nats", log_x=True),
+    ]
+    return sheet(
+        panels,
+        "How to read it: a layer forgets if no token finds an earlier one in its state or cache. "
+        "A layer that stands out is needed. Then all states are emptied at intervals (1: after "
+        "every token); where that costs nothing, older tokens do not matter to them. Bars are "
+        "95% intervals of the difference to the model as it is.",
+    )
+
+
+def _interval_point(x: float, interval: Interval, scale: float = 1.0) -> Point:
+    return Point(x, scale * interval.estimate, scale * interval.low, scale * interval.high)

@@ -89,11 +89,16 @@ class LogitReader:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Agreement of a model with the original on token sequences; float64 [rows] each."""
+    """Agreement of a model with the original on token sequences; float64, [rows] unless noted."""
 
     kl: Tensor  # KL(original || model) in nats, mean over the row's tokens
     same_top_token: Tensor  # share of tokens after which both predict the same token
-    log_likelihood: Tensor  # of the row's tokens after the first under the model, summed
+    token_log_likelihood: Tensor  # [rows, time - 1], of the tokens after the first under the model
+
+    @property
+    def log_likelihood(self) -> Tensor:
+        """Sum over the row's tokens after the first."""
+        return self.token_log_likelihood.sum(-1)
 
 
 def compare_logits(
@@ -101,7 +106,7 @@ def compare_logits(
 ) -> Comparison:
     """Compare two models on ids [rows, time], for `chunk` positions at a time. If `original is
     model`, logits are computed once, for the log likelihood; KL is 0 and agreement 1."""
-    time, chunk_sums = ids.shape[1], list[Tensor]()
+    time, chunk_sums, likelihoods = ids.shape[1], list[Tensor](), list[Tensor]()
     with torch.inference_mode():
         for start in range(0, time, chunk):
             positions = torch.arange(start, min(start + chunk, time))
@@ -111,11 +116,11 @@ def compare_logits(
             same_top_token = (p.argmax(-1) == q.argmax(-1)).sum(-1)
             following = ids[:, start + 1 : start + 1 + len(positions)].to(q.device).unsqueeze(-1)
             predicted = q[:, : following.shape[1]]
-            log_likelihood = predicted.gather(-1, following).squeeze(-1).sum(-1)
-            sums = (kl.double(), same_top_token.double(), log_likelihood.double())
-            chunk_sums.append(torch.stack(sums))
-        kl, same_top_token, log_likelihood = torch.stack(chunk_sums).sum(0).cpu()
-    return Comparison((kl / time).clamp_min(0.0), same_top_token / time, log_likelihood)
+            likelihoods.append(predicted.gather(-1, following).squeeze(-1).double().cpu())
+            chunk_sums.append(torch.stack((kl.double(), same_top_token.double())))
+        kl, same_top_token = torch.stack(chunk_sums).sum(0).cpu()
+    likelihood = torch.cat(likelihoods, 1)
+    return Comparison((kl / time).clamp_min(0.0), same_top_token / time, likelihood)
 
 
 class FinalHiddenStates:

@@ -34,6 +34,13 @@ ByLayer = Annotated[
         "--sensitivity", help="Instead, cut each layer alone and measure what text and recall lose."
     ),
 ]
+ByMemory = Annotated[
+    bool,
+    typer.Option(
+        "--memory",
+        help="Instead, let each layer alone forget, then all; measure what text and recall lose.",
+    ),
+]
 Widths = Annotated[
     str, typer.Option(help="With --sensitivity: channels to keep in the layer that is cut.")
 ]
@@ -45,6 +52,7 @@ def analyze(
     output: Output,
     options: AnalyzeOptions,
     sensitivity: ByLayer = False,
+    memory: ByMemory = False,
     widths: Widths = "0.5,0.25",
     family: FamilyFile = None,
     as_json: Json = False,
@@ -53,13 +61,18 @@ def analyze(
         raise StatetrimError(
             f"{output} must end in .json; arrays are written next to it as .safetensors"
         )
-    if sensitivity:
+    if sensitivity and memory:
+        raise StatetrimError("--sensitivity and --memory are two measurements; run one at a time")
+    if sensitivity or memory:
         arguments.check_output_free(output)
         for name in ("baseline", "state_dtype", "every", "burn_in"):
             if getattr(options, name) != getattr(AnalyzeOptions, name):
-                flag = name.replace("_", "-")
-                raise StatetrimError(f"--sensitivity does not use --{flag}; leave it out")
+                flag, mode = name.replace("_", "-"), "memory" if memory else "sensitivity"
+                raise StatetrimError(f"--{mode} does not use --{flag}; leave it out")
         opened = arguments.open_model(model, family)
+        if memory:
+            _run_memory(opened, options, output, as_json)
+            return
         _run_sensitivity(opened, options, parse_names(widths), output, as_json)
         return
     if options.baseline is not None:
@@ -116,6 +129,28 @@ def _show_analysis(analysis: Analysis) -> None:
         "κ: condition number, median head; filters: mean |cosine|, of queries, of keys",
     ):
         terminal.print_text(line)
+
+
+def _run_memory(model: Checkpoint, options: AnalyzeOptions, output: Path, as_json: bool) -> None:
+    from ...analysis.memory import analyze_memory as run
+    from ...analysis.options import MemoryOptions
+    from ..progress import run_with_progress
+
+    length = options.length or MemoryOptions.length
+    chosen = derive(MemoryOptions, options, length=length, out=output)
+    result = run_with_progress(run, model, chosen, "letting one layer after the other forget")
+    table = result.table()
+    if as_json:
+        rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
+        terminal.print_json({"memory": str(output), "finding": result.sentence, "rows": rows})
+        return
+    terminal.print_table(table.title, table.header, table.rows)
+    terminal.print_text(result.sentence)
+    loads = ", ".join(map(str, result.original.recalled_pair_counts)) or "none"
+    terminal.print_text(
+        f"NLL in nats per token; recall in points, mean over {loads} pairs; ± 95 % intervals"
+    )
+    terminal.print_text(f"written to {output}")
 
 
 def _run_sensitivity(

@@ -19,6 +19,7 @@ SECTIONS = {
     "Stored copies": measured.copies,
     "What was cut": cut.blocks,
     "Which layer carries what": measured.layers,
+    "What each layer remembers": measured.memory,
     "Effective rank of the state": measured.ranks,
     "Recovery": recovery.blocks,
     "How to reproduce it": reproduce.blocks,

@@ -86,6 +86,26 @@ def layers(findings: Findings) -> Iterator[Block]:
     )
 
 
+def memory(findings: Findings) -> Iterator[Block]:
+    """Pictures, and a table of everything that was made to forget."""
+    memory = findings.memory
+    if memory is None:
+        yield missing(
+            findings,
+            "Layers were not made to forget, so it is not known which ones carry memory.",
+            "statetrim analyze {model} --memory --text {text} -o memory.json",
+        )
+        return
+    yield Text(memory.sentence)
+    sheet = pictures.memory_sheet(memory)
+    for panel in sheet.panels:
+        yield Picture(panel, f"{panel.title}.")
+    yield Text(sheet.caption)
+    table = memory.table()
+    caption = "NLL in nats and recall in points, as change with 95 % interval below the first row"
+    yield Table(table.header, table.rows, caption, folded=True)
+
+
 def ranks(findings: Findings) -> Iterator[Block]:
     """Mean rank in use, its pictures, and a table by layer.
 

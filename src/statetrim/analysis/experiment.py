@@ -1,0 +1,77 @@
+"""Text and recall of a changed model, compared with the original on the same tokens."""
+
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from ..artifacts.sensitivity import CutSamples
+from ..errors import StatetrimError
+from ..runtime.live import LiveModel
+from ..runtime.logits import FinalHiddenStates, compare_logits
+from ..storage.text import Sequences
+from ..tasks.recall import associations, recalled_share
+
+LOADS = (16, 32, 63)  # key-value pairs per recall sequence
+FIRST_RANGE = 16  # tokens read; every following range of positions ends at twice as many
+
+
+class Experiment:
+    """Sequences to run every changed model on, and the original's final hidden states for them."""
+
+    def __init__(self, live: LiveModel, data: Sequences, rows: int, batch_size: int) -> None:
+        self.live, self.batch_size = live, batch_size
+        self.text = data.batches(batch_size)
+        vocabulary = int(live.lm_head.weight.shape[0])
+        loads = [pairs for pairs in LOADS if pairs <= vocabulary // 4]
+        if not loads:
+            raise StatetrimError(f"a vocabulary of {vocabulary} is too small for recall sequences")
+        self.recall: dict[int, tuple[Tensor, Tensor]] = {}  # pairs -> token ids, answer positions
+        self.batches = [*self.text]
+        for pairs in loads:
+            self.recall[pairs] = associations(vocabulary, pairs, rows)
+            self.batches += self.split(self.recall[pairs][0])
+        self.original = FinalHiddenStates(live, self.batches)
+
+    def split(self, ids: Tensor) -> list[Tensor]:
+        """Batches of ids [rows, time]."""
+        return list(torch.split(ids, self.batch_size))
+
+    @torch.inference_mode()
+    def samples(self, changed: AbstractContextManager[None] | None = None) -> CutSamples:
+        """NLL and KL per window, in nats per token, and recalled share per sequence, of the model
+        as it is within `changed`; None: of the original, from its stored hidden states."""
+        reading = self.original
+        if changed is not None:
+            with changed:
+                reading = FinalHiddenStates(self.live, self.batches)
+        nll: list[Tensor] = []
+        kl: list[float] = []
+        for number, batch in enumerate(self.text):
+            after = reading.logits_at(number)
+            before = after if changed is None else self.original.logits_at(number)
+            both = compare_logits(before, after, batch)
+            nll.append(-both.token_log_likelihood)
+            kl += both.kl.tolist()
+        shares: dict[int, list[float]] = {}
+        number = len(self.text)
+        for pairs, (ids, positions) in self.recall.items():
+            shares[pairs] = []
+            for batch_ids in self.split(ids):
+                logits = reading.logits_at(number)(positions)
+                shares[pairs] += recalled_share(batch_ids, positions, logits).tolist()
+                number += 1
+        by_token = torch.cat(nll)  # [windows, time - 1]
+        ends = range_ends(by_token.shape[1])
+        ranges = by_token.mean(0).tensor_split(ends[:-1])
+        by_position = [float(part.mean()) for part in ranges]
+        return CutSamples(by_token.mean(1).tolist(), kl, shares, by_position)
+
+
+def range_ends(predictions: int) -> list[int]:
+    """The ends of the ranges of positions of a window: 16, 32, 64 and so on, and the last."""
+    ends, end = [], FIRST_RANGE
+    while end < predictions:
+        ends.append(end)
+        end *= 2
+    return [*ends, predictions]

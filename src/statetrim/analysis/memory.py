@@ -1,0 +1,111 @@
+"""Checkpoint + text -> Memory: the loss when layers forget what they read.
+
+The model runs as it is, then once for each layer without its state or KV cache, without all of
+them, and with all states emptied at regular intervals.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..artifacts.memory import Forgetting, Memory, MemoryKind
+from ..artifacts.record import as_fields, parse_record
+from ..artifacts.sensitivity import CutSamples
+from ..maths.units import parse_token_count
+from ..options import takes_options
+from ..progress import counter, progress_reporter
+from ..runtime.corpus import Corpus
+from ..runtime.forgetting import attention_calls, emptied_states
+from ..runtime.live import LiveModel
+from ..runtime.loading import load_live
+from ..storage.json_file import read_json, write_json
+from ..storage.models import ModelLike, as_checkpoint
+from ..storage.output import run_and_save
+from ..version import __version__
+from .experiment import Experiment, range_ends
+from .options import MemoryOptions
+
+HORIZONS = (16, 64, 256, 1024)  # tokens after which all states are emptied
+_PARTIAL_FILE = "so-far.json"
+
+
+@takes_options(MemoryOptions)
+def analyze_memory(model: ModelLike, options: MemoryOptions) -> Memory:
+    """Measure what text and recall lose when each layer alone, and all, find nothing of earlier
+    tokens in their state or KV cache; and when all states are emptied every 16 to 1024 tokens.
+
+    Each measurement reads `tokens` of `text` after `skip`, and `rows` recall sequences of each
+    load. With weights on disk (`layerwise`) it reads them once. With `out` the result is written
+    there, and the same call resumes after an interruption.
+    """
+    checkpoint, length = as_checkpoint(model), options.length
+    extent = {"tokens": parse_token_count(options.tokens), "skip": parse_token_count(options.skip)}
+    data = Corpus(options.text, checkpoint).read(**extent, length=length)
+    lineage = {
+        "statetrim": __version__,
+        "source": checkpoint.digest,
+        "dtype": options.dtype_text,
+        "data": data.lineage,
+        "rows": options.rows,
+    }
+
+    def measure(directory: Path | None) -> Memory:
+        live, softmax_layers = load_live(checkpoint, options.placement), set[int]()
+        with attention_calls(live, on_call=softmax_layers.add):
+            experiment = Experiment(live, data, options.rows, options.batch_size)
+        settings = list(_settings(live, sorted(softmax_layers), data.ids.shape[1]))
+        partial, so_far = directory and directory / _PARTIAL_FILE, _SoFar()
+        if partial and partial.exists():
+            so_far = parse_record(read_json(partial, Memory.MAX_BYTES), _SoFar, partial)
+        with progress_reporter(options.progress, "forgetting") as report:
+            advance = counter(report, len(settings), "settings")
+            for number, (kind, layers, every) in enumerate(settings):
+                if number == len(so_far.samples):
+                    so_far.samples.append(
+                        experiment.samples(_forgetting(live, kind, layers, every))
+                    )
+                    if partial:
+                        write_json(partial, as_fields(so_far), indent=None)
+                advance(1)
+        measured = [Forgetting(*x, y) for x, y in zip(settings, so_far.samples, strict=True)]
+        return Memory(experiment.samples(), measured, range_ends(length - 1), lineage)
+
+    record = {"format": "statetrim memory job", **lineage}
+    return run_and_save(
+        options.out, record, measure, Memory.load, temporary_patterns=[_PARTIAL_FILE]
+    )
+
+
+@dataclass
+class _SoFar:
+    """What was measured before an interruption, in the order of the settings."""
+
+    samples: list[CutSamples] = field(default_factory=list)
+
+
+def _settings(
+    live: LiveModel, softmax_layers: list[int], length: int
+) -> Iterator[tuple[MemoryKind, list[int], int]]:
+    """What forgets, which layers, and after how many tokens: each layer alone, all of a kind, and
+    all states at intervals shorter than a window."""
+    linear_layers = list(live.checkpoint.geometry.layers)
+    singles: list[tuple[int, MemoryKind]] = [(layer, "state") for layer in linear_layers]
+    singles += [(layer, "KV cache") for layer in softmax_layers]
+    for layer, kind in sorted(singles):
+        yield kind, [layer], 1
+    if len(softmax_layers) > 1:
+        yield "KV cache", softmax_layers, 1
+    if len(linear_layers) > 1:
+        yield "state", linear_layers, 1
+    for every in HORIZONS:
+        if every < length:
+            yield "state", linear_layers, every
+
+
+def _forgetting(
+    live: LiveModel, kind: MemoryKind, layers: list[int], every: int
+) -> AbstractContextManager[None]:
+    if kind == "KV cache":
+        return attention_calls(live, blind=layers)
+    return emptied_states(live, layers, every)
