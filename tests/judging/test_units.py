@@ -23,7 +23,7 @@ def scores(unit: str, before: list[float], after: list[float], better: bool = Fa
 
 @pytest.mark.parametrize("unit", UNITS.values(), ids=UNITS)
 def test_a_value_follows_from_the_change_that_leads_to_it(unit: Unit) -> None:
-    assert unit.value_after(0.4, 0.1 / unit.step(0.4)) == pytest.approx(0.5)
+    assert unit.value_after(0.4, 0.1 / unit.value_per_loss(0.4)) == pytest.approx(0.5)
 
 
 def test_a_perplexity_beyond_all_numbers_is_one_that_artifacts_hold() -> None:

@@ -15,7 +15,7 @@ from ..cut.rows import kept_head_masks, kept_masks, over_all_heads
 from ..cut.shape import CHANNEL_AXES, Axis, ChannelAxis, Kept
 from ..cut.target import Target
 from ..errors import StatetrimError
-from ..maths.formatting import list_text, range_text, shorten
+from ..maths.formatting import list_text, lowest_to_highest, shorten
 from ..maths.table import Table
 from ..storage.checkpoint import Checkpoint, path_inside
 from ..storage.output import ARTIFACTS
@@ -111,7 +111,7 @@ class Plan(Artifact):
     def _ranges(self) -> Iterator[tuple[Axis, str]]:
         """Axis and what is kept of it, such as "32", or "16 to 32" with widths by layer."""
         for axis in self.axes:
-            yield axis, range_text(self.counts(axis).values())
+            yield axis, lowest_to_highest(self.counts(axis).values())
 
     @property
     def digest(self) -> str:

@@ -45,7 +45,7 @@ def limit_status(x: Loss) -> LimitStatus | None:
     return LimitStatus.BEYOND if x.loss.low > limit else LimitStatus.UNCLEAR
 
 
-def with_limits(losses: Sequence[Loss]) -> list[Loss]:
+def limited_losses(losses: Sequence[Loss]) -> list[Loss]:
     """The informative losses that have a limit, the worst first."""
     limited = [x for x in informative_losses(losses) if ship_limit(x) is not None]
     return sorted(limited, key=severity, reverse=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ..artifacts.decision import Decision, MeasuredShape
 from ..artifacts.scores import Scores
-from .limits import LimitStatus, limit_status, loss_text, metric_label, severity, with_limits
+from .limits import LimitStatus, limit_status, limited_losses, loss_text, metric_label, severity
 from .losses import Loss, MetricValue, metric_values, setting_losses, task_losses
 from .verdict import REQUIRED_GROUPS
 
@@ -99,7 +99,7 @@ def measured_values(decision: Decision, scores: Mapping[str, Scores]) -> Measure
 def judge_point(original: MeasuredShape, point: MeasuredShape, scores: Scores) -> JudgedCut:
     """Compare the losses of a cut with their limits."""
     cut = scores.models[-1]
-    losses = with_limits([*task_losses(scores, cut), *setting_losses(scores, cut)])
+    losses = limited_losses([*task_losses(scores, cut), *setting_losses(scores, cut)])
     share = point.state_bytes / original.state_bytes
     largest = severity(losses[0]) if losses else 0.0
     return JudgedCut(point, share, _status_of_losses(losses), largest, losses)

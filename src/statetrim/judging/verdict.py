@@ -27,12 +27,12 @@ from .limits import (
     LIMITS,
     LimitStatus,
     limit_status,
+    limited_losses,
     loss_text,
     metric_label,
     setting_label,
     severity,
     ship_limit,
-    with_limits,
 )
 from .losses import Loss, informative_losses, known_chance, setting_losses, task_losses
 
@@ -176,8 +176,8 @@ class _Evidence:
     @staticmethod
     def of(scores: Scores, model: str) -> "_Evidence":
         """Raises StatetrimError if the scores cannot be compared."""
-        main = with_limits(task_losses(scores, model))
-        return _Evidence(scores, model, main, with_limits(setting_losses(scores, model)))
+        main = limited_losses(task_losses(scores, model))
+        return _Evidence(scores, model, main, limited_losses(setting_losses(scores, model)))
 
     @property
     def limited(self) -> list[Loss]:

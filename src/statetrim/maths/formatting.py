@@ -50,7 +50,7 @@ def list_text(names: Iterable[object], max_items: int = 4) -> str:
     return f"{text} and {len(items) - max_items} more" if len(items) > max_items else text
 
 
-def range_text(numbers: Collection[int]) -> str:
+def lowest_to_highest(numbers: Collection[int]) -> str:
     """Such as "32" if all are equal, else "16 to 32"."""
     low, high = min(numbers), max(numbers)
     return str(low) if low == high else f"{low} to {high}"

@@ -15,7 +15,7 @@ from ..errors import StatetrimError
 from ..judging.verdict import Outcome, Verdict, cut_models, judge_cut
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, as_checkpoint
-from .capacity.compare import Capacity, Gain, capacities, gains
+from .capacity.compare import Capacity, Gain, capacities, flag_gains
 from .engines import engine_in_matrix, engines, find_engine
 from .engines.engine import Engine
 from .matrix import Compatibility, ServedBy, compatibility_of_geometry, known_engines
@@ -61,7 +61,7 @@ def deployment(model: Checkpoint, after: Geometry | None, serving: ServingOption
         memory_gib=serving.memory_gib,
         context=None if serving.memory_gib is None else serving.context or DEFAULT_CONTEXT,
         capacity=counted,
-        try_first=gains(model, after, serving) if counted else [],
+        try_first=flag_gains(model, after, serving) if counted else [],
     )
 
 

@@ -86,7 +86,7 @@ def find_channel_rows(
     for layer, by_leaf in by_layer.items():
         for leaf, rows_list in by_leaf.items():
             if (layer, leaf) not in seen:
-                _check_optional(layer, leaf, rows_list)
+                _check_may_lack(layer, leaf, rows_list)
     return rows_by_tensor
 
 
@@ -107,7 +107,7 @@ def find_head_rows(
                     _check_fit(rows, tensors_by_name[name], geometry)
                 rows_by_tensor[name] = LayerRows(layer, rows_list)
             if not stored_names:
-                _check_optional(layer, leaf, rows_list)
+                _check_may_lack(layer, leaf, rows_list)
     return rows_by_tensor
 
 
@@ -149,7 +149,7 @@ def _mixer_pattern(mixer: str) -> str:
     return rf"\.{re.escape(mixer.rpartition('.')[2])}\.(.+)$"
 
 
-def _check_optional(layer: int, leaf: str, rows_list: list[ChannelRows]) -> None:
+def _check_may_lack(layer: int, leaf: str, rows_list: list[ChannelRows]) -> None:
     if not rows_list[0].optional:
         raise StatetrimError(f"layer {layer} lacks the tensor {leaf!r} that its config implies")
 

@@ -47,7 +47,7 @@ class Unit:
         rounded = round(loss, self.verdict_digits) + 0.0  # + 0.0 avoids -0.0
         return f"{rounded:,.{self.verdict_digits}f}{self.suffix}"
 
-    def step(self, before: float) -> float:
+    def value_per_loss(self, before: float) -> float:
         """By how much a value of `before` changes with a change of 1 in the unit of losses."""
         return 1.0
 
@@ -57,7 +57,7 @@ class Unit:
 
     def value_after(self, before: float, change: float) -> float:
         """The value that `change` leads to from a value of `before`."""
-        return before + change * self.step(before)
+        return before + change * self.value_per_loss(before)
 
 
 class _Share(Unit):
@@ -66,7 +66,7 @@ class _Share(Unit):
     def text(self, value: float) -> str:
         return f"{100 * value:.1f}%"
 
-    def step(self, before: float) -> float:
+    def value_per_loss(self, before: float) -> float:
         return 0.01
 
     def change(self, groups: Sequence[Pairs], tail: float = TAIL) -> Interval:
@@ -90,7 +90,7 @@ class _Perplexity(Unit):
     def text(self, value: float) -> str:
         return f"{value:,.2f}" if value < 1e7 else f"{value:.2e}"
 
-    def step(self, before: float) -> float:
+    def value_per_loss(self, before: float) -> float:
         return before / 100
 
     def change(self, groups: Sequence[Pairs], tail: float = TAIL) -> Interval:

@@ -9,7 +9,7 @@ from typing import Any
 from ...cut.geometry import Geometry
 from ...cut.shape import Axis
 from ...families.contract import LAYER_WIDTHS_FIELD
-from ...maths.formatting import change_row, range_text
+from ...maths.formatting import change_row, lowest_to_highest
 from ...storage.checkpoint import Checkpoint
 from ...storage.hub.download import model_name, repository_in_cache
 from ...storage.quantized.find import describe_schemes
@@ -171,7 +171,9 @@ def _kept_text(before: Geometry, after: Geometry) -> str:
             f"whole heads cost more than channels of as many bytes wherever both were measured, "
             f"except where value heads share a key head)"
         )
-    keys, values = (range_text(widths) for widths in zip(*after.shapes.values(), strict=True))
+    keys, values = (
+        lowest_to_highest(widths) for widths in zip(*after.shapes.values(), strict=True)
+    )
     if keys != str(before.head_k_dim):
         kept.append(f"every key head keeps {keys} of {before.head_k_dim} key/query channels")
     if values != str(before.head_v_dim):

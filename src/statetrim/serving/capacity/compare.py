@@ -110,7 +110,7 @@ def capacity(model: Checkpoint, geometry: Geometry, settings: Settings, engine: 
     return max((engine.fit(layout, settings) for layout in both), key=lambda fit: fit.sequences)
 
 
-def gains(model: Checkpoint, after: Geometry | None, serving: ServingOptions) -> list[Gain]:
+def flag_gains(model: Checkpoint, after: Geometry | None, serving: ServingOptions) -> list[Gain]:
     """What each flag of the engine that applies gives, for the original and for a cut that the
     engine serves."""
     engine = serving.counted_by
