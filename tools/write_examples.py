@@ -42,8 +42,8 @@ def filled(page: str) -> str:
 def table(words: str) -> str:
     """A table of state and sequences, as released, with a 16-bit state, cut, and both."""
     import statetrim as st
-    from statetrim.maths.formatting import bytes_text
-    from statetrim.serving.capacity.compare import count_text, gain_text
+    from statetrim.maths.formatting import bytes_text, fit_text
+    from statetrim.serving.capacity.compare import gain_text
 
     arguments = _parser().parse_args(shlex.split(words))
     configs = json.loads((ROOT / "docs/calculator/configs.json").read_text()) | FROM_PUBLIC_FIGURES
@@ -61,7 +61,7 @@ def table(words: str) -> str:
         f"| states of a request | {' | '.join(states)} |",
     ]
     served = next(row.fit for row in rows if row.is_default and not row.is_cut)
-    gains = [f"{count_text(row.fit.sequences)} ({gain_text(row.fit, served)})" for row in rows]
+    gains = [f"{fit_text(row.fit.sequences)} ({gain_text(row.fit, served)})" for row in rows]
     context = sizes.deployment.context
     title = f"sequences of {context:,} tokens in {arguments.memory_gib:g} GiB of cache"
     return "\n".join([*lines, f"| {title} | {' | '.join(gains)} |"])

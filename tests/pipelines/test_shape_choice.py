@@ -19,12 +19,12 @@ from statetrim.commands.trimming.result import _load_line
 from statetrim.cut.target import Target
 from statetrim.evaluation.evaluate import evaluate
 from statetrim.evaluation.options import EvaluateOptions
+from statetrim.maths.formatting import fit_text
 from statetrim.pipelines import stages
 from statetrim.pipelines.job import Job
 from statetrim.pipelines.observer import Observer
 from statetrim.pipelines.options import TrimOptions
 from statetrim.serving import matrix
-from statetrim.serving.capacity.compare import count_text
 from statetrim.serving.matrix import NEEDS_PLUGIN, ServedBy, Shape, compatibility_of_shape
 
 Load = Callable[[str], Path]
@@ -161,7 +161,7 @@ def test_widths_by_layer_are_one_of_the_shapes(
     assert point.state_bytes == 4 * small.geometry.state_numel
     assert 2 * point.state_bytes <= uniform[0].state_bytes
     assert decision.expected in watch.messages and "points of recall" in decision.expected
-    counted = "refused" if point.sequences is None else count_text(point.sequences)
+    counted = "refused" if point.sequences is None else fit_text(point.sequences)
     assert f"→ {counted}" in decision.expected or "not known" in decision.expected
     assert f"widths by layer: {point.kept}" in watch.messages
     assert (out / "statetrim" / "sensitivity.json").exists()

@@ -97,9 +97,9 @@ class Plan(Artifact):
 
     def table(self) -> Table:
         """A summary with a row per fact."""
-        rows = {"method": self._methods}
+        rows = {}
         for axis, count in self._ranges():
-            rows[COUNTED[axis]] = count
+            rows[COUNTED[axis]] = f"{count}, by {self.axes[axis]}"
         rows |= {"layers": str(len(self.layers)), "seed": str(self.seed)}
         rows["model"] = shorten(self.lineage.get("source"), 16)
         return Table("Plan", (), list(rows.items()))

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..cut.geometry import Geometry
 from ..families.contract import text_config
-from ..maths.formatting import change_row, choices_text, relative_change_text
+from ..maths.formatting import change_row, choices_text, count_of, relative_change_text
 from ..storage.checkpoint import Checkpoint
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -105,7 +105,7 @@ def state_json(before: Geometry, after: Geometry) -> dict[str, Any]:
 def tensor_parallel_text(before: Geometry, after: Geometry) -> str:
     """Over how many devices the remaining heads can be divided, as a sentence."""
     return (
-        f"tensor parallelism: {after.num_k_heads} key heads can be shared by "
-        f"{choices_text(map(str, after.tensor_parallel))} devices "
-        f"(before: {choices_text(map(str, before.tensor_parallel))})"
+        f"tensor parallelism: {count_of(after.num_k_heads, 'key head')} can be divided among "
+        f"{choices_text(after.tensor_parallel)} device{'s' * (after.num_k_heads > 1)} "
+        f"(before: {choices_text(before.tensor_parallel)})"
     )

@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import ceil
 
 from ..errors import StatetrimError
-from ..maths.formatting import choices_text
+from ..maths.formatting import choices_text, count_of
 from .request import Side
 from .shape import ChannelAxis, Shape
 
@@ -101,7 +101,7 @@ class Geometry:
     def describe_against(self, other: "Geometry") -> str:
         """The shape as text, with the number of value heads if it differs from that of `other`."""
         same_heads = self.num_v_heads == other.num_v_heads
-        return self.shape if same_heads else f"{self.num_v_heads} heads of {self.shape}"
+        return self.shape if same_heads else f"{count_of(self.num_v_heads, 'head')} of {self.shape}"
 
     @property
     def group(self) -> int:

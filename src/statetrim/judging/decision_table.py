@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from ..artifacts.decision import Decision, MeasuredShape
 from ..artifacts.scores import Scores
-from ..maths.formatting import list_text
+from ..maths.formatting import fit_text, list_text
 from .limits import LimitStatus
 from .losses import Loss, task_losses
 from .recommendation import JudgedCut, recommend
@@ -33,7 +33,7 @@ def decision_rows(decision: Decision, scores: Mapping[str, Scores]) -> list[tupl
         missed = decision.predicted.get(name)
         figures = (
             f"{point.state_bytes / original.state_bytes:.0%}",
-            "" if point.sequences is None else f"{point.sequences:,.1f}",
+            "" if point.sequences is None else fit_text(point.sequences),
             f"{point.block_size:,}" if point.block_size else "",
             "" if missed is None else f"{100 * missed:.1f}%",
             _loss_cell(losses.get("perplexity")),

@@ -37,6 +37,16 @@ def quantity_text(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def count_of(number: int, noun: str) -> str:
+    """Such as "1 head" or "12 heads"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def fit_text(sequences: float) -> str:
+    """A number of sequences that fit: vLLM reports a fraction, other engines whole ones."""
+    return f"{sequences:,.1f}" if sequences % 1 else f"{sequences:,.0f}"
+
+
 def shorten(text: object, max_length: int = 60) -> str:
     """One printable line of at most `max_length` characters; the text may be untrusted."""
     line = "".join(c if c.isprintable() else " " for c in str(text)[: max_length + 1])

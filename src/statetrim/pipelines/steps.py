@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from ..artifacts.state_sizes import weight_bytes
 from ..evaluation.runner import MQAR_TOKENS
 from ..evaluation.samples import FIRST_LOOK
+from ..maths.formatting import count_of, list_text
 from ..options import takes_options
 from ..storage.models import ModelLike, as_checkpoint
 from .job import EVAL_LENGTH, Job
@@ -57,8 +58,8 @@ class _Estimate:
     def steps(self) -> list[Step]:
         job, after = self.job, self.job.after
         result = [self.calibrate()] if job.calibrated_methods else []
-        heads = len(after.layers) * after.num_k_heads
-        result.append(Step("select", f"{' and '.join(job.methods)}, {heads} heads"))
+        layers = count_of(len(after.layers), "layer")
+        result.append(Step("select", f"by {list_text(job.methods)}, in {layers}"))
         if job.candidates:
             result += self.compare()
         else:

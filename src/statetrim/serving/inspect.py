@@ -20,7 +20,7 @@ from ..storage.quantized.find import describe_schemes, quantization_method
 from .candidates import FLAG_DTYPE, Goal, candidate_targets, listed_targets
 from .capacity.compare import capacities, default_state_dtype, prefix_warnings
 from .deployment import Deployment, deployment
-from .matrix import known_engines
+from .matrix import known_engines, unserved_text
 from .options import InspectOptions, ServingOptions
 from .shapes import Answer, answers_by_engine, common_shapes
 from .target import resolve_target, target_for_shape
@@ -104,6 +104,8 @@ def inspect(model: ModelLike, options: InspectOptions) -> StateReport:
                 )
     served = deployment(model, after, options)
     warnings += prefix_warnings(served.capacity, options)
+    if served.capacity and (text := unserved_text(model.model_type, options.counted_by)):
+        warnings.append(text)
     return StateReport(
         model_type=model.model_type,
         layers=len(model.geometry.layers),

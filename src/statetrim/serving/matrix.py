@@ -260,6 +260,14 @@ def known_engines(model_type: str) -> list[str]:
     return list(dict.fromkeys(row.engine for row in _rows_for(model_type)))
 
 
+def unserved_text(model_type: str, engine: Engine) -> str:
+    """A sentence that warns of counts in an engine that has no row for the model type; else
+    empty."""
+    if engine.name in known_engines(model_type):
+        return ""
+    return f"{engine.name} is not known to serve {model_type}; only its arithmetic is used here"
+
+
 def _rows_for(model_type: str) -> list[Row]:
     """The rows about families that include the model type; those of an exact shape come first."""
     table = matrix()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...maths.formatting import bytes_text, change_row
+from ...maths.formatting import bytes_text, change_row, count_of, fit_text
 from ...serving.options import InspectOptions
 from .. import arguments, terminal
 from ..arguments import FamilyFile, Json, Model
@@ -66,8 +66,8 @@ def inspect(
 def _model_text(report: StateReport) -> str:
     of_total = f" of {report.total_layers}" if report.total_layers else ""
     text = (
-        f"{report.model_type}: {report.layers}{of_total} layers have a state; {report.num_k_heads} "
-        f"key heads, {report.num_v_heads} value heads"
+        f"{report.model_type}: {report.layers}{of_total} layers have a state; "
+        f"{count_of(report.num_k_heads, 'key head')}, {count_of(report.num_v_heads, 'value head')}"
     )
     if report.quantized:
         text += f"; quantised weights: {report.quantized}"
@@ -103,8 +103,6 @@ def _size_rows(report: StateReport) -> Iterator[tuple[str, ...]]:
 
 def _show_shapes(report: StateReport, options: InspectOptions) -> None:
     """Print a row per shape: its state, what fits or its share, and the engines without it."""
-    from ...serving.capacity.compare import count_text
-
     unknown = set.intersection(*(set(shape.without("unknown")) for shape in report.shapes))
     counted = any(shape.sequences is not None for shape in report.shapes)
     figures = ("fit", "prefix") if counted else ("of all",)
@@ -115,7 +113,7 @@ def _show_shapes(report: StateReport, options: InspectOptions) -> None:
             continue
         texts = [f"{shape.share:.0%}"]
         if shape.sequences is not None:
-            texts = [count_text(shape.sequences), f"{shape.shortest_prefix or 0:,}"]
+            texts = [fit_text(shape.sequences), f"{shape.shortest_prefix or 0:,}"]
         engines = shape.without("no", "wrong")
         engines += [f"{name}?" for name in shape.without("unknown") if name not in unknown]
         rows.append((shape.shape, bytes_text(shape.state_bytes), *texts, ", ".join(engines)))
@@ -169,7 +167,7 @@ def _show_engines(deployment: Deployment) -> None:
 
 def _show_capacity(deployment: Deployment) -> None:
     """Print a row per shape and dtype."""
-    from ...serving.capacity.compare import count_text, default_capacity, gain_text
+    from ...serving.capacity.compare import default_capacity, gain_text
     from ...serving.engines import find_engine
 
     served = default_capacity(deployment.capacity, cut=False)
@@ -183,7 +181,7 @@ def _show_capacity(deployment: Deployment) -> None:
             (
                 name,
                 f"{fit.states:g} x {bytes_text(fit.state_bytes)}",
-                count_text(fit.sequences),
+                fit_text(fit.sequences),
                 gain_text(fit, served.fit) if row is not served else "",
                 f"{bytes_text(fit.transfer_bytes)}\n{row.transfer_seconds * 1000:.0f} ms",
             )
@@ -217,7 +215,7 @@ def _show_capacity(deployment: Deployment) -> None:
 
 def _show_best_flags(deployment: Deployment) -> None:
     """Print the flags that give most without a cut, in a line."""
-    from ...serving.capacity.compare import count_text, default_capacity
+    from ...serving.capacity.compare import default_capacity
 
     served = default_capacity(deployment.capacity, cut=False)
     if served is None:
@@ -225,19 +223,19 @@ def _show_best_flags(deployment: Deployment) -> None:
     ranked = sorted(deployment.try_first, key=lambda gain: -gain.fit.sequences)
     best = [gain for gain in ranked if gain.fit.sequences > served.fit.sequences][:MAX_FLAGS]
     if best:
-        texts = [f"{gain.flag} ({count_text(gain.fit.sequences)})" for gain in best]
+        texts = [f"{gain.flag} ({fit_text(gain.fit.sequences)})" for gain in best]
         terminal.print_text(f"try first, without a cut: {'; '.join(texts)}")
 
 
 def _show_try_first(deployment: Deployment) -> None:
-    from ...serving.capacity.compare import count_text, default_capacity, gain_text
+    from ...serving.capacity.compare import default_capacity, gain_text
 
     served, rows = default_capacity(deployment.capacity, cut=False), []
     if served is None or not deployment.try_first:
         return
     for gain in deployment.try_first:
         fits = [gain.fit, gain.cut_fit] if gain.cut_fit else [gain.fit]
-        cells = [f"{count_text(fit.sequences)} ({gain_text(fit, served.fit)})" for fit in fits]
+        cells = [f"{fit_text(fit.sequences)} ({gain_text(fit, served.fit)})" for fit in fits]
         rows.append((gain.flag, *cells, gain.cost))
     with_cut = ("with the cut",) if deployment.try_first[0].cut_fit else ()
     header = ("flag", "sequences", *with_cut, "cost")

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from ...maths.formatting import change_row, relative_change_text
+from ...maths.formatting import change_row, count_of, relative_change_text
 from ...surgery.options import PruneOptions, RefitOptions
 from .. import arguments, terminal
 from ..arguments import FamilyFile, Json, Model
@@ -51,10 +51,12 @@ def prune(
     ]
     title = "Dry run: nothing was written" if dry_run else "Pruned"
     terminal.print_table(title, ("", "before", "after", "change"), rows)
-    shards = len(surgery.shards)
-    files = f"{shards} weight file{'s' * (shards != 1)}, {len(surgery.auxiliary_files)} other files"
+    shards, others = len(surgery.shards), len(surgery.auxiliary_files)
+    files = f"{count_of(shards, 'weight file')}, {count_of(others, 'other file')}"
     verb = "would go to" if dry_run else "written to"
-    terminal.print_text(f"{len(surgery.edits)} tensors cut; {files} {verb} {options.out}")
+    terminal.print_text(
+        f"{count_of(len(surgery.edits), 'tensor')} cut; {files} {verb} {options.out}"
+    )
 
 
 PrunedModel = Annotated[str, typer.Argument(help="A pruned checkpoint.")]

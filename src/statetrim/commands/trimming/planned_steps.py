@@ -16,7 +16,7 @@ from ...maths.formatting import bytes_text
 from ...pipelines.job import Job
 from ...pipelines.shape_choice import cut_points, predicts_shapes, uncut_points
 from ...pipelines.steps import Step
-from ...serving.matrix import ServedBy
+from ...serving.matrix import ServedBy, unserved_text
 from .. import terminal
 
 
@@ -86,7 +86,7 @@ def _show_shape(job: Job) -> None:
     terminal.note(state_text(before, after))
     if "head" in job.target.axes:
         kept, all_heads = after.describe_against(before), before.describe_against(after)
-        terminal.note(f"the state is cut to {kept} of {all_heads}")
+        terminal.note(f"the state is cut from {all_heads} to {kept}")
         terminal.note(tensor_parallel_text(before, after))
         if after.num_k_heads < before.num_k_heads:
             terminal.warn(
@@ -103,8 +103,7 @@ def _show_shape(job: Job) -> None:
         return
     shape = after.widest
     if str(shape) != str(job.options.request):
-        original = before.widest
-        terminal.note(f"the state is cut to {shape} (keys x values) of {original}")
+        terminal.note(f"the state is cut from {before.widest} to {shape} (keys x values)")
     if answers.refused and not job.options.for_:
         terminal.warn(
             f"warning: {shape} is refused by {', '.join(answers.refused)}; "
@@ -132,3 +131,5 @@ def _show_candidates(job: Job, *, to_stderr: bool) -> None:
         left=(0, 4),
         to_stderr=to_stderr,
     )
+    if unserved := unserved_text(job.model.model_type, serving.counted_by):
+        terminal.note(unserved)

@@ -10,7 +10,7 @@ from ...cut.geometry import MAX_CHANNELS, MAX_LAYERS, Geometry
 from ...errors import StatetrimError
 from ...families.contract import int_field, text_config
 from ...families.mamba2 import Mamba2
-from ...maths.formatting import list_text
+from ...maths.formatting import fit_text, list_text
 from ...maths.units import GIB
 from ...storage.checkpoint import Checkpoint
 from ..engines.engine import Engine
@@ -171,11 +171,6 @@ def default_capacity(rows: Sequence[Capacity], *, cut: bool) -> Capacity | None:
     return next((row for row in rows if row.is_default and row.is_cut == cut), None)
 
 
-def count_text(sequences: float) -> str:
-    """A number of sequences: vLLM reports a fraction, other engines whole ones."""
-    return f"{sequences:,.1f}" if sequences % 1 else f"{sequences:,.0f}"
-
-
 def gain_text(fit: Fit, baseline: Fit) -> str:
     """How many times as many sequences fit."""
     return f"{fit.sequences / baseline.sequences:.2f}x" if baseline.sequences else "from none"
@@ -193,7 +188,7 @@ def capacity_rows(rows: Sequence[Capacity], *, with_cut: bool = True) -> list[tu
             name += " (default)"
         for row in rows:
             if row.state_dtype == dtype:
-                cells[row.is_cut] = count_text(row.fit.sequences)
+                cells[row.is_cut] = fit_text(row.fit.sequences)
                 if baseline is not None and row is not baseline:
                     cells[row.is_cut] += f" ({gain_text(row.fit, baseline.fit)})"
         texts.append((name, *cells))
