@@ -35,7 +35,7 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadataBuilder
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
-from vllm.v1.core import kv_cache_utils
+from vllm.v1.core import kv_cache_planning, kv_cache_utils
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 from vllm.v1.outputs import ModelRunnerOutput
@@ -203,8 +203,8 @@ class Engine:
         cache = self.vllm_config.cache_config
         cache.num_gpu_blocks = cache.num_gpu_blocks_override = blocks
         cache.kv_cache_layout = "LBHNC"
-        groups = kv_cache_utils.get_kv_cache_groups(self.vllm_config, specs)
-        self.cache_config = kv_cache_utils.get_kv_cache_config_from_groups(
+        groups = kv_cache_planning.get_kv_cache_groups(self.vllm_config, specs)
+        self.cache_config = kv_cache_planning.get_kv_cache_config_from_groups(
             self.vllm_config, groups, 2**40
         )
         views = allocate_kv_cache(self.cache_config, CPU, cache.get_resolved_kv_cache_layout())
@@ -232,7 +232,7 @@ class Engine:
         """Blocks and maximum concurrency that vLLM reports at its start, with so many bytes of
         cache."""
         self.vllm_config.cache_config.num_gpu_blocks_override = None
-        config = kv_cache_utils.get_kv_cache_config_from_groups(
+        config = kv_cache_planning.get_kv_cache_config_from_groups(
             self.vllm_config, self.cache_config.kv_cache_groups, memory
         )
         concurrency = kv_cache_utils.get_max_concurrency_for_kv_cache_config(

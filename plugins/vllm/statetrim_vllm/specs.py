@@ -9,13 +9,14 @@ from vllm.model_executor.layers.mamba.mamba_utils import (
     MambaStateShapeCalculator,
 )
 from vllm.utils.math_utils import cdiv
-from vllm.v1.core.kv_cache_utils import (
-    _get_kv_cache_groups_uniform_page_size,
-    unify_kv_cache_spec_page_size,
-)
 from vllm.v1.kv_cache_interface import MambaSpec
 
 from .pages import Heads, layer_widths, number_of_parts
+
+try:
+    from vllm.v1.core import kv_cache_planning as planning
+except ImportError:  # before vLLM 0.33
+    from vllm.v1.core import kv_cache_utils as planning
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -87,7 +88,8 @@ def pages_of_a_sequence(vllm_config: Any, specs: dict[str, Any]) -> int:
 
     By the grouping of its default layout; the layout itself is not known yet when vLLM asks for
     specs."""
-    groups = _get_kv_cache_groups_uniform_page_size(unify_kv_cache_spec_page_size(specs))
+    one_size = planning.unify_kv_cache_spec_page_size(specs)
+    groups = planning._get_kv_cache_groups_uniform_page_size(one_size)
     blocks = sum(
         cdiv(
             group.kv_cache_spec.max_memory_usage_bytes(vllm_config),
