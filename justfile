@@ -21,6 +21,7 @@ test:
 gpu-kernels ENGINES OUT:
     pytest -m "slow or not slow" tests/runtime/test_kernel_stubs.py tests/runtime/test_doctor.py tests/kernels
     mkdir -p {{OUT}}
+    tools/engines/make_hub_kernels.sh {{ENGINES}}/hub-kernels
     {{ENGINES}}/hub-kernels/bin/python tests/helpers/kernel_worker.py kernels {{OUT}}
 
 # The reference models recall as much as was stated with them; CI compares their logits.
@@ -112,23 +113,15 @@ compare-methods MODEL TEXT TEST *OPTIONS:
     python studies/methods.py run {{MODEL}} --text {{TEXT}} --test {{TEST}} {{OPTIONS}}
     python studies/methods.py page
 
-# Environments of real engines, each below DIRECTORY: MLX-LM, llama.cpp, vLLM for CPUs, and kernels to compile.
-engines DIRECTORY:
-    tools/engines/make_mlx.sh {{DIRECTORY}}/mlx
-    tools/engines/make_llamacpp.sh {{DIRECTORY}}/llamacpp
-    tools/engines/make_vllm_cpu.sh {{DIRECTORY}}/vllm
-    tools/engines/make_kernels.sh {{DIRECTORY}}/kernels
-    tools/engines/make_hub_kernels.sh {{DIRECTORY}}/hub-kernels
+# The newest engines, each in an environment below DIRECTORY: which rows of the matrix and of the capacity grids hold for them (docs/serving.md).
+engines DIRECTORY *OPTIONS:
+    python tools/engines/newest.py {{DIRECTORY}} {{OPTIONS}}
 
-# Rows of the runtime matrix: compile the kernels of the vLLM and SGLang installed there (docs/serving.md).
-compile-kernels ENGINES:
-    {{ENGINES}}/kernels/bin/python tools/compile_kernels.py src/statetrim/serving/engines_compiled.json
-
-# Sequences that fit by the code of vLLM and SGLang installed there, which tests compare (docs/capacity.md).
-capacity-grid ENGINES:
-    PYTHONPATH=tools/engines/in_vllm {{ENGINES}}/kernels/bin/python tools/engines/in_vllm/capacity_grid.py docs/calculator/configs.json tests/data/vllm-capacity.json
-    PYTHONPATH=tools/engines {{ENGINES}}/kernels/bin/python tools/engines/sglang_capacity.py docs/calculator/configs.json tests/data/sglang-capacity.json
-    {{ENGINES}}/llamacpp/bin/python tools/engines/llamacpp_memory.py tests/data/llamacpp-memory.json
+# What finer blocks find again: prompts through vLLM's scheduler (results/prefixes.md).
+prefix-replay ENGINES:
+    PYTHONPATH=tools/engines/in_vllm {{ENGINES}}/kernels/bin/python studies/prefix_replay.py run --fault
+    PYTHONPATH=tools/engines/in_vllm {{ENGINES}}/kernels/bin/python studies/prefix_replay.py run
+    python studies/prefix_replay.py page
 
 # Small models in hub layout and their cuts, from one that train-tiny made (results/engine-checks.md).
 engine-models TRAINED OUT TEXT *OPTIONS:
@@ -145,20 +138,10 @@ evaluate-vllm ENGINES MODELS DATA OUT:
     statetrim evaluate {{MODELS}}/qwen3_5_text-64x64-refitted --baseline {{MODELS}}/qwen3_5_text-128 --tasks lambada_openai,winogrande,arc_easy --data {{DATA}} --limit 100 --dtype float32 -o {{OUT}}/transformers-float32.json
     {{ENGINES}}/vllm/bin/python -m statetrim evaluate {{MODELS}}/qwen3_5_text-64x64-refitted --baseline {{MODELS}}/qwen3_5_text-128 --tasks lambada_openai,winogrande,arc_easy --data {{DATA}} --limit 100 --engine vllm --engine-option dtype=bfloat16 --engine-option max_model_len=1024 --engine-option enforce_eager=true --engine-option kv_cache_memory_bytes=268435456 -o {{OUT}}/evaluate-vllm.json
     VLLM_CPU_OMP_THREADS_BIND="0|1" {{ENGINES}}/vllm/bin/python -m statetrim evaluate {{MODELS}}/qwen3_5_text-64x64-refitted --baseline {{MODELS}}/qwen3_5_text-128 --tasks lambada_openai --data {{DATA}} --limit 32 --engine vllm --engine-option dtype=bfloat16 --engine-option tensor_parallel_size=2 --engine-option max_model_len=1024 --engine-option enforce_eager=true --engine-option kv_cache_memory_bytes=268435456 -o {{OUT}}/evaluate-vllm-two-workers.json
-    python tools/engines/compare_scores.py {{OUT}}/transformers-float32.json {{OUT}}/evaluate-vllm.json
-    python tools/engines/compare_scores.py {{OUT}}/evaluate-vllm.json {{OUT}}/evaluate-vllm-two-workers.json
-
-# Which rows of the engine matrix are older than the newest release on the package registry.
-engines-outdated:
-    python tools/engines/outdated.py
 
 # Fewer channels, fewer bits, or both: shapes x dtypes of the state of one model.
 compare-precision MODEL TEXT TEST WORK:
     python studies/precision.py run {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}}
-
-# What vLLM reports of its cache when it starts; a test holds the calculator against it.
-vllm-startup ENGINES:
-    {{ENGINES}}/vllm/bin/python tools/engines/record_vllm_startup.py tests/data/vllm-startup.json
 
 # Throughput of cuts beside the original and the ideal on this machine (results/benchmark.md).
 bench-serving DIRECTORY:
@@ -226,18 +209,9 @@ compare-uneven MODEL TEXT TEST WORK *OPTIONS:
     python studies/uneven.py run {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
     python studies/uneven.py page
 
-# Sequences in vLLM's cache with layers of different widths, by its own functions (results/uneven.md).
-uneven-capacity ENGINES *CONFIGS:
-    PYTHONPATH=plugins/vllm {{ENGINES}}/kernels/bin/python tools/engines/in_vllm/uneven_capacity.py {{CONFIGS}} -o results/uneven-capacity.json
-
 # A wide layer in parts, in vLLM's own layers with interpreted kernels: several requests, a cached prefix.
 check-parts ENGINES MODEL OUT *OPTIONS:
     PYTHONPATH=plugins/vllm:src {{ENGINES}}/kernels/bin/python tools/kernels/serve_parts.py {{MODEL}} -o {{OUT}} {{OPTIONS}}
-
-# Layers of different widths in real MLX-LM and vLLM, with the plugins (results/uneven.md).
-check-uneven ENGINES MODELS TEXT WORK:
-    {{ENGINES}}/vllm/bin/python -m pip install --no-deps ./plugins/vllm
-    python tools/engines/check_uneven.py {{ENGINES}} {{MODELS}} --text {{TEXT}} --work {{WORK}}
 
 # The paper's tables and figures on MODEL: quality and PCA; then results/paper.md.
 paper MODEL TEXT TEST WORK:

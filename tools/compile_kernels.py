@@ -1,7 +1,7 @@
 """Find the shapes for which the Triton kernels of installed vLLM and SGLang compile.
 
-    tools/engines/make_kernels.sh KERNELS
-    KERNELS/bin/python tools/compile_kernels.py src/statetrim/serving/engines_compiled.json
+    just engines DIRECTORY
+    DIRECTORY/kernels/bin/python tools/compile_kernels.py OUT.json --engines vllm
 
 Writes rows of the engine matrix. No GPU is needed: Triton compiles for a pretended one, the
 engines' functions are called in serving order on small CPU tensors, and every launch stops when its

@@ -1,5 +1,5 @@
 """The plugins for engines give each layer its own widths. MLX-LM is a fake here and vLLM is left
-out; `just check-uneven` runs the real ones, `just check-parts` vLLM's layers on any CPU."""
+out; `just check-parts` runs vLLM's layers on any CPU."""
 
 import importlib
 import re

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 STUDIES = (
     "demo", "methods", "paper/ledger", "parts", "precision", "quantised_matrix", "quantisers",
-    "recall/tables", "recovery", "shapes", "snapshots", "speech", "two_axes", "uneven",
+    "prefix_replay", "recall/tables", "recovery", "shapes", "snapshots", "two_axes", "uneven",
 )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Record what llama.cpp allocates for the states of small hybrids, and the size of a checkpoint.
 
-    just capacity-grid ENGINES
+    just engines DIRECTORY
 
 Runs in the environment of make_llamacpp.sh. Random models are made from configs, converted by
 llama.cpp's converter and started by xllamacpp; the figures are those of its log.

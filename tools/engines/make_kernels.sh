@@ -3,7 +3,7 @@
 # make_kernels.sh TARGET [VLLM_VERSION [SGLANG_VERSION]]
 set -euo pipefail
 target=${1:?the directory of the new environment}
-vllm=${2:-0.32.0}
+vllm=${2:-0.33.0}
 sglang=${3:-0.5.23}
 
 "${PYTHON:-python3}" -m venv "$target"
@@ -14,7 +14,7 @@ sglang=${3:-0.5.23}
     python-json-logger pyzmq regex requests setuptools starlette
 # fla, and what statetrim and its tests' helpers need (`just interpret-kernels`, `just check-parts`).
 "$target/bin/pip" install --quiet flash-linear-attention==0.6.0 datasets lazy_loader peft pytest typer accelerate
-# What their cache arithmetic imports besides (`just capacity-grid`).
+# What their cache arithmetic imports besides (tools/engines/in_vllm, sglang_capacity.py).
 "$target/bin/pip" install --quiet openai uvloop py-cpuinfo prometheus_client xgrammar fastapi partial_json_parser \
     llguidance tqdm compressed_tensors dill
 # Only their Python files matter here: none of their compiled parts is run.

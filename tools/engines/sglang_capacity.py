@@ -1,6 +1,6 @@
 """Record the state slots, requests and tokens of SGLang's pools, by its own sizing code.
 
-    just capacity-grid ENGINES
+    just engines DIRECTORY
 
 Runs in an environment with SGLang. Nothing is allocated: the methods that size the pools run on an
 object that has only what they read. The configs are those of the calculator's page.

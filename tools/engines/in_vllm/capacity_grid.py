@@ -1,6 +1,6 @@
 """Record how many sequences fit in vLLM, by its own functions, over a grid of settings.
 
-    just capacity-grid ENGINES
+    just engines DIRECTORY
 
 Runs in an environment with vLLM; no model is loaded and no cache allocated. The model classes give
 the shapes and dtypes of the state, the layers' own methods the specs, Platform the block size, and
@@ -14,6 +14,7 @@ import argparse
 import importlib
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +23,13 @@ import torch
 import vllm
 import vllm.utils.torch_utils
 from layers_of_configs import draft_layers, layer_kinds
-from vllm.config import CacheConfig
-from vllm.model_executor.layers.mamba.abstract import MambaBase
+from scheduling import shortest_cached_prefix
+from tqdm import tqdm
+from vllm.config import CacheConfig, DeviceConfig, SchedulerConfig, VllmConfig
+from vllm.model_executor.layers.mamba.gdn.olmo_gdn_linear_attn import (
+    OlmoHybridGatedDeltaNetAttention,
+)
+from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
 from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
 from vllm.model_executor.layers.mamba.mamba_utils import (
     MambaStateDtypeCalculator,
@@ -31,12 +37,15 @@ from vllm.model_executor.layers.mamba.mamba_utils import (
 )
 from vllm.model_executor.models import ModelRegistry
 from vllm.models.kimi_k3.nvidia.kda import KimiK3DeltaAttention
+from vllm.models.qwen4_exp.nvidia.ple_layer import Qwen4ExpPLELayer
 from vllm.platforms.interface import Platform
 from vllm.v1.attention.backend import MultipleOf
+from vllm.v1.attention.backends.gdn_attn import FLASHINFER_GDN_CHECKPOINT_ALIGNMENT
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
-from vllm.v1.core import kv_cache_utils
+from vllm.v1.core import kv_cache_planning, kv_cache_utils
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
+    KVCacheConfig,
     MambaSpec,
     MLAAttentionSpec,
     get_kv_quant_mode,
@@ -52,7 +61,14 @@ CLASSES = {  # model type -> class that knows its state
     "kimi_linear": ("vllm.models.kimi_k3.nvidia.model", "KimiLinearForCausalLM"),
 }  # fmt: skip
 KDA_BACKENDS = ("triton", "flashkda")
-SETTINGS = 450
+OTHER_DRAFTERS = (
+    "use_multi_module_mtp", "use_dspark", "use_dflash", "uses_draft_model",
+    "uses_dynamic_speculative_decoding",
+)  # fmt: skip
+GDN_BACKENDS = ("triton", "flashinfer")
+FLASHINFER = ("qwen3_next", "qwen4_exp_text")
+WITH_PREFIX = 300  # the last settings, of which the shortest cached prefix is searched too
+SETTINGS = 450 + WITH_PREFIX
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "fp8": torch.uint8}
 
 
@@ -102,21 +118,25 @@ class KdaLayer(KimiK3DeltaAttention):
     get_state_shape = get_state_dtype = None
 
 
-class DeltaLayer(MambaBase):
+class QwenLayer(QwenGatedDeltaNetAttention):
     mamba_type = MambaAttentionBackendEnum.GDN_ATTN
     get_state_shape = get_state_dtype = None
 
 
-class PleLayer(MambaBase):
+class OlmoLayer(OlmoHybridGatedDeltaNetAttention):
+    mamba_type = MambaAttentionBackendEnum.GDN_ATTN
+    get_state_shape = get_state_dtype = None
+
+
+class PleLayer(Qwen4ExpPLELayer):
     mamba_type = MambaAttentionBackendEnum.SHORT_CONV
-    is_kv_cache_tp_replicated = True
     get_state_shape = get_state_dtype = None
 
 
 LAYERS = {
-    "qwen3_next": DeltaLayer,
-    "qwen4_exp_text": DeltaLayer,
-    "olmo_hybrid": DeltaLayer,
+    "qwen3_next": QwenLayer,
+    "qwen4_exp_text": QwenLayer,
+    "olmo_hybrid": OlmoLayer,
     "kimi_linear": KdaLayer,
 }
 
@@ -131,8 +151,15 @@ class Backend:  # an attention backend of kernel blocks of 16 tokens, without pa
         return spec
 
 
-def namespace(case: dict[str, Any], config: dict[str, Any]) -> Any:
-    """What vLLM's functions read of its config, for one case."""
+class Fields(SimpleNamespace):
+    """A config of vLLM, as far as it is set: nothing that it lacks is used."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def serving_config(case: dict[str, Any], config: dict[str, Any]) -> VllmConfig:
+    """vLLM's config of one case; the model's own has what vLLM's functions read."""
     hf_config = SimpleNamespace(**config)
     heads = config.get("num_key_value_heads", 1)
     is_latent = "kv_lora_rank" in config
@@ -144,99 +171,132 @@ def namespace(case: dict[str, Any], config: dict[str, Any]) -> Any:
         cache_dtype="fp8" if case["kv"] == "fp8" else "auto",
         mamba_ssm_cache_dtype=case["state"],
         enable_prefix_caching=case["prefix_caching"],
-        use_replayssm=case["replay"],
     )
+    scheduler = SchedulerConfig(
+        max_model_len=case["context"],
+        is_encoder_decoder=False,
+        max_num_batched_tokens=8192,
+        async_scheduling=False,
+    )
+    settings = VllmConfig(
+        device_config=DeviceConfig(device="cpu"), cache_config=cache, scheduler_config=scheduler
+    )
+    settings.scheduler_config.disable_hybrid_kv_cache_manager = False
+    cache.use_replayssm = case["replay"]
     cache.kv_cache_layout = "LBHNC"
     cache.mamba_cache_mode = "align" if case["prefix_caching"] else "none"
     cache.mamba_block_size = case["context"]
-    tokens = case["speculative"]
-    return SimpleNamespace(
-        cache_config=cache,
-        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
-        parallel_config=SimpleNamespace(
-            decode_context_parallel_size=1,
-            prefill_context_parallel_size=1,
-            tensor_parallel_size=case["devices"],
-        ),
-        speculative_config=SimpleNamespace(
-            num_speculative_tokens=tokens,
+    settings.parallel_config.tensor_parallel_size = case["devices"]
+    settings.mamba_config = SimpleNamespace(backend="triton")
+    if case["speculative"]:
+        settings.speculative_config = Fields(
+            num_speculative_tokens=case["speculative"],
             method="mtp",
+            max_num_new_slots_for_drafting=0,
             use_eagle=lambda: True,
             use_eagle_block_drop=lambda: True,
+            needs_eagle_block_drop=lambda: True,
+            **dict.fromkeys(OTHER_DRAFTERS, lambda: False),
         )
-        if tokens
-        else None,
-        num_speculative_tokens=tokens,
-        attention_config=SimpleNamespace(hisparse_config=None),
-        mamba_config=SimpleNamespace(backend="triton"),
-        model_config=SimpleNamespace(
-            max_model_len=case["context"],
-            hf_config=hf_config,
-            hf_text_config=hf_config,
-            dtype=torch.bfloat16,
-            use_mla=is_latent,
-            architecture=config["model_type"],
-            get_num_kv_heads=lambda parallel: max(1, heads // parallel.tensor_parallel_size),
-            get_head_size=lambda: width,
-        ),
+    settings.model_config = Fields(
+        max_model_len=case["context"],
+        hf_config=hf_config,
+        hf_text_config=hf_config,
+        dtype=torch.bfloat16,
+        runner_type="generate",
+        skip_tokenizer_init=True,
+        use_mla=is_latent,
+        architecture=config["model_type"],
+        get_num_kv_heads=lambda parallel: max(1, heads // parallel.tensor_parallel_size),
+        get_head_size=lambda: width,
     )
+    return settings
 
 
-def state_layer(base: type[Any], case: dict[str, Any], shapes: Any, dtypes: Any) -> Any:
-    """A linear layer that has only what its get_kv_cache_spec reads."""
+def state_layers(
+    case: dict[str, Any], config: dict[str, Any], model_class: Any, settings: VllmConfig
+) -> dict[str, Any]:
+    """Name -> a linear or PLE layer that has only what its own get_kv_cache_spec reads."""
+    shapes = model_class.get_mamba_state_shape_from_config(settings)
+    dtypes = model_class.get_mamba_state_dtype_from_config(settings)
+    base = LAYERS.get(config["model_type"], Mamba2Layer)
+    linear = [i for i, kind in enumerate(layer_kinds(config)) if kind in ("state", "both")]
+    layers = {f"layers.{i}.mixer": bare_layer(base, case, settings, shapes, dtypes) for i in linear}
+    for i in config.get("ple_layer_ids", ()):
+        ple = Qwen4Exp.ple_shape(settings)
+        layers[f"layers.{i}.ple"] = bare_layer(PleLayer, case, settings, ple, (torch.bfloat16,))
+    return layers
+
+
+def bare_layer(
+    base: type[Any], case: dict[str, Any], settings: VllmConfig, shapes: Any, dtypes: Any
+) -> Any:
     base.__abstractmethods__ = frozenset()
     layer = base.__new__(base)
-    object.__setattr__(layer, "get_state_shape", lambda: shapes)
-    object.__setattr__(layer, "get_state_dtype", lambda: dtypes)
-    object.__setattr__(layer, "kda_prefill_backend", case.get("kda_backend"))
+    has_flashinfer = case.get("gdn_backend") == "flashinfer" and case["prefix_caching"]
+    alignment = FLASHINFER_GDN_CHECKPOINT_ALIGNMENT if has_flashinfer else None
+    for name, value in {
+        "get_state_shape": lambda: shapes,
+        "get_state_dtype": lambda: dtypes,
+        "kda_prefill_backend": case.get("kda_backend"),
+        "vllm_config": settings,
+        "cache_config": settings.cache_config,
+        "conv_state_len": 9,
+        "_checkpoint_alignment": alignment,
+    }.items():
+        object.__setattr__(layer, name, value)
     return layer
 
 
-def sequences(case: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """Block size, blocks, groups and concurrency of one case, computed by vLLM."""
+def laid_out(case: dict[str, Any], config: dict[str, Any]) -> tuple[VllmConfig, KVCacheConfig]:
+    """vLLM's config and cache of one case, computed by vLLM."""
     config = {**config, **case["cut"]}
-    vllm_config = namespace(case, config)
+    settings = serving_config(case, config)
     model_class = Qwen4Exp
     if config["model_type"] in CLASSES:
         module, name = CLASSES[config["model_type"]]
         model_class = getattr(importlib.import_module(module), name)
     ModelRegistry.resolve_model_cls = lambda *_, **__: (model_class, config["model_type"])
     Platform._find_non_ssm_backends = classmethod(lambda *_: [Backend])
-    Platform._align_hybrid_block_size(vllm_config, Backend)
-    shapes = model_class.get_mamba_state_shape_from_config(vllm_config)
-    dtypes = model_class.get_mamba_state_dtype_from_config(vllm_config)
-    cache, model = vllm_config.cache_config, vllm_config.model_config
-    base = LAYERS.get(config["model_type"], Mamba2Layer)
-    state_spec = state_layer(base, case, shapes, dtypes).get_kv_cache_spec(vllm_config)
+    layers = state_layers(case, config, model_class, settings)
+    settings.compilation_config.static_forward_context = layers
+    Platform._align_hybrid_block_size(settings, Backend)
+    cache, model = settings.cache_config, settings.model_config
+    specs = {name: layer.get_kv_cache_spec(settings) for name, layer in layers.items()}
     spec_class = MLAAttentionSpec if model.use_mla else FullAttentionSpec
     softmax_spec = spec_class(
         block_size=cache.block_size,
-        num_kv_heads=model.get_num_kv_heads(vllm_config.parallel_config),
+        num_kv_heads=model.get_num_kv_heads(settings.parallel_config),
         head_size=model.get_head_size(),
         dtype=DTYPES[case["kv"]],
         kv_quant_mode=get_kv_quant_mode(cache.cache_dtype),
     )
-    specs = {}
     for i, kind in enumerate(layer_kinds(config)):
-        if kind in ("state", "both"):
-            specs[f"layers.{i}.mixer"] = state_spec
         if kind in ("softmax", "both"):
             specs[f"layers.{i}.attn"] = softmax_spec
-    for i in config.get("ple_layer_ids", ()):
-        ple = state_layer(PleLayer, case, Qwen4Exp.ple_shape(vllm_config), (torch.bfloat16,))
-        specs[f"layers.{i}.ple"] = ple.get_kv_cache_spec(vllm_config)
     for i in range(draft_layers(config) if case["speculative"] else 0):
-        specs[f"mtp.{i}.attn"] = softmax_spec
-    groups = kv_cache_utils.get_kv_cache_groups(vllm_config, specs)
+        specs[f"mtp.{i}.attn"] = replace(softmax_spec, is_draft=True)
+    groups = kv_cache_planning.get_kv_cache_groups(settings, specs)
     memory = case["memory_gib"] * 2**30
-    laid_out = kv_cache_utils.get_kv_cache_config_from_groups(vllm_config, groups, memory)
-    concurrency = kv_cache_utils.get_max_concurrency_for_kv_cache_config(vllm_config, laid_out)
-    return {
-        "block_size": cache.block_size,
-        "blocks": laid_out.num_blocks,
-        "groups": len(groups),
+    return settings, kv_cache_planning.get_kv_cache_config_from_groups(settings, groups, memory)
+
+
+def figures(case: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """Block size, blocks, groups and concurrency of one case, and its shortest cached prefix."""
+    settings, cache = laid_out(case, config)
+    block_size = settings.cache_config.block_size
+    concurrency = kv_cache_utils.get_max_concurrency_for_kv_cache_config(settings, cache)
+    found = {
+        "block_size": block_size,
+        "blocks": cache.num_blocks,
+        "groups": len(cache.kv_cache_groups),
         "sequences": round(concurrency, 6),
     }
+    if case.get("with_prefix"):
+        settings.model_config.max_model_len = 2**20  # the context limits prompts, not blocks
+        many = replace(cache, num_blocks=1000)  # the rule does not depend on their number
+        found["prefix"] = shortest_cached_prefix(settings, many, 3 * block_size)
+    return found
 
 
 def cuts(config: dict[str, Any]) -> list[dict[str, int]]:
@@ -273,6 +333,10 @@ def cases(models: dict[str, dict[str, Any]], count: int) -> list[dict[str, Any]]
         }
         if config["model_type"] == "kimi_linear":
             case["kda_backend"] = draw.choice(KDA_BACKENDS)
+        if i >= count - WITH_PREFIX:
+            case["with_prefix"] = True
+            if config["model_type"] in FLASHINFER and not case["cut"]:  # FlashInfer takes 128x128
+                case["gdn_backend"] = draw.choice(GDN_BACKENDS)
         chosen.append(case)
     return chosen
 
@@ -284,8 +348,8 @@ def main() -> None:
     options = parser.parse_args()
     models = json.loads(options.configs.read_text())
     results = []
-    for case in cases(models, SETTINGS):
-        results.append(case | sequences(case, models[case["model"]]))
+    for case in tqdm(cases(models, SETTINGS)):
+        results.append(case | figures(case, models[case["model"]]))
     lines = ",\n".join(json.dumps(result) for result in results)
     options.output.write_text(f'{{"vllm": "{vllm.__version__}",\n"cases": [{lines}]}}\n')
     print(len(results), "settings recorded for", len(models), "models")
