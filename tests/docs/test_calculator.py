@@ -42,6 +42,7 @@ def vectors(models: dict[str, Any]) -> list[tuple[str, str, str, dict[str, Any]]
             state_ratio=draw.choice((0.9, 0.0, 0.3)),
             slots=draw.choice((0, 3)),
             coded_share=draw.choice((0, 0.04)),
+            flashinfer=draw.random() < 0.2,
         )
         engine = tuple(counted_engines())[i % len(counted_engines())]
         chosen.append((engine, model, draw.choice(kinds), dataclasses.asdict(settings)))

@@ -108,15 +108,18 @@ def recorded_settings(case: dict[str, Any]) -> arithmetic.Settings:
         devices=case["devices"],
         replay=case["replay"],
         state_ratio=case.get("state_ratio", 0.9),
+        flashinfer=case.get("gdn_backend") == "flashinfer",
     )
 
 
 def test_every_setting_equals_vllms_own_functions() -> None:
-    assert len(VLLM["cases"]) >= 400
+    assert len(VLLM["cases"]) >= 700
+    assert sum("prefix" in case for case in VLLM["cases"]) >= 300
     for case in VLLM["cases"]:
         fit = vllm(recorded_model(case), recorded_settings(case))
         assert (fit.block_size, fit.blocks) == (case["block_size"], case["blocks"]), case
         assert fit.sequences == pytest.approx(case["sequences"], abs=1e-6), case
+        assert fit.shortest_prefix == case.get("prefix", fit.shortest_prefix), case
 
 
 def test_every_setting_equals_sglangs_own_pool_sizing() -> None:

@@ -71,6 +71,6 @@ def test_every_source_row_of_an_engine_on_the_registry_names_its_release() -> No
     packages |= {"transformers", "flash-linear-attention"}
     for row in rows:
         if row.get("current", True) and row["engine"] not in ("TensorRT-LLM", "statetrim.portable"):
-            found = newest.RELEASE.match(row["source"])
+            match = newest.RELEASE.match(row["source"])
             if row["evidence"] != "report" and not row["source"].startswith("llama.cpp 2026-10"):
-                assert found, row["source"]
+                assert match, row["source"]

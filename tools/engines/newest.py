@@ -156,24 +156,24 @@ class Sources:
             if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
         }
         identifiers = {word for word in words if "_" in word and word not in paths}
-        found: dict[str, str] = {}
+        texts: dict[str, str] = {}
         for name, text in (chosen or contents).items():
             if any(identifier in text for identifier in identifiers):
-                found |= definitions(name, text, identifiers)
-        return found or {name: ast.unparse(ast.parse(text)) for name, text in chosen.items()}
+                texts |= definitions(name, text, identifiers)
+        return texts or {name: ast.unparse(ast.parse(text)) for name, text in chosen.items()}
 
 
 def definitions(name: str, text: str, identifiers: set[str]) -> dict[str, str]:
     """Place -> text of all definitions of these names in a file."""
-    found = dict[str, str]()
+    texts = dict[str, str]()
     for node in ast.walk(ast.parse(text)):
         names = {getattr(node, "name", None)}
         if isinstance(node, ast.Assign):
             names = {ast.unparse(target) for target in node.targets}
         for identifier in identifiers & names:
-            found.setdefault(f"{name} {identifier}", "")
-            found[f"{name} {identifier}"] += ast.unparse(node) + "\n"
-    return found
+            texts.setdefault(f"{name} {identifier}", "")
+            texts[f"{name} {identifier}"] += ast.unparse(node) + "\n"
+    return texts
 
 
 class Check:
@@ -266,8 +266,8 @@ class Check:
             out = self.work / f"compiled-{package}-{self.versions[package]}.json"
             command = (TOOLS / "compile_kernels.py", out, "--engines", *names)
             failure = self.make(out, command)
-            found = [] if failure else json.loads(out.read_text())["rows"]
-            new |= {row_name(row): record.with_evidence(row, differences) for row in found}
+            fresh = [] if failure else json.loads(out.read_text())["rows"]
+            new |= {row_name(row): record.with_evidence(row, differences) for row in fresh}
         for row in rows:
             checked = self.versions[row["source"].split()[0]]
             if row["versions"] == checked:
@@ -283,8 +283,8 @@ class Check:
 
     def by_hand(self, row: Row, differences: dict[tuple[str, str], float]) -> tuple[Row, Line]:
         """A row of engines.json and what came of it."""
-        found = RELEASE.match(row["source"])
-        package, recorded = found.groups() if found else ("", "")
+        match = RELEASE.match(row["source"])
+        package, recorded = match.groups() if match else ("", "")
         if not row.get("current", True) or package not in self.versions:
             return row, Line(row_name(row), row["versions"], "", "not checked")
         checked = self.versions[package]
@@ -354,7 +354,7 @@ def main() -> None:
     packages.append("flash-linear-attention")
     versions = {package: newest_version(package) for package in packages}
     versions["transformers"] = version("transformers")
-    versions |= dict(given.split("=") for given in options.version)
+    versions |= dict(pair.split("=") for pair in options.version)
     check = Check(folder, versions)
     lines: list[Line] = []
 

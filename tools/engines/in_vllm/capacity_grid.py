@@ -286,7 +286,7 @@ def figures(case: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     settings, cache = laid_out(case, config)
     block_size = settings.cache_config.block_size
     concurrency = kv_cache_utils.get_max_concurrency_for_kv_cache_config(settings, cache)
-    found = {
+    fields = {
         "block_size": block_size,
         "blocks": cache.num_blocks,
         "groups": len(cache.kv_cache_groups),
@@ -295,8 +295,8 @@ def figures(case: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     if case.get("with_prefix"):
         settings.model_config.max_model_len = 2**20  # the context limits prompts, not blocks
         many = replace(cache, num_blocks=1000)  # the rule does not depend on their number
-        found["prefix"] = shortest_cached_prefix(settings, many, 3 * block_size)
-    return found
+        fields["prefix"] = shortest_cached_prefix(settings, many, 3 * block_size)
+    return fields
 
 
 def cuts(config: dict[str, Any]) -> list[dict[str, int]]:

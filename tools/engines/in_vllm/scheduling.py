@@ -66,7 +66,7 @@ class Served:
 
 def shortest_cached_prefix(vllm_config: Any, cache_config: Any, most: int) -> int:
     """The fewest shared tokens of which a third prompt finds any again; 0 if no prompt of `most`
-    tokens does. Each prompt goes on differently for as long again."""
+    tokens does. Each prompt has as many tokens of its own after them."""
 
     def hits(shared: int) -> bool:
         served = Served(vllm_config, cache_config)

@@ -1,7 +1,7 @@
 """What the arithmetic of engines has in common: how many sequences fit in a memory.
 
 The function of each engine is in its file in `engines/`. It follows the files of the engine that
-its docstring names, and the engine's own code checks it (`just capacity-grid`). The calculator of
+its docstring names, and the engine's own code checks it (`just engines`). The calculator of
 the documentation site runs these functions, translated by `tools/write_calculator.py`, so they keep
 to numbers, tuples, loops and conditions.
 """
@@ -59,6 +59,7 @@ class Settings:
     devices: int = 1  # tensor parallelism
     replay: bool = False  # ReplaySSM: recompute drafts instead of storing their states
     alignment: int = 16  # vLLM: tokens of a kernel block; 128 on CPUs
+    flashinfer: bool = False  # vLLM: prefills Gated DeltaNet of 128x128, on Hopper and Blackwell
     slots: int = 0  # SGLang: states of a running request
     state_ratio: float = 0.9  # SGLang: --mamba-full-memory-ratio; 0: the best for this context
     checkpoints: int = 32  # llama.cpp: --ctx-checkpoints
@@ -83,12 +84,17 @@ class Fit:
     transfer_bytes: float  # a sequence that moves to another server
 
 
+def conv_key_heads(group: StateLayers, model: CacheModel, devices: int) -> int:
+    """Key heads of a layer's convolution on all devices, copies included."""
+    if model.shared_groups and (group.conv_key_heads // 2) % devices != 0:
+        return 2 * devices
+    return group.conv_key_heads
+
+
 def conv_channels(group: StateLayers, model: CacheModel, devices: int) -> float:
     """Channels of a layer's convolution on one device."""
-    key_heads = group.conv_key_heads
-    if model.shared_groups and (key_heads // 2) % devices != 0:
-        key_heads = 2 * devices
-    return (key_heads * group.keys + group.conv_value_heads * group.values) / devices
+    keys = conv_key_heads(group, model, devices) * group.keys
+    return (keys + group.conv_value_heads * group.values) / devices
 
 
 def layer_bytes(group: StateLayers, model: CacheModel, settings: Settings, taps: int) -> float:

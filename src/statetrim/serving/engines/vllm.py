@@ -11,6 +11,7 @@ from ..capacity.arithmetic import (
     Settings,
     StateLayers,
     arrays_of_sequences,
+    conv_key_heads,
     layer_bytes,
     layer_token_bytes,
     moved_bytes,
@@ -20,14 +21,15 @@ from . import vllm_cpu
 from .engine import BFLOAT16_COST, PLUGIN_TYPES, Engine, Flag, dtype_field
 
 
-def replay_bytes(group: StateLayers, settings: Settings) -> float:
+def replay_bytes(group: StateLayers, model: CacheModel, settings: Settings) -> float:
     """Bytes of ReplaySSM's ring of 16 inputs in one Mamba-2 layer.
 
     model_executor/layers/mamba/mamba_utils.py, append_replayssm_ring. With
     speculation it is FlashInfer's, which also holds the tokens that are being verified.
     """
     ring = 16 + (1 + settings.speculative if settings.speculative > 0 else 0)
-    inputs = group.heads * group.values + group.conv_key_heads / 2 * group.keys
+    keys = conv_key_heads(group, model, settings.devices) / 2 * group.keys
+    inputs = group.heads * group.values + keys
     return ring * (inputs * settings.conv_bytes + group.heads * 4) / settings.devices
 
 
@@ -37,14 +39,15 @@ def vllm(model: CacheModel, settings: Settings) -> Fit:
     blocks.
 
     Block size: platforms/interface.py, _align_hybrid_block_size. Groups, blocks and concurrency:
-    v1/core/kv_cache_utils.py. States of a request: v1/kv_cache_interface.py, MambaSpec. All layers
+    v1/core/kv_cache_planning.py. States of a request: v1/kv_cache_interface.py, MambaSpec. Layers
     are padded to the widest page, as in the default cache layout. With prefix caching Mamba-2 keeps
     one more state, and so does KDA if FlashKDA prefills, on Hopper and Blackwell:
-    models/kimi_k3/nvidia/kda.py, resolve_kda_prefill_backend.
+    models/kimi_k3/nvidia/kda.py, resolve_kda_prefill_backend. FlashInfer does too, and its blocks
+    are multiples of 64 tokens: layers/mamba/gdn/qwen_gdn_linear_attn.py.
 
-    Prefixes, read at commit a014e35 of 2026-08-22: only whole blocks are found, and with drafts the
-    last one that matches is dropped: v1/core/kv_cache_coordinator.py, find_longest_cache_hit. More
-    requests than blocks are refused: config/compilation.py.
+    Prefixes: only whole blocks are found, and with drafts only if the token after the block is the
+    same too: config/vllm.py, num_hash_lookahead_tokens. More requests than blocks are refused:
+    config/compilation.py.
     """
     if model.softmax_layers == 0:
         fit = arrays_of_sequences(model, replace(settings, speculative=0))
@@ -57,7 +60,7 @@ def vllm(model: CacheModel, settings: Settings) -> Fit:
     fewest = softmax
     most = softmax
     for group in model.states:
-        ring = replay_bytes(group, settings) if settings.replay else 0
+        ring = replay_bytes(group, model, settings) if settings.replay else 0
         page = max(page, layer_bytes(group, model, settings, taps) + ring)
         linear += group.layers
         copies = 2 if model.bounded_gate and group.keys == 128 else copies
@@ -80,6 +83,9 @@ def vllm(model: CacheModel, settings: Settings) -> Fit:
     linear_groups += ceil(ple / size)
     token = layer_token_bytes(model, settings)
     alignment = max(settings.alignment, 128) if model.latent else settings.alignment
+    if settings.flashinfer and settings.prefix_caching:
+        alignment = max(alignment, 64)
+        copies = 2
     block_size = alignment * ceil(page / (alignment * token))
     block = block_size * token * widest
     blocks = floor(settings.memory / block)
@@ -95,7 +101,7 @@ def vllm(model: CacheModel, settings: Settings) -> Fit:
         block_size=block_size,
         blocks=blocks,
         requests=blocks,
-        shortest_prefix=(2 if settings.speculative > 0 else 1) * block_size if cached else 0,
+        shortest_prefix=block_size + (1 if settings.speculative > 0 else 0) if cached else 0,
         block_bytes=(softmax_groups + linear_groups) * block,
         stored_bytes=linear_groups * block,
         host_bytes=0,
@@ -117,7 +123,7 @@ ENGINE = Engine(
     key="vllm",
     name="vLLM",
     packages=("vllm",),
-    version="0.32.0",
+    version="0.33.0",
     command="vllm serve {model}",
     on_cpus=vllm_cpu.ENGINE,
     fit=vllm,
