@@ -29,9 +29,9 @@ from .methods.contract import ValueEvidence as ValueEvidence
 from .methods.contract import needs as needs
 from .methods.contract import selects as selects
 from .methods.contract import top as top
+from .pipelines.estimate import estimate as estimate
 from .pipelines.options import TrimOptions as TrimOptions
 from .pipelines.sensitivity import sensitivity as sensitivity
-from .pipelines.steps import estimate as estimate
 from .pipelines.trim import trim as trim
 from .progress import Progress as Progress
 from .recovery.options import RecoverOptions as RecoverOptions

@@ -16,7 +16,7 @@ from torch import Tensor
 from statetrim.runtime.loading import load_live, load_tokenizer
 from statetrim.runtime.placement import Placement
 from statetrim.storage.checkpoint import open_checkpoint
-from statetrim.verification.engine import Answer, EngineError, Request
+from statetrim.verification.engine import DriverAnswer, DriverRequest, EngineError
 
 _FIRST = """
 import os, time
@@ -118,7 +118,9 @@ class InProcess:
     requested_models: list[str] = field(default_factory=list)
 
     @torch.inference_mode()
-    def __call__(self, engine: str, python: Path, request: Request, seconds: float) -> Answer:
+    def __call__(
+        self, engine: str, python: Path, request: DriverRequest, seconds: float
+    ) -> DriverAnswer:
         model = open_checkpoint(request.model)
         narrow = model.geometry.head_k_dim < 12
         self.requested_models.append(model.path.name)
@@ -139,7 +141,7 @@ class InProcess:
             for _ in range(request.generate):
                 ids.append(int(logits(ids)[-1].argmax()))
         tokenizer = load_tokenizer(model)
-        return Answer(
+        return DriverAnswer(
             engine="stand-in",
             encoded=[tokenizer(t, add_special_tokens=False)["input_ids"] for t in request.texts],
             choices=[prediction.indices.tolist() for prediction in best],

@@ -19,7 +19,7 @@ from helpers.engine import InProcess, have_ended, wait_until, write_stand_in
 from statetrim.artifacts.verification import Agreement, agreement_table
 from statetrim.commands import app
 from statetrim.serving.engines import find_engine
-from statetrim.verification.engine import EngineError, Request, run_engine
+from statetrim.verification.engine import DriverRequest, EngineError, run_engine
 from statetrim.verification.verify import _engine_faults, _sample_notes
 
 SETTINGS: dict[str, Any] = {"engine": "mlx", "count": 6, "length": 24, "generate": 5}
@@ -145,8 +145,8 @@ def test_an_engine_that_serves_noise(
         assert "chooses as transformers in float32 at only" in verification.faults[name][0]
 
 
-def make_request(pair: tuple[Path, Path]) -> Request:
-    return Request(str(pair[1]), "float32", ["w1 w2"], [[1, 2, 3]], [[1, 2]], 1, {})
+def make_request(pair: tuple[Path, Path]) -> DriverRequest:
+    return DriverRequest(str(pair[1]), "float32", ["w1 w2"], [[1, 2, 3]], [[1, 2]], 1, {})
 
 
 def test_an_engine_that_hangs_is_ended(pair: tuple[Path, Path], tmp_path: Path) -> None:

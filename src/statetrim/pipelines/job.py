@@ -108,7 +108,7 @@ class Job:
         assert self.goal is not None
         return Job._for_goal(self.options, self.corpus, self.goal, self.goal.default_dtype)
 
-    @property
+    @cached_property
     def record(self) -> dict[str, Any]:
         """What identifies this job, for a JSON file: equal jobs have equal records. Raises
         StatetrimError for a model that cannot be pruned."""
@@ -259,7 +259,7 @@ class Job:
         """Samples of each task on which the candidates are compared."""
         return self.shape_tokens // EVAL_LENGTH
 
-    @property
+    @cached_property
     def streams_weights(self) -> bool:
         """Whether weights are streamed from disk; by default if two models do not fit in memory."""
         if self.options.layerwise is not None:

@@ -17,7 +17,7 @@ from ..storage.json_file import read_json, write_json
 
 MAX_ANSWER_BYTES = 256 * MIB
 
-Sequences = Sequence[Sequence[int]]
+TokenIds = Sequence[Sequence[int]]
 
 
 class EngineError(Exception):
@@ -25,30 +25,32 @@ class EngineError(Exception):
 
 
 @dataclass(frozen=True)
-class Request:
+class DriverRequest:
     """The driver's input; `drivers/__init__.py` documents the fields."""
 
     model: str
     dtype: str
     texts: Sequence[str]
-    sequences: Sequences
-    prompts: Sequences
+    sequences: TokenIds
+    prompts: TokenIds
     generate: int
     options: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Answer:
+class DriverAnswer:
     """The driver's output; `drivers/__init__.py` documents the fields."""
 
     engine: str
-    encoded: Sequences | None
-    choices: Sequences
+    encoded: TokenIds | None
+    choices: TokenIds
     log_probabilities: Sequence[Sequence[float | None]]
-    continuations: Sequences
+    continuations: TokenIds
 
 
-def run_engine(engine: Engine, python: Path, request: Request, seconds: float) -> Answer:
+def run_engine(
+    engine: Engine, python: Path, request: DriverRequest, seconds: float
+) -> DriverAnswer:
     """Run the engine's driver in a process of `python` and return its answer.
 
     Raises EngineError if the process fails, takes longer than `seconds`, or its answer does not fit
@@ -77,10 +79,10 @@ def _failure_reason(log: Path, pattern: str) -> str:
     return " ".join(match.group(1).split())[:300] if match else last_error(log)
 
 
-def _read_answer(path: Path, request: Request) -> Answer:
+def _read_answer(path: Path, request: DriverRequest) -> DriverAnswer:
     """The answer; raises EngineError if it does not cover every sequence, prompt and text."""
     try:
-        answer = parse_record(read_json(path, MAX_ANSWER_BYTES), Answer, path.name)
+        answer = parse_record(read_json(path, MAX_ANSWER_BYTES), DriverAnswer, path.name)
     except StatetrimError as error:
         raise EngineError(f"an answer that does not fit the request: {error}") from None
     choice_counts = [len(ids) - 1 for ids in request.sequences]

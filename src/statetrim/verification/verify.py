@@ -28,7 +28,7 @@ from ..storage.output import run_and_save
 from ..storage.redirections import check_no_redirections
 from ..storage.text import documents
 from ..version import __version__
-from .engine import Answer, EngineError, Request, Sequences, run_engine
+from .engine import DriverAnswer, DriverRequest, EngineError, TokenIds, run_engine
 from .judge import EngineChoices, compare_choices
 from .options import DRIVEN, VerifyOptions
 
@@ -121,7 +121,7 @@ def _verify(
 
 def _request(
     original: Checkpoint, options: VerifyOptions, dtype: str
-) -> tuple[Request, dict[str, Any]]:
+) -> tuple[DriverRequest, dict[str, Any]]:
     """What the engine gets, still without a model, and the lineage of the text: beginnings of its
     first `count` documents to encode, and sequences of its tokens after `skip`, with prompts.
     Raises StatetrimError if it has too few tokens."""
@@ -130,7 +130,7 @@ def _request(
         tokens=count * length, length=length, skip=parse_token_count(options.skip)
     )
     sequences: list[list[int]] = packed.ids.tolist()
-    request = Request(
+    request = DriverRequest(
         model="",
         dtype=dtype,
         texts=[text[:MAX_CHARACTERS] for text in islice(documents(options.text), count)],
@@ -142,7 +142,7 @@ def _request(
     return request, packed.lineage
 
 
-def _encode(model: Checkpoint, texts: Sequence[str]) -> Sequences:
+def _encode(model: Checkpoint, texts: Sequence[str]) -> TokenIds:
     """Token ids of each text by the model's own tokenizer, without special tokens."""
     tokenizer = load_tokenizer(model)
     return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
@@ -153,7 +153,7 @@ def _without_empty(messages: Mapping[str, list[str]]) -> dict[str, list[str]]:
 
 
 def _encoding_faults(
-    expected: Sequences, actual: Sequences, tokenizer: str, reference: str
+    expected: TokenIds, actual: TokenIds, tokenizer: str, reference: str
 ) -> list[str]:
     """A sentence if the tokenizers encode any text differently."""
     differing = 0
@@ -165,7 +165,7 @@ def _encoding_faults(
     return [f"{tokenizer} gives other tokens than {reference} for {texts}"]
 
 
-def _engine_choices(request: Request, answer: Answer) -> list[EngineChoices]:
+def _engine_choices(request: DriverRequest, answer: DriverAnswer) -> list[EngineChoices]:
     """Choices in the given texts, and in the continuations after their prompts."""
     continued = []
     for prompt, tokens in zip(request.prompts, answer.continuations, strict=True):

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
+from ...pipelines.estimate import Step
 from ...pipelines.observer import Observer
-from ...pipelines.steps import Step
 from ...progress import OnProgress
 from ...recovery.options import Coverage
 from .. import terminal

@@ -13,9 +13,9 @@ from ...artifacts.state_sizes import (
 from ...cut.geometry import Geometry
 from ...judging.decision_table import HEADER, decision_rows
 from ...maths.formatting import bytes_text
+from ...pipelines.estimate import Step
 from ...pipelines.job import Job
 from ...pipelines.shape_choice import cut_points, predicts_shapes, uncut_points
-from ...pipelines.steps import Step
 from ...serving.matrix import ServedBy, unserved_text
 from .. import terminal
 

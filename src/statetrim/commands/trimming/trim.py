@@ -51,8 +51,8 @@ def trim(
 ) -> None:
     from ...artifacts.decision import NoCutNeeded
     from ...pipelines import trim as trimming
+    from ...pipelines.estimate import steps
     from ...pipelines.job import Job
-    from ...pipelines.steps import steps
     from .observer import TerminalObserver
     from .planned_steps import show_steps
     from .result import show_no_cut, show_trimmed
