@@ -6,7 +6,7 @@
 For each share of the state's bytes, `trim --to SHARE` chooses a shape; then `trim --to SHAPE`
 prunes to every candidate with the same options. All are measured on another text and other recall
 sequences than those of the choice: NLL over windows of 256 tokens, recall by MQAR (mqar.py);
-intervals are 95 %, paired by window and by sequence. The page also fills the table of the README.
+intervals are 95 %, paired by window and by sequence.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import time
 from collections import Counter
 from dataclasses import replace
 from itertools import groupby
-from math import exp
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -115,37 +114,12 @@ def agreement_table(cases: Cases) -> str:
     return table(header, lines)
 
 
-def lost_table(cases: Cases, by_layer: list[Row]) -> str:
-    """What half of the bytes costs with the shape that `trim` chose, and with widths by layer."""
-    lines = []
-    for (model, share), rows in cases.items():
-        before = rows[0]["original"]["recall"][0]
-        if share != 0.5 or before < 0.5:  # a model with little recall cannot lose much
-            continue
-        chosen = next(row for row in rows if row["chosen"])
-        lines.append([model, chosen["shape"], *lost(chosen)])
-        for row in by_layer:  # squares, which vLLM serves
-            key = row["model"], row["share"], row["seed"], row["kind"]
-            if key == (model, share, 0, "squares"):
-                lines.append([model, shapes_text(row["widths"]), *lost(row)])
-    header = ["model, half of the bytes", "shape", "perplexity", "lost", "recall"]
-    return table(header, lines)
-
-
 def shapes_text(widths: str) -> str:
     """`64x64, 3 of 16x16` of `0=64x64,1=16x16,...`, in the order of layers."""
     layer_shapes = [entry.partition("=")[2] for entry in widths.split(",")]
     return ", ".join(
         f"{n} of {shape}" if n > 1 else shape for shape, n in Counter(layer_shapes).items()
     )
-
-
-def lost(row: Row) -> list[str]:
-    """Perplexity of the original, the part lost, and recall before and after."""
-    before = row["original"]
-    perplexity = f"{exp(before['nll'][0]):.0f}"
-    loss = f"{100 * (exp(row['nll'][1]) - 1):.1f} %"
-    return [perplexity, loss, f"{before['recall'][0]:.2f} -> {row['recall'][0]:.2f}"]
 
 
 def draw(cases: Cases, path: Path) -> None:
@@ -179,9 +153,7 @@ def draw(cases: Cases, path: Path) -> None:
 def page(results: Path) -> None:
     rows = read_rows(results / "shapes.jsonl")
     cases = {key: list(group) for key, group in groupby(rows, lambda r: (r["model"], r["share"]))}
-    lost = lost_table(cases, read_rows(results / "uneven.jsonl"))
     fill(results / "shapes.md", {"agreement": agreement_table(cases)})
-    fill(results.parent / "README.md", {"lost": lost})
     draw(cases, results / "shapes.png")
 
 
