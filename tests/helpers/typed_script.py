@@ -13,7 +13,7 @@ assert_type(st.prune(model, plan, "SMALL"), st.Checkpoint)
 assert_type(st.__version__, str)
 st.trim("M", out="o", to=0.5, for_="vllm", tokens="64k")
 st.trim("M", to="64x64", out="o", limit=3)
-st.recover("M", teacher="T", text="t", out="o", rank=8, also=["mlp"])
+st.recover("M", teacher="T", text="t", out="o", rank=8, layers=[0])
 st.slect()  # type: ignore[attr-defined]
 st.trim("M", out="o", kepe=0.5)  # type: ignore[call-arg]
 st.trim("M", out="o", limit="many")  # type: ignore[arg-type]

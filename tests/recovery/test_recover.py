@@ -108,23 +108,15 @@ def expected_changes(small: st.Checkpoint) -> set[str]:
 # --- what is trained -----------------------------------------------------------------------------
 
 
-def test_a_group_that_the_model_does_not_have_is_refused(checkpoint: Any) -> None:
-    live_model = load_live(st.open(checkpoint("mamba2")))
-    with pytest.raises(st.StatetrimError, match="has no softmax projections to adapt"):
-        attach_adapters(live_model, RecoverOptions(also=("softmax",)))
-
-
 @pytest.mark.parametrize("model_type", ["delta_net", "qwen3_next", "bamba"])
 def test_coverage_counts_what_is_there(model_type: str, checkpoint: Any) -> None:
     model = st.open(checkpoint(model_type))
     live_model = load_live(model)
     module = live_model.module
-    also = ("mlp",) if model_type == "delta_net" else ("softmax", "mlp")
-    coverage = attach_adapters(live_model, RecoverOptions(also=also)).coverage
+    coverage = attach_adapters(live_model, RecoverOptions()).coverage
     assert coverage.layers == len(model.geometry.layers)
     adapted = [name for name, _ in module.named_modules() if name.endswith("lora_A")]
-    assert len(adapted) == coverage.projections + coverage.softmax[0] + coverage.mlp[0]
-    assert coverage.softmax[0] == coverage.softmax[1] and coverage.mlp[0] == coverage.mlp[1] > 0
+    assert len(adapted) == coverage.projections
     trained = [p for p in module.parameters() if p.requires_grad]
     assert coverage.trained_parameters == sum(p.numel() for p in trained)
     assert all(p.dtype == torch.float32 for p in trained)
@@ -274,11 +266,10 @@ def test_layerwise_resumes_at_the_layer_it_was_stopped_in(pair: Any, tmp_path: P
     [
         ({"batch_size": 1000}, "do not fill a batch of 1000"),
         ({"micro_batch": 3}, "cannot be shared by 1 processes that each run 3"),
-        ({"learning_rate": 2.0}, "must fall from below 1"),
+        ({"learning_rate": 2.0}, "above 0 and below 1"),
         ({"rank": 0}, "rank cannot be 0"),
         ({"control": True, "teacher": None}, "give it as --teacher"),
         ({"layerwise": True, "teacher": None}, "needs a teacher"),
-        ({"also": ("norms",)}, "choose from softmax, mlp"),
         ({"shard": True, "environ": "WORLD_SIZE=8"}, "needs several processes"),  # no launch
         ({"environ": "ACCELERATE_USE_FSDP=true"}, "add --shard"),
     ],

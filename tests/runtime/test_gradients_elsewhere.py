@@ -35,7 +35,7 @@ from statetrim.statistics import STATISTICS
 
 META = torch.device("meta")
 BF16 = Placement(dtype="bfloat16")  # which grouped experts take there
-OPTIONS = RecoverOptions(rank=4, alpha=8, learning_rate=1e-3, warm_up=0.1)
+OPTIONS = RecoverOptions(rank=4, alpha=8, learning_rate=1e-3)
 Load = Callable[[str], Path]
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths

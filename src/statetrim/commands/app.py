@@ -2,14 +2,11 @@
 
 import logging
 import os
-import shlex
 import shutil
 import sys
 import textwrap
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from traceback import format_exception, format_exception_only
+from traceback import format_exception_only
 from typing import Annotated
 
 import typer
@@ -21,7 +18,7 @@ app = typer.Typer(
     name="statetrim",
     cls=StatetrimGroup,
     help="Shrink the recurrent state of linear-attention models after training.",
-    epilog="--quiet, --log and --traceback can also follow the command.",
+    epilog="--quiet and --traceback can also follow the command.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # boxes leave too little room for words in 80 columns
@@ -37,9 +34,6 @@ def _global_options(
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Only results, warnings and errors.")
     ] = False,
-    log: Annotated[
-        Path | None, typer.Option(help="Also write all output to this file, with timestamps.")
-    ] = None,
     version: Annotated[
         bool,
         typer.Option(
@@ -53,19 +47,13 @@ def _global_options(
 
         terminal.err().quiet = True
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read when huggingface_hub is imported
-    if log:
-        from . import terminal
-
-        terminal.open_log(log, shlex.join(["statetrim", *sys.argv[1:]]))
-        _settings.log = log
 
 
 @dataclass
 class _Settings:
-    """The global options that concern errors."""
+    """The global option that concerns errors."""
 
     traceback: bool = False
-    log: Path | None = None
 
 
 _settings = _Settings()
@@ -95,8 +83,7 @@ def main() -> None:
 
 
 def _error_sentence(error: Exception) -> str:
-    """What went wrong, for people; the traceback of an error that nobody expected goes to the log
-    if there is one."""
+    """What went wrong, for people."""
     if isinstance(error, StatetrimError):
         return str(error)
     if isinstance(error, OSError):
@@ -107,35 +94,22 @@ def _error_sentence(error: Exception) -> str:
             "memory ran out; try a smaller --batch-size, shorter sequences, or --layerwise; "
             "the same command resumes from what is finished"
         )
-    where = "the same command with --traceback shows where"
-    if _settings.log:
-        _append_to_log("".join(format_exception(error)))
-        where = f"{_settings.log} shows where"
     first_line = format_exception_only(error)[0].partition("\n")[0][:300]
+    where = "the same command with --traceback shows where"
     return f"unexpected {first_line}; {where}, please report it"
 
 
 def print_error(text: str) -> None:
-    """Print one line on standard error and add it to the log.
+    """Print one line on standard error.
 
     Control characters are replaced: names in the text may hold terminal codes.
     """
     printable = "".join(c if c.isprintable() else " " for c in text)
-    sentence = " ".join(printable.split())
-    text = f"statetrim: {sentence}"
+    text = f"statetrim: {' '.join(printable.split())}"
     if sys.stderr.isatty():  # break between words; a path stays whole
         columns = shutil.get_terminal_size().columns
         text = textwrap.fill(text, columns, break_long_words=False, break_on_hyphens=False)
     print(text, file=sys.stderr)
-    if _settings.log:
-        _append_to_log(f"statetrim: {sentence}")
-
-
-def _append_to_log(text: str) -> None:
-    from . import terminal
-
-    with suppress(OSError):  # the error may be that the disk of the log is full
-        terminal.append_to_log(text)
 
 
 class _LogHandler(logging.Handler):

@@ -73,7 +73,7 @@ def run_story(
 
 @contextmanager
 def muted(quiet: bool) -> Iterator[None]:
-    """Within, nothing but progress and errors is shown if `quiet`; warnings go to the log."""
+    """Within, nothing but progress and errors is shown if `quiet`."""
     terminal.out().quiet = quiet
     try:
         yield

@@ -10,7 +10,6 @@ from typer.core import TyperCommand, TyperGroup
 from .index import COMMANDS
 
 _GLOBAL_FLAGS = ("--quiet", "--traceback")
-_GLOBAL_OPTIONS_WITH_VALUE = ("--log",)
 _LAST_PANELS = {"How it is served": 1, "Where it runs": 2, "Options": 3}
 
 
@@ -85,23 +84,10 @@ class _Commands(Mapping[str, Any]):
 
 def _global_options_first(words: list[str]) -> list[str]:
     """Move global options before the command: `trim M --quiet` becomes `--quiet trim M`."""
-    with_value = tuple(f"{name}=" for name in _GLOBAL_OPTIONS_WITH_VALUE)
-    global_words: list[str] = []
-    command_words: list[str] = []
-    remaining = iter(words)
-    for word in remaining:
-        if word == "--":
-            command_words += [word, *remaining]
-        elif word in _GLOBAL_FLAGS or word.startswith(with_value):
-            global_words.append(word)
-        elif word in _GLOBAL_OPTIONS_WITH_VALUE:
-            global_words.append(word)
-            value = next(remaining, None)
-            if value is not None:
-                global_words.append(value)
-        else:
-            command_words.append(word)
-    return global_words + command_words
+    end = words.index("--") if "--" in words else len(words)
+    global_words = [word for word in words[:end] if word in _GLOBAL_FLAGS]
+    command_words = [word for word in words[:end] if word not in _GLOBAL_FLAGS]
+    return global_words + command_words + words[end:]
 
 
 def print_version(requested: bool) -> None:

@@ -1,4 +1,4 @@
-"""Progress of long runs: a bar in a terminal; lines at intervals in a pipe and in the log."""
+"""Progress of long runs: a bar in a terminal, lines at intervals in a pipe."""
 
 import sys
 import time
@@ -33,20 +33,19 @@ def run_with_progress(
 def show_progress(label: str = "") -> Iterator[OnProgress]:
     """Yields the function to which a long run reports its Progress.
 
-    In a terminal it shows a bar, elsewhere lines at intervals, and with --quiet neither; the log
-    gets the lines in any case. Only rank 0 shows anything. `label` is shown for a Progress without
-    a label.
+    In a terminal it shows a bar, elsewhere lines at intervals, and with --quiet neither. Only rank
+    0 shows anything. `label` is shown for a Progress without a label.
     """
-    write = terminal.append_to_log if sys.stderr.isatty() else terminal.note
+    shows_lines = is_rank_zero() and not sys.stderr.isatty()
     last_written = time.monotonic()
     with progress_reporter(not terminal.err().quiet, label) as show:
 
         def report(progress: Progress) -> None:
             nonlocal last_written
             show(progress)
-            if is_rank_zero() and time.monotonic() - last_written >= _LINE_SECONDS:
+            if shows_lines and time.monotonic() - last_written >= _LINE_SECONDS:
                 last_written = time.monotonic()
-                write(_line(progress, label))
+                terminal.note(_line(progress, label))
 
         yield report
 

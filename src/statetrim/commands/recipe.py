@@ -11,4 +11,4 @@ def recipe(
 ) -> None:
     from ..pipelines.recipe import recipe_of_result, recipe_text
 
-    print(recipe_text(recipe_of_result(result), str(result)), end="")  # not to the log
+    print(recipe_text(recipe_of_result(result), str(result)), end="")

@@ -1,72 +1,20 @@
-"""Printing for all commands: text, tables and JSON to the consoles, and text and tables to the log.
+"""Printing for all commands: text, tables and JSON.
 
 Results (tables and JSON) go to standard output; progress, notes and warnings to standard error.
-`--quiet` suppresses progress and notes; the file of `--log` gets everything except JSON.
+`--quiet` suppresses progress and notes.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import StatetrimError
-from ..progress import is_rank_zero
-
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
-    from pathlib import Path
 
     from rich.console import Console
     from rich.table import Table
-
-_LOG_FIRST_LINE = "# statetrim log"
-_LOG_WIDTH = 120
-
-
-class _Log:
-    """The file of --log; a run appends to the log of earlier runs and refuses any other file."""
-
-    def __init__(self, path: Path) -> None:
-        if path.exists() and not self._is_log(path):
-            raise StatetrimError(
-                f"{path} exists already and is not a log of statetrim; choose another name"
-            )
-        try:
-            self.file = path.open("a", encoding="utf-8", buffering=1)
-        except OSError as error:
-            raise StatetrimError(f"{path} cannot be written: {error.strerror}") from None
-        if not self.file.tell():
-            self.file.write(f"{_LOG_FIRST_LINE}\n")
-        self.console = _console(file=self.file, width=_LOG_WIDTH, no_color=True)
-
-    @staticmethod
-    def _is_log(path: Path) -> bool:
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            start = file.read(len(_LOG_FIRST_LINE))
-        return start in (b"", _LOG_FIRST_LINE.encode())
-
-
-_log: _Log | None = None
-
-
-def open_log(path: Path, command: str) -> None:
-    """From now on also write everything except JSON to `path`, after `command`; only rank 0 does.
-    Raises StatetrimError if `path` exists and is not a log, or cannot be written."""
-    global _log
-    if is_rank_zero():
-        _log = _Log(path)
-        append_to_log(f"$ {command}")
-
-
-def append_to_log(text: str) -> None:
-    """Write a timestamp and the text, without control characters, to the log if there is one."""
-    if _log:
-        printable = "".join(c if c.isprintable() or c == "\n" else " " for c in text)
-        _log.file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {printable}\n")
 
 
 @cache
@@ -88,35 +36,29 @@ def _console(**settings: Any) -> Console:
 
 
 def print_text(text: str, style: str | None = None) -> None:
-    """Print to standard output and to the log."""
+    """Print to standard output."""
     _print(out(), text, style)
 
 
 def print_command(text: str) -> None:
-    """Print a command to standard output without wrapping, so that it can be copied; and to the
-    log."""
+    """Print a command to standard output without wrapping, so that it can be copied."""
     out().print(text, highlight=False, soft_wrap=True)
-    append_to_log(text)
 
 
 def note(text: str) -> None:
-    """Print to standard error, unless --quiet, and to the log."""
+    """Print to standard error, unless --quiet."""
     _print(err(), text)
 
 
 def warn(text: str) -> None:
-    """Print to standard error, also with --quiet, and to the log; only to the log while standard
-    output is muted."""
-    if out().quiet:
-        append_to_log(text)
-    else:
+    """Print to standard error, also with --quiet, but not while standard output is muted."""
+    if not out().quiet:
         _print(_console(stderr=True) if err().quiet else err(), text, "yellow")
 
 
 def _print(console: Console, text: str, style: str | None = None) -> None:
     """Print one text: wrapped between words in a terminal, on one line elsewhere."""
     console.print(text, style=style, highlight=False, soft_wrap=not console.is_terminal)
-    append_to_log(text)
 
 
 def print_table(
@@ -128,7 +70,7 @@ def print_table(
     total: Sequence[str] = (),
     to_stderr: bool = False,
 ) -> None:
-    """Print a table to standard output, or to standard error unless --quiet; and to the log.
+    """Print a table to standard output, or to standard error unless --quiet.
 
     The columns `left` are words, left-aligned and wrapped between words in a narrow terminal; the
     others are figures, which stay whole. A table that does not fit so is printed as a list, a row
@@ -136,14 +78,14 @@ def print_table(
     value.
     """
     cells = [list(row) for row in rows]
-    for console in (err() if to_stderr else out(), *([_log.console] if _log else [])):
-        widths = _column_widths(header, [*cells, total], left, console.width)
-        if widths is not None:
-            console.print(_table(title, header, cells, left, total, widths))
-            continue
-        console.print(title, highlight=False, soft_wrap=True)
-        for row in [*cells, total] if total else cells:
-            _print_row(console, header, row)
+    console = err() if to_stderr else out()
+    widths = _column_widths(header, [*cells, total], left, console.width)
+    if widths is not None:
+        console.print(_table(title, header, cells, left, total, widths))
+        return
+    console.print(title, highlight=False, soft_wrap=True)
+    for row in [*cells, total] if total else cells:
+        _print_row(console, header, row)
 
 
 def fits(header: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int]) -> bool:
@@ -212,5 +154,5 @@ def _print_row(console: Console, header: Sequence[str], row: Sequence[str]) -> N
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """Print JSON to standard output, and not to the log."""
+    """Print JSON to standard output."""
     print(json.dumps(value, indent=2))

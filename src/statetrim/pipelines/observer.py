@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
 from ..progress import OnProgress, Progress, ShowProgress, ignore_progress, progress_reporter
-from ..recovery.options import Coverage
 
 
 class Observer:
@@ -22,9 +21,6 @@ class Observer:
 
     def on_message(self, sentence: str) -> None:
         """A result of a stage, in one sentence."""
-
-    def announce(self, coverage: Coverage) -> None:
-        """Recovery starts; `coverage` lists what it trains."""
 
     def progress(self, label: str) -> AbstractContextManager[OnProgress]:
         """A context manager that yields the function to which a long stage reports progress."""

@@ -143,7 +143,6 @@ class StageRunner:
             dtype=options.dtype,
             seed=options.seed,
             out=out,
-            on_coverage=self.observer.announce,
         )
 
         def make(progress: OnProgress) -> None:

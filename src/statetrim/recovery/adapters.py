@@ -17,17 +17,11 @@ from ..errors import StatetrimError
 from ..runtime.live import LiveModel
 from ..storage.checkpoint import Checkpoint
 from ..storage.safetensors_file import DTYPES
-from .options import Coverage, RecoverOptions
+from .options import RecoverOptions
 
 LayerContext = Callable[[nn.Module], AbstractContextManager[Any]]
 Replacement = Callable[[Tensor], Tensor]
 """From the stored value of a tensor to its new value, float32."""
-
-EXTRA_GROUPS = {
-    "softmax": ("q_proj", "k_proj", "v_proj", "o_proj"),
-    "mlp": ("gate_proj", "up_proj", "down_proj", "gate_up_proj", "input_linear", "output_linear"),
-}
-"""Module names of what LoRA can adapt outside linear attention."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +52,24 @@ class Update:
 
 
 @dataclass
+class Coverage:
+    """How much of the live model is trained."""
+
+    layers: int = 0
+    projections: int = 0
+    convolutions: int = 0
+    trained_parameters: int = 0
+    all_parameters: int = 0
+
+    def __str__(self) -> str:
+        share = self.trained_parameters / max(1, self.all_parameters)
+        return (
+            f"{self.projections} projections and {self.convolutions} convolutions of {self.layers} "
+            f"linear-attention layers: {self.trained_parameters:,} parameters, {share:.2%}"
+        )
+
+
+@dataclass
 class Adapters:
     """All trained tensors of one live model."""
 
@@ -85,30 +97,16 @@ def attach_adapters(
     live.module.requires_grad_(False)
     model = live.checkpoint
     names = {id(module): name for name, module in live.module.named_modules()}
-    adapters, also = Adapters(), options.also
-    coverage = adapters.coverage
+    adapters = Adapters()
     mixers = select_mixers(live, options.layers)
     for number, layer in enumerate(live.decoder_layers):
         with layer_context(layer):
-            mixer = live.mixers.get(number)
-            by_group = _linear_by_group(layer, mixer)
-            for group, module_names in by_group.items():
-                if group in also and module_names:
-                    root = names[id(layer)]
-                    _inject_lora(layer, root, module_names, model, adapters, options)
-                adapted, total = getattr(coverage, group)
-                adapted += len(module_names) if group in also else 0
-                setattr(coverage, group, (adapted, total + len(module_names)))
-            if mixer is not None and number in mixers:
+            if number in mixers:
+                mixer = mixers[number]
                 adapt_mixer(mixer, names[id(mixer)], model, adapters, options)
-    for group in also:
-        if getattr(coverage, group) == (0, 0):
-            raise StatetrimError(
-                f"the model has no {group} projections to adapt; leave out {group!r}"
-            )
     trained = [parameter for parameter in live.module.parameters() if parameter.requires_grad]
-    coverage.trained_parameters = sum(parameter.numel() for parameter in trained)
-    coverage.all_parameters = model.parameters
+    adapters.coverage.trained_parameters = sum(parameter.numel() for parameter in trained)
+    adapters.coverage.all_parameters = model.parameters
     return adapters
 
 
@@ -121,18 +119,6 @@ def select_mixers(live: LiveModel, layers: Collection[int]) -> dict[int, nn.Modu
             f"layer {unknown[0]} has no linear attention to train; choose from {available[:80]}"
         )
     return {layer: mixer for layer, mixer in live.mixers.items() if not layers or layer in layers}
-
-
-def _linear_by_group(layer: nn.Module, mixer: nn.Module | None) -> dict[str, list[str]]:
-    """Names of a decoder layer's linear modules outside its mixer, for each of EXTRA_GROUPS."""
-    in_mixer = set() if mixer is None else set(mixer.modules())
-    by_group: dict[str, list[str]] = {group: [] for group in EXTRA_GROUPS}
-    for name, module in layer.named_modules():
-        if isinstance(module, nn.Linear) and module not in in_mixer:
-            for group, suffixes in EXTRA_GROUPS.items():
-                if name.rpartition(".")[2] in suffixes:
-                    by_group[group].append(name)
-    return by_group
 
 
 def adapt_mixer(
@@ -201,10 +187,7 @@ def _inject_lora(
         adapters.updates.append(Update(stored, adapter, options.alpha / options.rank))
     targets = [f"root.{module_name}" for module_name in module_names]
     config = LoraConfig(r=options.rank, lora_alpha=options.alpha, target_modules=targets)
-    already_trainable = [p for p in root.parameters() if p.requires_grad]
     inject_adapter_in_model(config, nn.ModuleDict({"root": root}))
-    for parameter in already_trainable:  # peft freezes all parameters except its own
-        parameter.requires_grad_(True)
     for parameter_name, parameter in root.named_parameters():
         if ".lora_" in parameter_name:
             parameter.data = parameter.data.float()

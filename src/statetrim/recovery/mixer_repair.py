@@ -24,7 +24,7 @@ from ..storage.safetensors_file import save_tensors
 from .adapters import Adapters, TrainingResult, Update, adapt_mixer, select_mixers
 from .data import Batch, RecallRows, TrainingRows
 from .options import RecoverOptions
-from .schedule import is_check_due, warm_up_steps
+from .schedule import FINAL_RATE, is_check_due, warm_up_steps
 
 
 class LayerwiseRecovery:
@@ -147,9 +147,9 @@ class _MixerTraining:
         )
         self.schedule = get_cosine_with_min_lr_schedule_with_warmup(
             self.optimizer,
-            num_warmup_steps=warm_up_steps(options.warm_up, steps),
+            num_warmup_steps=warm_up_steps(steps),
             num_training_steps=steps,
-            min_lr=options.final_learning_rate,
+            min_lr_rate=FINAL_RATE,
         )
         self.curve: list[dict[str, Any]] = []
         self.held_out_curve: list[dict[str, Any]] = []

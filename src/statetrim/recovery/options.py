@@ -1,7 +1,6 @@
-"""The options of `recover`, and what they make it train."""
+"""The options of `recover`."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,19 +22,6 @@ NOT_IN_RESULT = (
     "shard", "save_every", "report_to",
 )  # fmt: skip
 """Options of the data, and those that do not change what is learned."""
-
-
-@dataclass
-class Coverage:
-    """How much of the live model is trained."""
-
-    layers: int = 0
-    projections: int = 0
-    convolutions: int = 0
-    softmax: tuple[int, int] = (0, 0)  # linear modules: adapted, all
-    mlp: tuple[int, int] = (0, 0)
-    trained_parameters: int = 0
-    all_parameters: int = 0
 
 
 def parse_layer_numbers(text: str) -> list[int]:
@@ -75,16 +61,7 @@ class RecoverOptions(OneDevice):
     rank: int = option(default=16, help="Rank of the LoRA adapters.", check=checks.at_least_one)
     alpha: int = option(default=32, help="Scale of the LoRA adapters times their rank.")
     learning_rate: float = option(default=1e-4, help="Peak learning rate; it decays to a tenth.")
-    last_learning_rate: float | None = option(
-        default=None, help="Learning rate of the last step; by default a tenth.", flags=()
-    )
-    warm_up: float = option(
-        default=0.05, help="Fraction of the steps in which the learning rate rises.", flags=()
-    )
     temperature: float = option(default=2.0, help="Temperature of the distillation.")
-    also: Sequence[str] = option(
-        default=(), help="Also adapt other modules: softmax, mlp, or both."
-    )
     mixed_precision: bool = option(default=False, help="Compute in bfloat16 where that is safe.")
     gradient_checkpointing: bool = option(
         default=False, help="Recompute activations: less memory, more time."
@@ -123,34 +100,22 @@ class RecoverOptions(OneDevice):
         """Raise StatetrimError for values out of range, and for options that layerwise recovery
         does not use."""
         super().check()
-        if not 0 < self.final_learning_rate <= self.learning_rate < 1:
+        if not 0 < self.learning_rate < 1:
             raise StatetrimError(
-                f"the learning rate must fall from below 1 to above 0, not from "
-                f"{self.learning_rate} to {self.final_learning_rate}"
+                f"a learning rate is above 0 and below 1, not {self.learning_rate}"
             )
-        if not (self.alpha > 0 and self.temperature > 0 and 0 <= self.warm_up < 1):
-            raise StatetrimError("alpha and temperature must be positive, the warm-up in [0, 1)")
+        if not (self.alpha > 0 and self.temperature > 0):
+            raise StatetrimError("alpha and temperature must be positive")
         for name in changed_options(self):
             if self.layerwise and name in NOT_LAYERWISE:
                 flag = f"--{name.replace('_', '-')}"
                 raise StatetrimError(f"layerwise recovery does not use {flag}; leave it out")
 
     @property
-    def final_learning_rate(self) -> float:
-        """`last_learning_rate`, or its default: a tenth of the learning rate."""
-        last = self.last_learning_rate
-        return self.learning_rate / 10 if last is None else last
-
-    @property
     def result_options(self) -> dict[str, Any]:
         """The options of training that change the result, as the record holds them; a resumed run
         may change others, except those of the data and `control`, which are elsewhere there."""
-        chosen = as_record(self) | {"last_learning_rate": self.final_learning_rate}
-        return {name: value for name, value in chosen.items() if name not in NOT_IN_RESULT}
-
-
-def _ignore_coverage(coverage: Coverage) -> None:
-    pass
+        return {n: value for n, value in as_record(self).items() if n not in NOT_IN_RESULT}
 
 
 @options
@@ -165,7 +130,4 @@ class RecoverRunOptions(RecoverOptions, ProgressOptions):
         default=None,
         help="The original checkpoint; without it, training uses cross-entropy only.",
         in_record=False,
-    )
-    on_coverage: Callable[[Coverage], None] = option(
-        default=_ignore_coverage, help="Called with what is trained.", flags=(), in_record=False
     )

@@ -4,6 +4,7 @@ The result has the student's files with the trained tensors replaced; everything
 for byte. It is written in `OUT.partial`, where the training state is saved too.
 """
 
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -39,16 +40,12 @@ from ..storage.output import (
 from ..storage.safetensors_file import patch_shard
 from ..storage.space import check_space, check_writable
 from ..version import __version__
-from .adapters import (
-    EXTRA_GROUPS,
-    Adapters,
-    TrainingResult,
-    attach_adapters,
-    checkpoint_activations,
-)
+from .adapters import Adapters, TrainingResult, attach_adapters, checkpoint_activations
 from .data import TrainingRows, load_training_rows
 from .fsdp import Sharder, check_launch
 from .options import RecoverOptions, RecoverRunOptions
+
+logger = logging.getLogger("statetrim")
 
 RECORD = "recover.json"
 TRAINING = "training"  # the directory in OUT.partial of the training state and trackers' files
@@ -60,8 +57,7 @@ def recover(student: ModelLike, options: RecoverRunOptions) -> Checkpoint:
     """Train `student` on `text`, and write the merged checkpoint to `out`.
 
     The loss is cross-entropy + temperature² KL(teacher || student); without a `teacher`,
-    cross-entropy only. `on_coverage` is called with what is trained. The same call resumes after an
-    interruption.
+    cross-entropy only. The same call resumes after an interruption.
     """
     teacher = None if options.teacher is None else as_checkpoint(options.teacher)
     if options.control:
@@ -150,7 +146,7 @@ class _RecoveryRun:
         with errors_of("the run cannot be reported as asked", kinds=kinds):
             trainer = RecoveryTrainer(model, args, self.data, self.options, self.progress)
         if args.process_index == 0:
-            self.options.on_coverage(adapters.coverage)
+            logger.info("training %s", adapters.coverage)
         saved_states = list_checkpoints(self.partial / TRAINING)
         trainer.train(resume_from_checkpoint=str(saved_states[-1]) if saved_states else None)
         trained = trainer.gather_trained()
@@ -163,7 +159,7 @@ class _RecoveryRun:
         directory = self.partial / TRAINING
         training = LayerwiseRecovery(self.student, self.teacher, directory, self.options)
         result = training.run(self.data, self.progress)
-        self.options.on_coverage(result.adapters.coverage)
+        logger.info("trained %s", result.adapters.coverage)
         return result
 
     def _build_distillation(self, device: torch.device) -> tuple[Any, Adapters]:
@@ -258,13 +254,8 @@ def _check_options(
             f"{largest}, usually 8 to 64"
         )
     single_process = not dist.is_torchelastic_launched()
-    if options.layerwise and (
-        teacher is None or options.shard or options.also or not single_process
-    ):
-        raise StatetrimError(
-            "layerwise recovery needs a teacher, repairs linear-attention layers only, and runs in "
-            "one process"
-        )
+    if options.layerwise and (teacher is None or options.shard or not single_process):
+        raise StatetrimError("layerwise recovery needs a teacher, and runs in one process")
     placement = options.placement
     if not options.layerwise and placement.input_device not in (
         torch.device("cpu"),
@@ -273,11 +264,6 @@ def _check_options(
         raise StatetrimError(
             f"the whole model trains on the first GPU that it sees; instead of --device "
             f"{options.device} set CUDA_VISIBLE_DEVICES={placement.input_device.index}"
-        )
-    unknown = sorted(set(options.also) - set(EXTRA_GROUPS))
-    if unknown:
-        raise StatetrimError(
-            f"{unknown[0]!r} cannot be adapted too; choose from {', '.join(EXTRA_GROUPS)}"
         )
     check_launch(options.shard)
 

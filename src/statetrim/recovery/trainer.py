@@ -33,7 +33,7 @@ from .data import TrainingRows
 from .distillation import Distillation
 from .fsdp import check_sharded, gather_full, shard_like
 from .options import RecoverOptions
-from .schedule import warm_up_steps
+from .schedule import FINAL_RATE, warm_up_steps
 
 STATE_FILE = "trainer_state.json"  # the name that the Trainer expects
 TENSORS_FILE = "training.safetensors"
@@ -49,8 +49,8 @@ def training_arguments(directory: Path, options: RecoverOptions, steps: int) -> 
         optim="adamw_torch",
         learning_rate=options.learning_rate,
         lr_scheduler_type="cosine_with_min_lr",
-        lr_scheduler_kwargs={"min_lr": options.final_learning_rate},
-        warmup_steps=warm_up_steps(options.warm_up, steps),
+        lr_scheduler_kwargs={"min_lr_rate": FINAL_RATE},
+        warmup_steps=warm_up_steps(steps),
         max_steps=steps,
         logging_steps=1,
         logging_nan_inf_filter=False,

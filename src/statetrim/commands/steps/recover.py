@@ -14,7 +14,6 @@ from ..arguments import FamilyFile, Json
 from ..command import command
 
 if TYPE_CHECKING:
-    from ...recovery.options import Coverage
     from ...storage.checkpoint import Checkpoint
 
 
@@ -29,10 +28,10 @@ def recover(
     from ..progress import run_with_progress
 
     opened = arguments.open_model(model, family)
-    changes: dict[str, Any] = {"on_coverage": show_coverage}
-    if options.teacher is not None:
-        changes["teacher"] = arguments.open_model(str(options.teacher), family)
-    recovered = run_with_progress(run, opened, options, "recovering", **changes)
+    teacher = options.teacher
+    if teacher is not None:
+        teacher = arguments.open_model(str(teacher), family)
+    recovered = run_with_progress(run, opened, options, "recovering", teacher=teacher)
     if is_rank_zero():
         show_recovery(recovered, str(options.out), as_json=as_json)
         if not as_json:
@@ -46,23 +45,6 @@ def _evaluate_command(options: RecoverRunOptions) -> str:
     seen = parse_token_count(options.skip) + parse_token_count(options.tokens)
     teacher, text = str(options.teacher or "ORIGINAL"), str(options.text)
     return evaluate_command(str(options.out), teacher, text, seen, f"{options.out}.json")
-
-
-def show_coverage(coverage: Coverage) -> None:
-    """Print how many modules and parameters will be trained to standard error, in rank 0 only."""
-    if not is_rank_zero():
-        return
-    share = coverage.trained_parameters / max(1, coverage.all_parameters)
-    others = []
-    for name, (adapted, total) in (("softmax", coverage.softmax), ("MLP", coverage.mlp)):
-        if total:
-            others.append(f"{name} {adapted} of {total}")
-    terminal.note(
-        f"training {coverage.projections} projections and "
-        f"{coverage.convolutions} convolutions of {coverage.layers} linear-attention layers"
-        + (f" ({', '.join(others)} projections)" if others else "")
-        + f": {coverage.trained_parameters:,} parameters, {share:.2%}"
-    )
 
 
 def show_recovery(recovered: Checkpoint, output: str, *, as_json: bool) -> None:

@@ -6,10 +6,8 @@ from contextlib import AbstractContextManager
 from ...pipelines.estimate import Step
 from ...pipelines.observer import Observer
 from ...progress import OnProgress
-from ...recovery.options import Coverage
 from .. import terminal
 from ..progress import show_progress
-from ..steps.recover import show_coverage
 
 
 class TerminalObserver(Observer):
@@ -36,9 +34,6 @@ class TerminalObserver(Observer):
 
     def on_message(self, sentence: str) -> None:
         terminal.note(sentence)
-
-    def announce(self, coverage: Coverage) -> None:
-        show_coverage(coverage)
 
     def progress(self, label: str) -> AbstractContextManager[OnProgress]:
         return show_progress(label)
