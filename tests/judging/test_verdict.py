@@ -24,9 +24,7 @@ from helpers.measured import (
 from statetrim.judging.limits import LIMITS, Limit
 from statetrim.judging.losses import (
     averaged_settings_text,
-    mean_recall_text,
     metric_loss,
-    recall_change,
     task_losses,
 )
 from statetrim.judging.verdict import Outcome, Verdict, cut_models, cut_warnings, judge_cut
@@ -305,7 +303,7 @@ def test_a_figure_turned_round_is_not_compared(change: dict[str, Any]) -> None:
     assert verdict.outcome is Outcome.UNKNOWN and "cannot be compared" in verdict.reason
 
 
-def test_floors_enter_no_mean_no_warning_and_no_fact() -> None:
+def test_floors_enter_no_warning_and_no_fact() -> None:
     measured = scores(
         {
             name: figures | {("fda", "contains"): [0.0] * 50}
@@ -313,7 +311,6 @@ def test_floors_enter_no_mean_no_warning_and_no_fact() -> None:
         }
     )
     alone = scores({"original": ORIGINAL, "cut": LOST})
-    assert recall_change(measured, "cut") == recall_change(alone, "cut")
     assert cut_warnings(measured, "cut") == cut_warnings(alone, "cut")
     assert judge_cut(measured).facts == judge_cut(alone).facts
     sentences = {x.task: x.sentence for x in task_losses(measured, "cut")}
@@ -361,18 +358,6 @@ def test_a_mean_names_the_settings_that_it_is_of() -> None:
     assert averaged_settings_text(none_informative, "mqar", "accuracy") == "mean of 5 settings"
     for task, metric in (("mqar", "pairs_4"), ("text", "perplexity")):
         assert averaged_settings_text(all_informative, task, metric) == ""
-
-
-def test_mean_recall_is_a_loss_like_any_other() -> None:
-    models = {"original": ORIGINAL, "cut": LOST}
-    assert mean_recall_text(scores(models), "cut") is None  # the task says it already
-    right = {"original": 0.8, "cut": 0.6}
-    both = scores({name: figures | {("fda", "contains"): answers(right[name])}
-                   for name, figures in models.items()})  # fmt: skip
-    sentence, change = mean_recall_text(both, "cut"), recall_change(both, "cut")
-    assert sentence and change and change.estimate < 0
-    assert re.fullmatch(r"loss of (\d+\.\d\d) ± \d+\.\d\d points over 2 tasks", sentence)
-    assert sentence.startswith(f"loss of {-change.estimate:.2f} ")
 
 
 def test_one_sample_tells_nothing_from_chance() -> None:

@@ -14,7 +14,7 @@ from ..errors import StatetrimError
 from ..maths.paired import TAIL, Interval, is_above_chance, mcnemar
 from ..maths.table import Table
 from ..tasks import TASKS, chance_of, group_of, setting_text
-from ..tasks.unit import SHARE, UNITS, Unit
+from ..tasks.unit import UNITS, Unit
 
 MIN_ABOVE_CHANCE = 0.05
 """How far above chance the original's share must significantly be for a task to be informative."""
@@ -47,7 +47,11 @@ class Loss:
         """The loss or gain with its margin, or why the task is uninformative."""
         if self.uninformative and self.loss.high >= 0.0:
             return f"not informative: {self.why_uninformative}"
-        return _loss_sentence(self.loss, self.unit)
+        suffix, digits = self.unit.suffix, self.unit.digits
+        if self.loss.low <= 0.0 <= self.loss.high:
+            return f"no loss within {abs(self.loss.high):.{digits}f}{suffix}"
+        kind, size = "loss" if self.loss.low > 0 else "gain", abs(self.loss.estimate)
+        return f"{kind} of {size:.{digits}f} ± {self.loss.margin:.{digits}f}{suffix}"
 
     @property
     def why_uninformative(self) -> str:
@@ -60,14 +64,6 @@ class Loss:
         return (
             f"the original is less than {100 * MIN_ABOVE_CHANCE:g} points above chance on {samples}"
         )
-
-
-def _loss_sentence(loss: Interval, unit: Unit) -> str:
-    suffix, digits = unit.suffix, unit.digits
-    if loss.low <= 0.0 <= loss.high:
-        return f"no loss within {abs(loss.high):.{digits}f}{suffix}"
-    kind = "loss" if loss.low > 0 else "gain"
-    return f"{kind} of {abs(loss.estimate):.{digits}f} ± {loss.margin:.{digits}f}{suffix}"
 
 
 def task_losses(scores: Scores, model: str) -> list[Loss]:
@@ -245,57 +241,3 @@ def metric_loss(scores: Scores, model: str, task: str, metric: str) -> Loss:
         uninformative=uninformative,
         too_few_samples=too_few_samples,
     )
-
-
-@dataclass(frozen=True)
-class MetricValue:
-    """A metric of one model, for people; the interval is that of its difference to the original,
-    added to the original's value, which has none itself."""
-
-    task: str
-    metric: str
-    unit: Unit
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-
-def metric_values(scores: Scores, model: str) -> list[MetricValue]:
-    """Every metric of a model. Raises StatetrimError if its samples are not the original's."""
-    values = []
-    for task in scores.tasks:
-        for metric in scores.metrics(task):
-            before = headline_score(scores, scores.baseline, task, metric).value
-            x = metric_loss(scores, model, task, metric)
-            low = high = None
-            if model != scores.baseline:
-                change = -x.loss if x.higher_is_better else x.loss
-                low, high = (x.unit.value_after(before, end) for end in (change.low, change.high))
-                if x.unit is SHARE:
-                    low, high = max(0.0, low), min(1.0, high)
-            values.append(MetricValue(task, metric, x.unit, x.after, low, high))
-    return values
-
-
-def mean_recall_text(scores: Scores, model: str) -> str | None:
-    """The loss of mean recall, for people; None with fewer than two informative recall tasks."""
-    tasks = {x.task for x in _informative_recall_losses(scores, model)}
-    change = recall_change(scores, model)
-    if change is None or len(tasks) < 2:
-        return None
-    return f"{_loss_sentence(-change, SHARE)} over {len(tasks)} tasks"
-
-
-def recall_change(scores: Scores, model: str) -> Interval | None:
-    """Change of the mean over informative recall tasks, in points, after minus before, so that a
-    loss is negative; None if there are no such tasks."""
-    pairs = []
-    for x in _informative_recall_losses(scores, model):
-        before = headline_score(scores, scores.baseline, x.task, x.metric)
-        pairs.append(pair_samples(before, headline_score(scores, model, x.task, x.metric)))
-    return SHARE.change(pairs) if pairs else None
-
-
-def _informative_recall_losses(scores: Scores, model: str) -> list[Loss]:
-    losses = informative_losses(task_losses(scores, model))
-    return [x for x in losses if x.group == "recall"]

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..artifacts.decision import Decision, MeasuredShape
+from ..artifacts.decision import MeasuredShape
 from ..artifacts.scores import Scores
 from .limits import LimitStatus, limit_status, limited_losses, loss_text, metric_label, severity
-from .losses import Loss, MetricValue, metric_values, setting_losses, task_losses
+from .losses import Loss, setting_losses, task_losses
 from .verdict import REQUIRED_GROUPS
 
 _SIZE_STEPS = 8
@@ -77,23 +77,6 @@ def recommend(points: Sequence[MeasuredShape], scores: Mapping[str, Scores]) -> 
         worst += f"; without a cut, a {cut.point.state_dtype} state ({cut.share:.0%})"
         worst += f": {metric_label(cut.worst)}, {cut.worst.sentence}" if cut.worst else ""
     return Recommendation(cuts, chosen, f"{size}: {reason}{worst}")
-
-
-Measured = Sequence[tuple[MeasuredShape, Sequence[MetricValue]]]
-"""Shapes with all their metrics."""
-
-
-def measured_values(decision: Decision, scores: Mapping[str, Scores]) -> Measured:
-    """Every shape that has scores, with all its metrics; the original has those of the first."""
-    values = []
-    for point in decision.points:
-        if str(point) in scores:
-            of_shape = scores[str(point)]
-            values.append((point, metric_values(of_shape, of_shape.models[-1])))
-        elif point.method == "none" and scores:
-            first = next(iter(scores.values()))
-            values.append((point, metric_values(first, first.baseline)))
-    return values
 
 
 def judge_point(original: MeasuredShape, point: MeasuredShape, scores: Scores) -> JudgedCut:

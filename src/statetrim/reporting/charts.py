@@ -1,4 +1,4 @@
-"""Numbers -> charts: line charts, intervals, bars and heat maps.
+"""Numbers -> charts: line charts, intervals and heat maps.
 
 A chart is a function that draws on matplotlib's axes when a page or a file needs it (`figures`).
 Charts are narrow enough to be readable on a phone. One with nothing to draw is None; the report
@@ -54,13 +54,12 @@ def sheet(panels: Sequence[Chart | None], caption: str) -> Sheet:
 
 @dataclass(frozen=True)
 class Point:
-    """A value with an optional interval (low, high) and a label."""
+    """A value with an optional interval (low, high)."""
 
     x: float
     y: float
     low: float | None = None
     high: float | None = None
-    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,14 +83,12 @@ def line_chart(
     log_x: bool = False,
     from_zero: bool = False,
     marks: bool = False,
-    reference: float | None = None,
 ) -> Chart | None:
     """Lines over one pair of axes; None if no point can be drawn.
 
     `x` and `y` are axis labels; `log` makes the y axis logarithmic, `log_x` the x axis. `from_zero`
-    includes 0 in a linear y axis. `marks` draws dots, intervals and labels of the points,
-    `reference` a horizontal line at that value. Points that are not finite, or not positive on a
-    logarithmic axis, are left out.
+    includes 0 in a linear y axis. `marks` draws dots and intervals of the points. Points that are
+    not finite, or not positive on a logarithmic axis, are left out.
     """
     drawable = []
     for line in series:
@@ -104,8 +101,6 @@ def line_chart(
     def draw(axes: "Axes") -> None:
         for line, style in zip(drawable, _assign_styles(drawable), strict=True):
             _draw_line(axes, line, style, marks)
-        if reference is not None and _is_in_range(reference):
-            axes.axhline(reference, color=LIGHT["ink"], linewidth=0.9, linestyle=(0, (5, 4)))
         if log_x:
             axes.set_xscale("log")
         if log:
@@ -125,7 +120,7 @@ def line_chart(
 
 
 def _draw_line(axes: "Axes", line: Series, style: str, marks: bool) -> None:
-    """A line, and with `marks` its dots, intervals and labels."""
+    """A line, and with `marks` its dots and intervals."""
     colour = LIGHT["ink" if style == ORIGINAL else style]
     x, y = [point.x for point in line.points], [point.y for point in line.points]
     name, dash = shorten(line.name, 46), DASHES.get(style, "solid")
@@ -133,14 +128,6 @@ def _draw_line(axes: "Axes", line: Series, style: str, marks: bool) -> None:
     for point in line.points if marks else ():
         if point.low is not None and point.high is not None:
             axes.vlines(point.x, point.low, point.high, color=colour)
-        if point.label:
-            axes.annotate(
-                point.label,
-                (point.x, point.y),
-                (5, 5),
-                textcoords="offset points",
-                color=LIGHT["faint"],
-            )
 
 
 def interval_chart(
@@ -159,42 +146,13 @@ def interval_chart(
         for number, (label, estimate, low, high) in enumerate(rows):
             axes.hlines(number, low, high, color=LIGHT["series-0"], linewidth=2)
             axes.plot([estimate], [number], "o", color=LIGHT["series-0"])
-            _label_row(axes, number, label)
+            place = axes.get_yaxis_transform()
+            axes.text(0, number - 0.3, shorten(label, 56), transform=place)
         axes.set_yticks([])
         axes.set_ylim(len(rows) - 0.5, -0.8)
         axes.set_xlabel(x)
 
     return Chart(title, 0.6 + 0.42 * len(rows), draw)
-
-
-def bar_chart(rows: Sequence[tuple[str, float, str]], title: str) -> Chart | None:
-    """Rows of (label, value, value text), a bar below each label; None if no value is positive.
-
-    The first row is the original and has another colour.
-    """
-    largest = max((value for _, value, _ in rows), default=0.0)
-    if largest <= 0:
-        return None
-
-    def draw(axes: "Axes") -> None:
-        for number, (label, value, value_text) in enumerate(rows):
-            colour = LIGHT["ink" if number == 0 else "series-0"]
-            axes.barh(number, value, 0.36, color=colour)
-            axes.annotate(
-                value_text, (value, number), (6, 0), textcoords="offset points", va="center"
-            )
-            _label_row(axes, number, label)
-        axes.set_axis_off()
-        axes.set_xlim(0, 1.35 * largest)
-        axes.set_ylim(len(rows) - 0.6, -0.8)
-
-    return Chart(title, 0.1 + 0.44 * len(rows), draw)
-
-
-def _label_row(axes: "Axes", number: int, label: str) -> None:
-    """Write `label` above the row `number`, from the left edge."""
-    place = axes.get_yaxis_transform()
-    axes.text(0, number - 0.3, shorten(label, 56), transform=place)
 
 
 def heat_map(values: Tensor, names: Sequence[str], title: str, top: float) -> Chart | None:

@@ -1,4 +1,4 @@
-"""A report as blocks of plain text, which `html` and `markdown` escape and render."""
+"""A report as blocks of plain text, which the templates escape."""
 
 import re
 from collections.abc import Sequence

@@ -2,25 +2,15 @@
 
 import base64
 import hashlib
-from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
 from ..artifacts.card.markdown import escape, one_line
 from .charts import Chart
-from .document import (
-    Block,
-    Command,
-    Document,
-    Missing,
-    Picture,
-    Section,
-    Text,
-    as_sentence,
-)
+from .document import Document, as_sentence
 from .theme import DARK, LIGHT
 
 
@@ -39,12 +29,13 @@ def _render(template: str, **values: Any) -> str:
 def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader(__package__, "page"),
-        autoescape=True,
+        autoescape=select_autoescape(["html", "css"]),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters |= {"sentence": as_sentence, "svg": _svg}
+    environment.filters |= {"plain": escape, "one_line": one_line}  # of Markdown
     return environment
 
 
@@ -56,49 +47,4 @@ def _svg(chart: Chart) -> Markup:
 
 def render_markdown(document: Document) -> str:
     """The document as Markdown; of pictures only the captions."""
-    summary = document.summary
-    lines = [f"# {escape(document.title)}", ""]
-    lines.append(f"**{escape(summary.answer)}**: {escape(summary.reason)}.")
-    for note in summary.notes:
-        lines += ["", f"> {escape(note)}."]
-    for fact in summary.facts:
-        lines += ["", f"- {escape(fact.name)}: {'; '.join(map(escape, fact.lines))}".rstrip()]
-        if fact.commands:
-            lines += ["", *(f"      {one_line(line)}" for line in fact.commands)]
-    for section in document.shown:
-        lines += ["", f"## {escape(section.title)}", *_section_lines(section)]
-    if document.absent:
-        lines += ["", "## Not in this report"]
-    for section in document.absent:
-        lines += ["", f"**{escape(section.title)}**", *_section_lines(section)]
-    return "\n".join([*lines, "", escape(document.footer)]) + "\n"
-
-
-def _section_lines(section: Section) -> Iterator[str]:
-    for block in section.blocks:
-        yield ""
-        yield from _block_lines(block)
-
-
-def _block_lines(block: Block) -> list[str]:
-    """Lines of Markdown, escaped; of a picture only the caption."""
-    if isinstance(block, Text):
-        return [f"> {escape(block.text)}" if block.tone else escape(block.text)]
-    if isinstance(block, Command):
-        return _code_lines(block.lines)
-    if isinstance(block, Missing):
-        return [escape(block.text), *(["", *_code_lines(block.lines)] if block.lines else [])]
-    if isinstance(block, Picture):
-        return [f"*In report.html: {escape(block.caption)}*"]
-    dashes = ["---:" if kind == "number" else "---" for kind in block.column_kinds]
-    lines = [f"{escape(block.caption)}:", ""] if block.caption else []
-    lines += [_table_row(block.header), f"|{'|'.join(dashes)}|"]
-    return lines + [_table_row(row) for row in block.rows]
-
-
-def _code_lines(lines: Sequence[str]) -> list[str]:
-    return [f"    {one_line(line)}" for line in lines]
-
-
-def _table_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(escape, cells))} |"
+    return _render("report.md.jinja", document=document) + "\n"

@@ -47,17 +47,9 @@ class Unit:
         rounded = round(loss, self.verdict_digits) + 0.0  # + 0.0 avoids -0.0
         return f"{rounded:,.{self.verdict_digits}f}{self.suffix}"
 
-    def value_per_loss(self, before: float) -> float:
-        """By how much a value of `before` changes with a change of 1 in the unit of losses."""
-        return 1.0
-
     def change(self, groups: Sequence[Pairs], tail: float = TAIL) -> Interval:
         """The change by paired samples, a mean over `groups`, with its interval."""
         return difference_interval(groups, tail)
-
-    def value_after(self, before: float, change: float) -> float:
-        """The value that `change` leads to from a value of `before`."""
-        return before + change * self.value_per_loss(before)
 
 
 class _Share(Unit):
@@ -65,9 +57,6 @@ class _Share(Unit):
 
     def text(self, value: float) -> str:
         return f"{100 * value:.1f}%"
-
-    def value_per_loss(self, before: float) -> float:
-        return 0.01
 
     def change(self, groups: Sequence[Pairs], tail: float = TAIL) -> Interval:
         """If no sample changed, the interval is bounded by the number of samples, because equal
@@ -89,9 +78,6 @@ class _Perplexity(Unit):
 
     def text(self, value: float) -> str:
         return f"{value:,.2f}" if value < 1e7 else f"{value:.2e}"
-
-    def value_per_loss(self, before: float) -> float:
-        return before / 100
 
     def change(self, groups: Sequence[Pairs], tail: float = TAIL) -> Interval:
         return super().change(groups, tail).transformed(lambda x: 100 * expm1(min(x, _MAX_LOG)))

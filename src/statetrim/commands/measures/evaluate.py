@@ -106,9 +106,6 @@ def show_scores(
     for loss in losses:
         p = "" if loss.p is None else f" (McNemar p = {loss.p:.3g})"
         terminal.print_text(f"{loss.task}, {loss.metric}, {loss.model}: {loss.sentence}{p}")
-    for model in scores.models[1:]:
-        if sentence := judging.mean_recall_text(scores, model):
-            terminal.print_text(f"mean recall, {model}: {sentence}")
     for task in scores.tasks:
         for metric in scores.metrics(task):
             if sentence := judging.averaged_settings_text(scores, task, metric):

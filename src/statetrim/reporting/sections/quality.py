@@ -9,7 +9,6 @@ from ...judging.limits import limit_status, ship_limit
 from ...judging.losses import (
     Loss,
     averaged_settings_text,
-    mean_recall_text,
     scores_table,
     task_losses,
 )
@@ -83,9 +82,6 @@ def _score_blocks(scores: Scores, own_name: str | None) -> Iterator[Block]:
             f"How to read it: a dot is the measured loss, its bar the 95% interval ({title}); a "
             f"bar that touches the dashed zero line is no proven loss. Left is better.",
         )
-    for model in scores.models[1:]:
-        if recall_text := mean_recall_text(scores, model):
-            yield Text(f"Mean recall of {model}: {recall_text}.")
     table = scores_table(scores)
     caption = "All scores, of settings and other metrics too"
     yield Table(table.header, table.rows, caption, folded=True)

@@ -4,12 +4,11 @@ from collections.abc import Iterator
 
 from ...artifacts.state_sizes import StateSize, state_rows, stored_dtype, weight_bytes
 from ...cut.geometry import KERNEL_TILE
-from ...maths.formatting import bytes_text, change_row
+from ...maths.formatting import change_row
 from ...serving.capacity.compare import capacity_rows, known_capacities, prefix_rows
 from ...serving.engines import find_engine
 from ...storage.checkpoint import Checkpoint
-from ..charts import bar_chart
-from ..document import Block, Picture, Table, Text
+from ..document import Block, Table, Text
 from ..findings import Findings, missing
 
 
@@ -25,17 +24,7 @@ def blocks(findings: Findings) -> Iterator[Block]:
             "statetrim report {cut} --baseline {model} -o report",
         )
         return
-    original, cut = findings.original.geometry, findings.cut.geometry
-    bars = []
-    for dtype, nbytes in (("float32", 4), ("bfloat16", 2)):
-        for name, geometry in (("original", original), ("cut", cut)):
-            size = nbytes * geometry.state_numel
-            bars.append((f"{name}, {dtype}", size, bytes_text(size)))
-    texts = ", ".join(f"{name} {size}" for name, _, size in bars)
-    yield Picture(
-        bar_chart(bars, f"Recurrent state of one sequence: {texts}"),
-        "Recurrent state of one sequence, all linear layers together.",
-    )
+    cut = findings.cut.geometry
     serving = findings.counted_in
     rows = known_capacities(findings.original, cut, serving)
     counts = [(*cells, "") for cells in (*capacity_rows(rows), *prefix_rows(rows))]
