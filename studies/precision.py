@@ -26,7 +26,8 @@ from statetrim.maths.paired import Pairs, difference_interval
 from statetrim.maths.quantization import FORMATS, stored_bytes
 from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.loading import load_live
-from statetrim.runtime.states import StoredStateReader
+from statetrim.runtime.logits import LogitReader
+from statetrim.runtime.states import stored_states
 from statetrim.tasks import recall
 
 SHAPES = {"full": (1.0, 1.0), "1/2": (1.0, 0.5), "1/4": (0.5, 0.5)}  # shares of keys, of values
@@ -81,17 +82,19 @@ class Evaluator:
     @torch.inference_mode()
     def samples(self, model: st.Checkpoint, storage: st.StateStorage) -> dict[str, Tensor]:
         """Float64 [rows]: NLL of each window in nats, recall of each sequence in percent."""
-        reader = StoredStateReader(load_live(model), storage)
-        logits = reader.forward(self.ids)(torch.arange(WINDOW - 1))
+        live = load_live(model)
+        reader = LogitReader(live)
+        with stored_states(live, storage):
+            logits = reader.forward(self.ids)(torch.arange(WINDOW - 1))
         nll = functional.cross_entropy(logits.mT, self.ids[:, 1:], reduction="none").mean(1)
         samples = {"nll": nll.double()}
         for pairs in PAIRS:
             ids, query_positions = recall.associations(
                 reader.vocab_size, rows=self.rows, pairs=pairs
             )
-            recalled = recall.recalled_share(
-                ids, query_positions, reader.forward(ids)(query_positions)
-            )
+            with stored_states(live, storage):
+                logits = reader.forward(ids)(query_positions)
+            recalled = recall.recalled_share(ids, query_positions, logits)
             samples[f"recall {pairs}"] = 100 * recalled.double()
         return samples
 

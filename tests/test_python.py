@@ -238,7 +238,7 @@ def test_a_function_is_told_of_every_stage(checkpoint: Load, text: Path, tmp_pat
     stages = [f"{progress.label.rpartition(': ')[2]}, {progress.unit}" for progress in seen]
     assert list(dict.fromkeys(stages)) == [
         "calibrating, tokens", "selecting, layers", "pruning, bytes",
-        "calibrating for the refit, tokens", "refitting, bytes", "mqar, samples",
+        "refitting, bytes", "mqar, samples",
     ]  # fmt: skip
     last = {progress.label: progress for progress in seen}
     assert all(progress.done == progress.total for progress in last.values()), last

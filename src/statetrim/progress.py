@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, Literal
 
@@ -65,10 +65,9 @@ def _is_notebook() -> bool:
 @contextmanager
 def progress_reporter(progress: ShowProgress, label: str) -> Iterator[OnProgress]:
     """Yields the callback that a long run reports to: `progress` itself if it is one. True shows a
-    bar in a terminal or a notebook, in rank 0 only; `label` is its text for reports that have
-    none."""
+    bar in a terminal or a notebook, in rank 0 only. Reports without a label get `label`."""
     if callable(progress):
-        yield progress
+        yield lambda report: progress(replace(report, label=report.label or label))
     elif progress and is_watched():
         bar = _Bar(label)
         try:

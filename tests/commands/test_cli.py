@@ -10,7 +10,7 @@ import pytest
 
 import statetrim as st
 from helpers.forker import Forker
-from statetrim.progress import Progress, counter
+from statetrim.progress import Progress, counter, progress_reporter
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -63,10 +63,10 @@ def test_a_log_gets_a_line_now_and_then(
 ) -> None:
     from statetrim.commands import progress as console
 
-    with console.show_progress("calibrating") as quick:
+    with console.show_progress() as quick:
         quick(Progress(512, 1024, "tokens"))
     monkeypatch.setattr(console, "_LINE_SECONDS", 0.0)
-    with console.show_progress("pruning") as slow:
+    with console.show_progress() as shown, progress_reporter(shown, "pruning") as slow:
         written = counter(slow, 2048, "bytes")
         written(512)
         written(512)

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ..artifacts.timings import Timing, Timings, unique_names
-from ..errors import StatetrimError
 from ..maths.units import parse_token_count
 from ..options import as_record, takes_options
 from ..progress import OnProgress, Progress, progress_reporter
@@ -29,9 +28,6 @@ from ..version import __version__
 from .options import BenchmarkOptions
 from .stopwatch import Work, clock_name, measure_peak_memory, time_in_turns
 
-MAX_BATCH = 4096
-MAX_LENGTH = 2**20
-MAX_ROUNDS = 1000
 PAPER_BATCHES, PAPER_LENGTHS = (32,), (2048,)
 CPU_BATCHES, CPU_LENGTHS = (1, 16, 64), (256,)
 DECODE_CYCLE = 16
@@ -77,11 +73,8 @@ def _time_models(
     """Load all models and time them at every length and batch size, sizes at the first only."""
     on_gpu, rounds = options.input_device.type == "cuda", options.rounds
     batches = options.batches or (PAPER_BATCHES if on_gpu else CPU_BATCHES)
-    _check_range(batches, MAX_BATCH, "batch")
     lengths = options.lengths or (PAPER_LENGTHS if on_gpu else CPU_LENGTHS)
     token_counts = [parse_token_count(length) for length in lengths]
-    _check_range(token_counts, MAX_LENGTH, "length")
-    _check_range([rounds], MAX_ROUNDS, "number of rounds")
     names = unique_names([checkpoint.name for checkpoint in checkpoints])
     models: Models = {}
     for name, checkpoint in zip(names, checkpoints, strict=True):
@@ -218,12 +211,6 @@ def _peak_memory_timings(models: Models, batch: int, length: int) -> Iterator[Ti
 
 def _prefill_and_decode(live: LiveModel, ids: Tensor) -> None:
     _decode_work(live, ids)()
-
-
-def _check_range(values: Sequence[int], maximum: int, name: str) -> None:
-    for value in values:
-        if not 1 <= value <= maximum:
-            raise StatetrimError(f"a {name} must be between 1 and {maximum}, not {value}")
 
 
 def _lineage(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .. import option_checks as checks
 from ..common_options import ProgressOptions, parse_names
 from ..maths.units import parse_token_count
 from ..options import option, options, output_option
@@ -17,6 +18,11 @@ def _parse_counts(text: str) -> list[int]:
     return [parse_token_count(count) for count in parse_names(text)]
 
 
+def _each_at_least_one(name: str, counts: Sequence[int | str]) -> None:
+    for count in counts:
+        checks.at_least_one(name, parse_token_count(count))
+
+
 @options
 class BenchmarkOptions(Devices, ProgressOptions):
     """The options of `benchmark`."""
@@ -28,10 +34,14 @@ class BenchmarkOptions(Devices, ProgressOptions):
         help="Batch sizes, such as 1,16,64; on a GPU 32 by default, as in the paper.",
         flags=("--batch-sizes",),
         parse=_parse_counts,
+        check=_each_at_least_one,
     )
     lengths: Sequence[int | str] | None = option(
         default=None,
         help="Tokens per prompt, such as 256,2k; on a GPU 2k by default.",
         parse=_parse_counts,
+        check=_each_at_least_one,
     )
-    rounds: int = option(default=7, help="Rounds per model; the models take turns.")
+    rounds: int = option(
+        default=7, help="Rounds per model; the models take turns.", check=checks.at_least_one
+    )

@@ -21,11 +21,10 @@ def run_with_progress(
     function: OptionsFunction[Subject, ..., Any, Result],
     subject: Subject,
     options: Any,
-    label: str = "",
     **changes: Any,
 ) -> Result:
     """Run a function that takes options, with `changes` of them, and show its progress."""
-    with show_progress(label) as progress:
+    with show_progress() as progress:
         return function.run(subject, replace(options, progress=progress, **changes))
 
 
@@ -42,16 +41,17 @@ def show_progress(label: str = "") -> Iterator[OnProgress]:
 
         def report(progress: Progress) -> None:
             nonlocal last_written
+            progress = replace(progress, label=progress.label or label)
             show(progress)
             if shows_lines and time.monotonic() - last_written >= _LINE_SECONDS:
                 last_written = time.monotonic()
-                terminal.note(_line(progress, label))
+                terminal.note(_line(progress))
 
         yield report
 
 
-def _line(progress: Progress, label: str) -> str:
+def _line(progress: Progress) -> str:
     percent = 100 * progress.done // max(1, progress.total)
     amount = f"{progress.done:,} of {progress.total:,} {progress.unit}, {percent}%"
     loss = f", {progress.loss_text}" if progress.loss_text else ""
-    return f"{progress.label or label}: {amount}{loss}"
+    return f"{progress.label}: {amount}{loss}"

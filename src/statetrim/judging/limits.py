@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ..tasks import TASKS, setting_text
+from ..tasks import TASKS
 from .losses import Loss, informative_losses, is_setting
 
 
@@ -78,10 +78,5 @@ def metric_label(x: Loss) -> str:
     if definition and x.metric == definition.metric:
         return x.task
     if is_setting(x.task, x.metric):
-        return f"{x.task} at {setting_label(x)}"
+        return f"{x.task} at {x.setting_name}"
     return f"{x.task}, {x.metric}"
-
-
-def setting_label(x: Loss) -> str:
-    """The setting of a loss on one setting of a task, for people."""
-    return setting_text(x.task, x.metric)

@@ -43,6 +43,11 @@ class Loss:
         return group_of(self.task, self.unit)
 
     @property
+    def setting_name(self) -> str:
+        """The metric for people, such as "127 pairs" for a setting of mqar."""
+        return setting_text(self.task, self.metric)
+
+    @property
     def sentence(self) -> str:
         """The loss or gain with its margin, or why the task is uninformative."""
         if self.uninformative and self.loss.high >= 0.0:

@@ -30,7 +30,6 @@ from .limits import (
     limited_losses,
     loss_text,
     metric_label,
-    setting_label,
     severity,
     ship_limit,
 )
@@ -239,7 +238,7 @@ def _beyond_limits(evidence: _Evidence, beyond: Sequence[Loss]) -> tuple[Outcome
     setting = evidence.worst_setting(worst.task)
     if setting is not None and setting is not worst:
         text += (
-            f", and by {setting.unit.loss_text(setting.loss.estimate)} at {setting_label(setting)}"
+            f", and by {setting.unit.loss_text(setting.loss.estimate)} at {setting.setting_name}"
         )
     if recorded_origin(evidence.scores, evidence.model).get("recovered") is True:
         return Outcome.STOP, f"{text}, after recovery", group
@@ -307,7 +306,7 @@ def _fact_text(evidence: _Evidence, x: Loss) -> str:
     )
     setting = evidence.worst_setting(x.task)
     if setting is not None:
-        text += f"; at {setting_label(setting)} {setting.unit.loss_text(setting.loss.estimate)}"
+        text += f"; at {setting.setting_name} {setting.unit.loss_text(setting.loss.estimate)}"
     compared = compare_with_controls(evidence.scores, x, ship_limit(x) or 0.0)
     if compared is None:
         return text
@@ -327,9 +326,7 @@ def _within_limits_text(
         bounds = f"at most {worst.unit.loss_text(worst.loss.high)}"
         setting = evidence.worst_setting(worst.task)
         if setting is not None:
-            bounds += (
-                f"; {setting.unit.loss_text(setting.loss.estimate)} at {setting_label(setting)}"
-            )
+            bounds += f"; {setting.unit.loss_text(setting.loss.estimate)} at {setting.setting_name}"
         size = worst.unit.loss_text(worst.loss.estimate)
         parts.append(f"{size} of {group} on {worst.task} ({bounds})")
         if compared.is_better:

@@ -122,5 +122,4 @@ def layer_sensitivity(runner: StageRunner, job: Job) -> Stage:
 
     by_name = {"sensitivity": chosen, "job": job.identity}
     inputs = [statistics] if statistics else []
-    bar = "cutting each layer alone"
-    return Stage(path, by_name, make, inputs, "sensitivity", "sensitivity", bar)
+    return Stage(path, by_name, make, inputs, "sensitivity", "sensitivity")

@@ -1,10 +1,8 @@
 """Callbacks of a run of several stages."""
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
 
-from ..progress import OnProgress, Progress, ShowProgress, ignore_progress, progress_reporter
+from ..progress import OnProgress, ShowProgress, ignore_progress, progress_reporter
 
 
 class Observer:
@@ -33,11 +31,5 @@ class ProgressObserver(Observer):
     def __init__(self, show_progress: ShowProgress) -> None:
         self.show_progress = show_progress
 
-    @contextmanager
-    def progress(self, label: str) -> Iterator[OnProgress]:
-        with progress_reporter(self.show_progress, label) as report:
-
-            def report_with_label(progress: Progress) -> None:
-                report(replace(progress, label=progress.label or label))
-
-            yield report_with_label
+    def progress(self, label: str) -> AbstractContextManager[OnProgress]:
+        return progress_reporter(self.show_progress, label)

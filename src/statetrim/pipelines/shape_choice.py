@@ -209,7 +209,7 @@ def _prediction(runner: StageRunner, plans: Mapping[str, Stage]) -> Stage:
     reads = {"tokens": tokens, "fit": slices.calibration, "measure": slices.choice}
     by_name = {"trim": options, "shapes": [*plans], **reads, "job": job.identity}
     inputs = list(plans.values())
-    return Stage(path, by_name, make, inputs, "predict", "predict", "predicting")
+    return Stage(path, by_name, make, inputs, "predict", "predict")
 
 
 def _sources(corpus: Corpus, tokens: int, length: int, *, seed: int) -> dict[str, Sequences]:

@@ -39,7 +39,6 @@ class Stage:
     inputs: "Sequence[Stage]" = ()
     step: str = ""  # of `steps`
     title: str = ""
-    bar: str = ""
 
     @cached_property
     def lineage(self) -> dict[str, Any]:
@@ -87,7 +86,7 @@ class Stage:
             return self.artifact
         self.start()
         observer.on_start(self.title)
-        with observer.progress(self.bar) as progress:
+        with observer.progress(self.title) as progress:
             self.make(progress)
         return self.artifact
 

@@ -116,7 +116,7 @@ class StageRunner:
             sums = Statistics.load(statistics.artifact)
             refit(self._open(pruned), sums, out=out, progress=progress)
 
-        return self._stage("refit", "refit", out, "refitting", make, None, pruned, statistics)
+        return self._stage("refit", "refit", out, make, None, pruned, statistics)
 
     def _refit_statistics(self, pruned: Stage, name: str) -> Stage:
         out = self.directory / f"{name}-statistics.safetensors"
@@ -125,8 +125,7 @@ class StageRunner:
         def make(progress: OnProgress) -> None:
             calibrate.run(self._open(pruned), replace(options, out=out, progress=progress))
 
-        title, bar = "calibrate for the refit", "calibrating for the refit"
-        return self._stage("refit", title, out, bar, make, options, pruned)
+        return self._stage("refit", "calibrate for the refit", out, make, options, pruned)
 
     def recovered(self, pruned: Stage) -> Stage:
         """The cut after LoRA training with distillation from the original; written to
@@ -148,7 +147,7 @@ class StageRunner:
         def make(progress: OnProgress) -> None:
             recover.run(self._open(pruned), replace(recovery, progress=progress))
 
-        return self._stage("recover", "recover", out, "recovering", make, recovery, pruned)
+        return self._stage("recover", "recover", out, make, recovery, pruned)
 
     def timings(self, cut: Stage) -> Stage:
         """The speed of the cut and the original; written to timings.json."""
@@ -160,7 +159,7 @@ class StageRunner:
         def make(progress: OnProgress) -> None:
             benchmark.run([self._open(cut)], replace(options, progress=progress))
 
-        return self._stage("benchmark", "benchmark", out, "timing", make, options, cut)
+        return self._stage("benchmark", "benchmark", out, make, options, cut)
 
     @property
     def calibrated_methods(self) -> Sequence[str]:
@@ -174,7 +173,7 @@ class StageRunner:
         def make(progress: OnProgress) -> None:
             calibrate.run(self.job.model, replace(options, out=out, progress=progress))
 
-        return self._stage("calibrate", "calibrate", out, "calibrating", make, options)
+        return self._stage("calibrate", "calibrate", out, make, options)
 
     def _calibration(
         self, methods: Sequence[str] | None = None, original: Checkpoint | None = None
@@ -204,7 +203,7 @@ class StageRunner:
 
         title = f"select by {' and '.join(job.methods)}"
         inputs, chosen = [statistics] if statistics else [], [options, str(job.target)]
-        return self._stage("select", title, out, "selecting", make, chosen, *inputs)
+        return self._stage("select", title, out, make, chosen, *inputs)
 
     def pruned(self, name: str, plan: Stage) -> Stage:
         """The cut that `plan` describes; written to `name`."""
@@ -214,7 +213,7 @@ class StageRunner:
             chosen = Plan.load(plan.artifact)
             prune(self.job.model, chosen, out, uneven=by_layer, progress=progress)
 
-        return self._stage("prune", "prune", out, "pruning", make, by_layer, plan)
+        return self._stage("prune", "prune", out, make, by_layer, plan)
 
     def checks(self, plan: Stage, cut: Stage) -> Stage:
         """The differences between the cut and the masked original; written to checks.json. Making
@@ -230,7 +229,7 @@ class StageRunner:
             gaps = compare_cut(model, chosen, self._open(cut), placement=fitting)
             write_json(out, asdict(gaps))
 
-        return self._stage("check", "check", out, "checking", make, placement, plan, cut)
+        return self._stage("check", "check", out, make, placement, plan, cut)
 
     def scores(
         self, cuts: Sequence[Stage], name: str, storage: StateStorage | None = None
@@ -262,21 +261,20 @@ class StageRunner:
             models = [self._open(cut) for cut in cuts] or [job.model]
             evaluate.run(models, replace(evaluation, progress=progress))
 
-        return self._stage("evaluate", "evaluate", out, "evaluating", make, evaluation, *cuts)
+        return self._stage("evaluate", "evaluate", out, make, evaluation, *cuts)
 
     def _open(self, cut: Stage) -> Checkpoint:
         return open_checkpoint(cut.artifact, self.job.model.family)
 
     def _stage(
-        self, step: str, title: str, out: Path, bar: str, make: Make, options: Any, *inputs: Stage
+        self, step: str, title: str, out: Path, make: Make, options: Any, *inputs: Stage
     ) -> Stage:
         """A stage of this job; only calibration is shared with the others, if there are several."""
         if step != "calibrate":
             step = self.step or step
             title = f"{title} ({self.shape})" if self.shape else title
-        return Stage(
-            out, {"stage": options, "job": self.job.identity}, make, inputs, step, title, bar
-        )
+        made_from = {"stage": options, "job": self.job.identity}
+        return Stage(out, made_from, make, inputs, step, title)
 
 
 def _link_or_copy(source: str | Path, target: str | Path) -> None:

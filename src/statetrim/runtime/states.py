@@ -23,7 +23,6 @@ from ..portable import kernels
 from ..portable.kernels import DeferredState
 from .kernel_hooks import KernelCall, kernel_signature, query_and_key_names, wrapped_kernels
 from .live import LiveModel
-from .logits import LogitReader, LogitsAt
 
 BLOCK = 256
 """Tokens processed at once; memory does not grow with the sequence."""
@@ -125,18 +124,6 @@ def stored_states(live: LiveModel, storage: StateStorage) -> Iterator[None]:
         yield
     if not rounding.num_calls:
         raise StatetrimError("no recurrence kernel was called, so no state was rounded")
-
-
-class StoredStateReader(LogitReader):
-    """Logits of a model whose states are stored as `storage` says."""
-
-    def __init__(self, live: LiveModel, storage: StateStorage) -> None:
-        super().__init__(live)
-        self.storage = storage
-
-    def forward(self, ids: Tensor) -> LogitsAt:
-        with stored_states(self.live, self.storage):
-            return super().forward(ids)
 
 
 class _Rounding:

@@ -100,7 +100,7 @@ def _run_utilization(
     analysis = run_and_save(
         output,
         record,
-        lambda _: run_with_progress(run, model, options, "analysing"),
+        lambda _: run_with_progress(run, model, options),
         Analysis.load,
         extra_files={"result.safetensors": output.with_suffix(".safetensors")},
     )
@@ -176,7 +176,7 @@ def _run_sensitivity(
         length=length,
         out=output,
     )
-    result = run_with_progress(run, model, chosen, "cutting one layer after the other")
+    result = run_with_progress(run, model, chosen)
     if as_json:
         terminal.print_json(
             {

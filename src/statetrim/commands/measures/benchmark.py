@@ -16,7 +16,7 @@ def benchmark(
 
     baseline = arguments.open_model(str(options.baseline), family)
     opened = [arguments.open_model(model, family) for model in models]
-    timings = run_with_progress(run, opened, options, "loading", baseline=baseline)
+    timings = run_with_progress(run, opened, options, baseline=baseline)
     if as_json:
         terminal.print_json(timings.as_json() | {"output": str(options.out)})
         return

@@ -15,7 +15,7 @@ def snapshot(
     from ..progress import run_with_progress
 
     opened = arguments.open_model(model, family)
-    measured = run_with_progress(run, opened, options, "coding states")
+    measured = run_with_progress(run, opened, options)
     if as_json:
         terminal.print_json(measured.as_json())
         return

@@ -29,7 +29,7 @@ def calibrate(
     original = options.original
     if original is not None:
         original = arguments.open_model(str(original), family)
-    statistics = run_with_progress(run, opened, options, "calibrating", original=original)
+    statistics = run_with_progress(run, opened, options, original=original)
     if is_rank_zero():
         show_statistics(statistics, opened, str(options.out), as_json=as_json)
 

@@ -29,7 +29,7 @@ def prune(
     opened = arguments.open_model(model, family)
     surgery = prepare(opened, options.plan, uneven=options.uneven)
     if not dry_run:
-        run_with_progress(run, opened, options, "pruning")
+        run_with_progress(run, opened, options)
     weight_bytes = surgery.bytes_before, surgery.bytes_after
     parameters = surgery.model.parameters, surgery.parameters_after
     if as_json:
@@ -72,7 +72,7 @@ def refit(
     from ..progress import run_with_progress
 
     opened = arguments.open_model(model, family)
-    fitted = run_with_progress(run, opened, options, "refitting")
+    fitted = run_with_progress(run, opened, options)
     layers = RefitRecord.load(fitted.path / ARTIFACTS / "refit.json").layers
     if as_json:
         terminal.print_json({"output": str(options.out), "layers": layers})

@@ -31,7 +31,7 @@ def recover(
     teacher = options.teacher
     if teacher is not None:
         teacher = arguments.open_model(str(teacher), family)
-    recovered = run_with_progress(run, opened, options, "recovering", teacher=teacher)
+    recovered = run_with_progress(run, opened, options, teacher=teacher)
     if is_rank_zero():
         show_recovery(recovered, str(options.out), as_json=as_json)
         if not as_json:

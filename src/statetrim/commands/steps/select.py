@@ -37,7 +37,7 @@ def select(
         "options": as_record(options),
     }
     plan = run_and_save(
-        output, record, lambda _: run_with_progress(run, opened, options, "selecting"), Plan.load
+        output, record, lambda _: run_with_progress(run, opened, options), Plan.load
     )
     before, after = opened.geometry, plan.pruned_geometry(opened.geometry)
     if as_json:
