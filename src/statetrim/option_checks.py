@@ -40,11 +40,6 @@ def existing_file(name: str, value: Any) -> None:
         raise StatetrimError(f"{value} is missing")
 
 
-def existing_files(name: str, value: Iterable[str | Path]) -> None:
-    for path in value:
-        existing_file(name, path)
-
-
 def methods(name: str, value: Any) -> None:
     """Selection methods: functions, names, or Python files that define one."""
     from .methods import check_method, listed_methods

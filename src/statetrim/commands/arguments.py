@@ -1,24 +1,9 @@
 """Arguments that several commands share, and how models are opened."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-
-from ..options import Check
-
-
-def checked(check: Check) -> Callable[[typer.CallbackParam, Any], Any]:
-    """A callback that checks a value while typer parses, before the slow import of torch."""
-
-    def callback(parameter: typer.CallbackParam, value: Any) -> Any:
-        if value is not None:
-            check(parameter.opts[-1], value)
-        return value
-
-    return callback
-
 
 Model = Annotated[str, typer.Argument(help="Checkpoint directory, config.json, or hub id.")]
 Models = Annotated[list[str], typer.Argument(help="Checkpoints to compare with the baseline.")]

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ... import option_checks as checks
-from .. import arguments, terminal
+from .. import terminal
 from ..arguments import Json, Model
 
 
@@ -17,10 +16,7 @@ def report(
     ],
     files: Annotated[
         list[Path] | None,
-        typer.Argument(
-            help="JSON files that statetrim wrote, besides those in the cut's directory.",
-            callback=arguments.checked(checks.existing_files),
-        ),
+        typer.Argument(help="JSON files that statetrim wrote, besides those of the cut."),
     ] = None,
     baseline: Annotated[
         str | None, typer.Option(help="The original; sizes are compared with it.")
