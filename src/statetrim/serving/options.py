@@ -69,11 +69,6 @@ class ServingOptions(CacheOptions):
         default=DEFAULT_ENGINE,
         help=f"Whose arithmetic, with --memory-gib: {choices_text(counted_engines())}.",
     )
-    bandwidth: float = option(
-        default=25.0,
-        help="GB/s from a prefill to a decode server.",
-        check=_between(1e-6, 1e9, "GB/s"),
-    )
     coded_share: float | None = option(
         default=None,
         help="Share of float32 that a coded copy takes, by `snapshot`; counts such copies.",

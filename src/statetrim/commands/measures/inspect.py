@@ -183,7 +183,7 @@ def _show_capacity(deployment: Deployment) -> None:
                 f"{fit.states:g} x {bytes_text(fit.state_bytes)}",
                 fit_text(fit.sequences),
                 gain_text(fit, served.fit) if row is not served else "",
-                f"{bytes_text(fit.transfer_bytes)}\n{row.transfer_seconds * 1000:.0f} ms",
+                bytes_text(fit.transfer_bytes),
             )
         )
         counts = [fit.block_size, fit.shortest_prefix, fit.requests]

@@ -30,7 +30,6 @@ class Capacity:
     is_default: bool  # whether the engine takes this dtype without a flag
     state_bytes: int  # recurrent state of a sequence in this dtype, without padding
     fit: Fit
-    transfer_seconds: float  # of a sequence from a prefill to a decode server
 
 
 @dataclass(frozen=True)
@@ -80,9 +79,8 @@ def capacities(
         shape = geometry.describe_against(other).replace(" x ", "x")
         for dtype in dtypes:
             fit = capacity(model, geometry, settings_for(model, serving, dtype), engine)
-            seconds = fit.transfer_bytes / (serving.bandwidth * 1e9)
             size = geometry.state_numel * DTYPE_BYTES[dtype]
-            rows.append(Capacity(shape, is_cut, dtype, dtype == default, size, fit, seconds))
+            rows.append(Capacity(shape, is_cut, dtype, dtype == default, size, fit))
     return rows
 
 
