@@ -237,7 +237,7 @@ def test_a_function_is_told_of_every_stage(checkpoint: Load, text: Path, tmp_pat
     st.trim(model, out=tmp_path / "out", progress=seen.append, **quick)
     stages = [f"{progress.label.rpartition(': ')[2]}, {progress.unit}" for progress in seen]
     assert list(dict.fromkeys(stages)) == [
-        "calibrating, tokens", "selecting, layers", "pruning, bytes",
+        "calibrating, tokens", "select by product, layers", "pruning, bytes",
         "refitting, bytes", "mqar, samples",
     ]  # fmt: skip
     last = {progress.label: progress for progress in seen}

@@ -273,8 +273,8 @@ class StageRunner:
         if step != "calibrate":
             step = self.step or step
             title = f"{title} ({self.shape})" if self.shape else title
-        made_from = {"stage": options, "job": self.job.identity}
-        return Stage(out, made_from, make, inputs, step, title)
+        lineage = {"stage": options, "job": self.job.identity}
+        return Stage(out, lineage, make, inputs, step, title)
 
 
 def _link_or_copy(source: str | Path, target: str | Path) -> None:

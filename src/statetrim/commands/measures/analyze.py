@@ -138,7 +138,7 @@ def _run_memory(model: Checkpoint, options: AnalyzeOptions, output: Path, as_jso
 
     length = options.length or MemoryOptions.length
     chosen = derive(MemoryOptions, options, length=length, out=output)
-    result = run_with_progress(run, model, chosen, "letting one layer after the other forget")
+    result = run_with_progress(run, model, chosen)
     table = result.table()
     if as_json:
         rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
