@@ -17,8 +17,9 @@ from ..cut.target import Target
 from ..errors import StatetrimError
 from ..maths.formatting import list_text, lowest_to_highest, shorten
 from ..maths.table import Table
-from ..storage.checkpoint import Checkpoint, path_inside
+from ..storage.checkpoint import Checkpoint
 from ..storage.output import ARTIFACTS
+from ..storage.path_inside import path_inside
 from .record import Artifact, as_fields
 
 PLAN_FILE = f"{ARTIFACTS}/plan.json"

@@ -9,9 +9,10 @@ from ..cut.geometry import Geometry
 from ..errors import StatetrimError
 from ..families.contract import text_config
 from ..storage.auxiliary_files import copy_all_but_weights
-from ..storage.checkpoint import Checkpoint, open_checkpoint, path_inside, require_prunable
+from ..storage.checkpoint import Checkpoint, open_checkpoint, require_prunable
 from ..storage.json_file import write_json, write_text
 from ..storage.output import ARTIFACTS, CARD
+from ..storage.path_inside import path_inside
 from ..storage.quantized.siblings import is_sibling
 from .plan import PLAN_FILE, Plan
 from .record import Artifact, as_fields, parse_record

@@ -24,9 +24,10 @@ from ..errors import StatetrimError
 from ..serving.deployment import recorded_serving, requested_engine, serve_commands
 from ..serving.engines.engine import Engine
 from ..serving.options import ServingOptions
-from ..storage.checkpoint import Checkpoint, path_inside
+from ..storage.checkpoint import Checkpoint
 from ..storage.json_file import read_json
 from ..storage.output import ARTIFACTS
+from ..storage.path_inside import path_inside
 from ..storage.quantized.siblings import is_sibling
 from .document import Missing
 

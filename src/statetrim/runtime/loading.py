@@ -21,10 +21,11 @@ from ..families.contract import Config, Family, RuntimeName
 from ..maths.units import MIB
 from ..options import takes_options
 from ..storage.auxiliary_files import auxiliary_files
-from ..storage.checkpoint import Checkpoint, path_inside
+from ..storage.checkpoint import Checkpoint
 from ..storage.file_names import CONFIG, INDEX
 from ..storage.json_file import read_json, write_json
 from ..storage.models import ModelLike, as_checkpoint
+from ..storage.path_inside import path_inside
 from ..storage.quantized.find import is_packed, quantization_method
 from ..storage.redirections import check_no_redirections, without_redirections
 from ..storage.safetensors_file import DTYPES

@@ -20,8 +20,9 @@ from ..maths.formatting import shorten
 from .channel_rows import LayerRows, find_channel_rows, find_head_rows, names_by_layer
 from .digests import model_digest
 from .file_names import CONFIG, INDEX, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, SINGLE_FILE
-from .hub.download import HubModel, missing_weight_files, model_name, repository_in_cache
+from .hub.download import HubModel, missing_weight_files, model_name
 from .json_file import read_json
+from .path_inside import path_inside
 from .quantized import find as quantization
 from .quantized.read import dequantize
 from .redirections import check_no_redirections
@@ -335,21 +336,3 @@ def _read_shards(directory: Path) -> tuple[tuple[Shard, ...], dict[str, Any] | N
         if name not in stored_names:
             raise StatetrimError(f"{INDEX} lists {name[:200]!r}, which no shard holds")
     return tuple(shards), index
-
-
-def path_inside(directory: Path, name: str) -> Path:
-    """`directory / name`; raises StatetrimError if it is no file or a link out of the checkpoint.
-
-    In a hub cache links may lead to the blobs of the same repository.
-    """
-    path, real_directory = directory / name, directory.resolve()
-    root = repository_in_cache(real_directory) or real_directory
-    try:
-        real = path.resolve(strict=True)
-    except (OSError, RuntimeError):
-        raise StatetrimError(f"{path} is missing") from None
-    if not real.is_relative_to(root):
-        raise StatetrimError(f"{path} leads out of the checkpoint's directory, so it is not read")
-    if not real.is_file():
-        raise StatetrimError(f"{path} is not a file but a pipe, a device or a directory")
-    return path
