@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import statetrim as st
 from helpers import tiny
+from helpers.cases import load_cases
 from helpers.refusal import assert_refused, run
 from statetrim.commands.plain_console import PlainConsole
 from statetrim.storage.text import documents
@@ -57,19 +58,7 @@ def check_message(arguments: list[str], text: str = "") -> None:
 
 @pytest.mark.parametrize(
     ("name", "more", "message"),
-    [
-        ("calibrate", "--batch-size 0", "--batch-size cannot be 0"),
-        ("analyze", "--batch-size 0", "--batch-size cannot be 0"),
-        ("recover", "--batch-size 0", "--batch-size cannot be 0"),
-        ("trim", "--limit 0", "--limit cannot be 0"),
-        ("recover", "--rank 100000000", "larger than any matrix"),
-        ("inspect", "--memory-gib inf", "--memory-gib must be a number"),
-        ("inspect", "--memory-gib nan", "--memory-gib must be a number"),
-        ("recover", "--seed -1", "--seed"),
-        ("calibrate", f"--seed {2**64}", "--seed"),
-        ("recover", "--length 0", "--length cannot be 0"),
-        ("calibrate", "--device meta", "--device"),
-    ],
+    load_cases("values"),
 )
 def test_a_value_that_means_nothing(name: str, more: str, message: str, folder: Path) -> None:
     assert_refused(command(name, folder, more), message)

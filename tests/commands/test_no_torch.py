@@ -11,46 +11,11 @@ from typing import Any
 import pytest
 import typer
 
+from helpers.cases import load_cases
 from statetrim.commands import app
 
 GROUP: Any = typer.main.get_command(app)
-MISTAKES = {
-    "trim M -o O --tokens many": "not a number of tokens",
-    "trim M -o O --recover 1e3": "not a number of tokens",
-    "trim M -o O --to eight": "cannot read 'eight'",
-    "trim M -o O --to 1.5": "between 0 and 1",
-    "trim M -o O --for abacus": "there is no engine 'abacus'; choose vllm",
-    "trim M -o O --method nonsense": "there is no method 'nonsense'",
-    "trim M -o O --method l1,nonsense": "there is no method 'nonsense'",
-    "trim M -o O --tasks non/sense": "no task has the name 'non/sense'",
-    "trim M -o O --text typo.jsonl": "there is no file typo.jsonl",
-    "trim M -o O --recall 2": "--recall must be a fraction",
-    "trim M -o O --limit 0": "--limit cannot be 0",
-    "trim M -o O --recipe none.yaml": "cannot be read",
-    "trim M -o O --kepe 3": "No such option: --kepe",
-    "trim M -o O --limit many": "--limit",
-    "inspect M --to 1/0": "cannot read '1/0'",
-    "calibrate M --text t -o O --for nonsense": "there is no method",
-    "calibrate M --text t -o O --batch-size 0": "--batch-size cannot be 0",
-    "select M -o O --method nonsense": "there is no method",
-    "select M -o O --option score": "an option is NAME=VALUE",
-    "select M -o O --share recall": "a share is SOURCE=PART",
-    "prune M none.json -o O": "none.json is missing",
-    "refit M -o O --statistics none": "none is missing",
-    "evaluate M --baseline B -o O --tasks non/sense": "no task has the name",
-    "evaluate M --baseline B -o O --fail-if nonsense": "is not one of 'not ship'",
-    "analyze M --text t -o O": "must end in .json",
-    "analyze M --text t -o O.json --tokens many": "not a number of tokens",
-    "recover M --text typo.txt -o O": "there is no file typo.txt",
-    "recover M --text t -o O --skip x": "not a number of tokens",
-    "verify M --baseline B --engine mlx --engine-python P --text typo.txt -o O": "there is no file",
-    "benchmark M --baseline B -o O --dtype int8": "--dtype is float32, float16 or bfloat16",
-    "benchmark M --baseline B -o O --lengths 8,x": "not a number of tokens",
-    "report M none.json -o O": "none.json is missing",
-    "recipe none": "is not a result of trim",
-    "snapshot M --text typo.txt -o O": "there is no file typo.txt",
-    "demo -o HERE": "exists already",
-}
+MISTAKES = load_cases("mistakes")
 SCRIPT = """
 import contextlib, io, json, shlex, sys
 from statetrim.commands import main

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.cases import load_cases
 from helpers.doc_pages import PAGES, Command, commands
 from helpers.doc_world import NotReady, World
 
@@ -18,35 +19,7 @@ HELP = (
     "\nMend the page. If the command is right and needs a file or a size that is missing here, add "
     "it to tests/helpers/doc_world.py; if it cannot run at all, to NOT_RUN, with the reason."
 )
-NOT_RUN = {
-    "statetrim demo": "takes a minute: tests run it from the built wheel, with the README",
-    "statetrim evaluate ... --engine vllm": "needs vLLM: `just evaluate-vllm`",
-    "statetrim COMMAND": "stands for any command",
-    "statetrim --traceback": "stands for any command",
-    "torchrun ... -m statetrim": "examples/ run it with one process; tests/recovery run two",
-    "just": "takes minutes or hours: tests check that the recipe exists",
-    "python studies/": "takes minutes or hours: tests check that script and arguments exist",
-    "python benchmarks/": "takes minutes or hours: tests check that script and arguments exist",
-    "python -m venv": "makes the environment of an engine",
-    "pip install": "the packages are there: tests check the names of extras",
-    "vllm serve": "needs vLLM",
-    "vllm bench": "needs vLLM",
-    "python -m vllm.": "needs vLLM",
-    "python -m sglang.": "needs SGLang",
-    "mlx_lm.": "needs MLX",
-    "python convert_hf_to_gguf.py": "needs llama.cpp",
-    "llamacpp-env/bin/python": "needs llama.cpp",
-    "llama-server": "needs llama.cpp",
-    "llama-quantize": "needs llama.cpp",
-    "curl": "asks a server",
-    "sbatch": "needs SLURM",
-    'python -c "import sys,': "needs fla, or loads what `recover` just wrote",
-    "hf download": "needs the network",
-    "hf auth login": "needs the network",
-    "git clone": "needs the network",
-    "git show": "needs the history: tests/test_docs.py looks for the file in the commit",
-    "mkdocs serve": "serves until it is stopped: CI builds the site",
-}
+NOT_RUN = load_cases("not-run")
 """Start of a command, where ... is any text -> why the tests do not run it."""
 NOT_RUN_PATTERNS = [re.escape(start).replace(r"\.\.\.\ ", ".*") for start in NOT_RUN]
 

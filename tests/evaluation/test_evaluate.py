@@ -11,6 +11,7 @@ import torch
 
 import statetrim as st
 from helpers import tiny
+from helpers.cases import load_cases
 from helpers.forker import Forker
 from helpers.refusal import check_refusal, run
 from statetrim import portable
@@ -172,22 +173,7 @@ def test_a_verdict_that_is_not_ship_is_exit_code_1_and_a_sentence(
 
 @pytest.mark.parametrize(
     ("options", "expected_text"),
-    [
-        (["--tasks", "non/sense"], "no task has the name 'non/sense'; there are text, mqar, "),
-        (["--tasks", "mqar", "--engine", "vllm"], "mqar reads the model's own logits"),
-        (["--tasks", "answers", "--engine", "vllm", "--data", "DATA"], "it is not installed"),
-        (["--tasks", "mqar", "--engine", "tpu"], "--engine is hf or vllm, not 'tpu'"),
-        (["--tasks", "mqar", "--engine-option", "dtype=bfloat16"], "engine options are for vLLM"),
-        (["--tasks", "mqar", "--engine-option", "dtype"], "an option is NAME=VALUE"),
-        (["--tasks", "mqar", "--state-dtype", "int4"], "a state cannot be stored in 'int4'"),
-        (
-            ["--tasks", "answers", "--state-dtype", "int8", "--engine", "vllm", "--data", "DATA"],
-            "vLLM has its own: --engine-option mamba_ssm_cache_dtype",
-        ),
-        (["--tasks", "agreement"], "go together with --text"),
-        (["--tasks", "mqar", "--limit", "1"], "leaves nothing to compare"),
-        (["--tasks", "mqar", "--batch-size", "0"], "take 1 or more"),
-    ],
+    load_cases("evaluate"),
 )
 def test_mistakes_are_one_sentence(
     options: list[str],

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers import raw
+from helpers.cases import load_cases
 from helpers.refusal import run
 from helpers.untrusted import (
     BAD_JSON,
@@ -32,47 +33,9 @@ add = CASES.add
 
 BAD_COUNTS = (-1, 0, 10**9, 1.5, "12", True, [12])
 BAD_NUMBERS = (-1, 0.0, 1e300, 2**70, float("inf"), float("nan"), "2.0", True, [2.0])
-_LINEAR = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
-           "linear_value_head_dim", "linear_conv_kernel_dim", "num_hidden_layers")  # fmt: skip
-_MAMBA = ("mamba_d_state", "mamba_n_groups", "mamba_n_heads", "mamba_d_head", "mamba_d_conv",
-          "hidden_size", "num_hidden_layers")  # fmt: skip
-_FLA = ("num_heads", "num_hidden_layers", "conv_size")
-COUNTS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe",
-         "qwen4_exp_text", "qwen4_exp"), _LINEAR),
-    "olmo_hybrid": ("num_attention_heads", "hidden_size", *_LINEAR),
-    "mamba2": ("state_size", "n_groups", "num_heads", "head_dim", "conv_kernel", "hidden_size",
-               "num_hidden_layers"),
-    "bamba": _MAMBA,
-    "granitemoehybrid": _MAMBA,
-    "falcon_h1": tuple("mamba_d_ssm" if name == "hidden_size" else name for name in _MAMBA),
-    "nemotron_h": ("ssm_state_size", "n_groups", "mamba_num_heads", "mamba_head_dim",
-                   "conv_kernel", "hidden_size", "num_hidden_layers"),
-    "zamba2": ("mamba_d_state", "mamba_ngroups", "n_mamba_heads", "mamba_d_conv", "hidden_size",
-               "num_hidden_layers"),
-    "delta_net": ("hidden_size", *_FLA),
-    "gated_deltanet": ("head_dim", "num_v_heads", *_FLA),
-    "comba": ("head_dim", "num_v_heads", *_FLA),
-    "gated_deltaproduct": ("head_dim", "num_householder", *_FLA),
-    "kda": ("head_dim", "num_v_heads", *_FLA),
-    "gla": ("hidden_size", "num_kv_heads", *_FLA),
-}  # fmt: skip
-NUMBERS = {
-    "delta_net": ("expand_k", "expand_v"),
-    "gla": ("expand_k", "expand_v"),
-    **dict.fromkeys(("gated_deltanet", "comba", "gated_deltaproduct", "kda"), ("expand_v",)),
-    **dict.fromkeys(("bamba", "granitemoehybrid", "zamba2"), ("mamba_expand",)),
-    **dict.fromkeys(("mamba2", "nemotron_h"), ("expand",)),
-}
-HEAD_K_DIM = {
-    **{name: "linear_key_head_dim" for name, f in COUNTS.items() if f[-6:] == _LINEAR},
-    **dict.fromkeys(("bamba", "granitemoehybrid", "falcon_h1", "zamba2"), "mamba_d_state"),
-    "mamba2": "state_size",
-    "nemotron_h": "ssm_state_size",
-    **dict.fromkeys(("delta_net", "gla"), "expand_k"),
-    **dict.fromkeys(("gated_deltanet", "comba", "gated_deltaproduct", "kda"), "head_dim"),
-}
+COUNTS: dict[str, tuple[str, ...]] = load_cases("config-counts")
+NUMBERS = load_cases("config-numbers")
+HEAD_K_DIM: dict[str, str] = load_cases("config-widths")
 
 
 def text_section(value: dict[str, Any]) -> dict[str, Any]:
@@ -128,18 +91,7 @@ for model_type in HEAD_K_DIM:
     add(f"{model_type} with fewer layers", change_layer_count(fewer), "does not list", model_type)
     add(f"{model_type} with more layers", change_layer_count(2), "lacks the tensor", model_type)
 
-LAYERS: dict[tuple[str, ...], tuple[str, tuple[Any, ...]]] = {
-    ("qwen3_next", "qwen3_5", "olmo_hybrid", "granitemoehybrid"): ("layer_types", (
-        "linear", 4, [], {}, [1, 2], [None], ["linear_attention"] * 5, ["x"] * 4, [["a"]] * 4)),
-    ("nemotron_h",): ("layers_block_type", ("M-M*", 3, [], [3], ["attention"] * 4, ["x"])),
-    ("bamba",): ("attn_layer_indices", (
-        "x", 3, {"a": 1}, [1.0], ["1"], [True], [None], [-1], [10**9], [0, 1, 2], {}, False)),
-    ("gated_deltanet", "gla"): ("attn", (
-        1, "x", True, {}, {"layers": None}, {"layers": "0"}, {"layers": [0.0]}, {"layers": [True]},
-        {"layers": {"0": 1}}, [1], [[]], {"layers": [0, 1]}, [{"layers": [0]}, {"layers": [1]}],
-        False)),
-}  # fmt: skip
-for model_types, (name, values) in LAYERS.items():
+for model_types, name, values in load_cases("config-layers"):
     for model_type, value in itertools.product(model_types, values):
         message = f"{name}|no linear-attention layer"
         add(f"{model_type} {name} {value!r:.40}", field(name, value), message, model_type)
@@ -166,13 +118,7 @@ for value in ("rwkv7", "hgrn2", "retnet", "mesa_net", "linear_attn", "bailing_hy
 for command in (select, prune):
     spoil = edited_config(lambda c: {"model_type": "kimi_linear"}, command)
     add(f"kimi_linear, {command.__name__}", spoil, "kimi_linear cannot be pruned|layer 0 lacks")
-UNEVEN = {
-    "qwen3_next": {"linear_num_value_heads": 3}, "qwen3_5": {"linear_num_key_heads": 3},
-    "olmo_hybrid": {"linear_num_key_heads": 3}, "mamba2": {"n_groups": 3},
-    "falcon_h1": {"mamba_n_groups": 5}, "nemotron_h": {"n_groups": 16},
-    "gated_deltanet": {"num_v_heads": 3}, "comba": {"num_v_heads": 1}, "kda": {"num_v_heads": 5},
-    "gla": {"num_kv_heads": 3},
-}  # fmt: skip
+UNEVEN = load_cases("config-uneven")
 for model_type, fields in UNEVEN.items():
     message = "not a whole number for each"
     add(f"{model_type} heads {fields}", update(fields), message, model_type)
@@ -186,16 +132,7 @@ for model_type, fields in {
 }.items():
     message = "cannot share|not a whole|divide"
     add(f"{model_type} indivisible {fields}", update(fields), message, model_type)
-HUGE = {
-    "qwen3_next": {"linear_num_key_heads": 4096, "linear_num_value_heads": 4096,
-                   "linear_key_head_dim": 4096},
-    "gated_deltaproduct": {"num_heads": 4096, "head_dim": 4096, "num_householder": 16},
-    "kda": {"num_heads": 1, "num_v_heads": 4096, "head_dim": 65536, "expand_v": 1 / 65536},
-    "gla": {"hidden_size": 2**24, "num_heads": 4096, "num_kv_heads": 1, "expand_k": 16.0},
-    "mamba2": {"n_groups": 4096, "num_heads": 4096, "state_size": 65536},
-    "falcon_h1": {"mamba_n_groups": 4096, "mamba_n_heads": 4096, "mamba_d_state": 4096},
-    "bamba": {"mamba_d_head": "auto", "mamba_expand": 1e-6},
-}  # fmt: skip
+HUGE = load_cases("config-huge")
 for model_type, fields in HUGE.items():
     message = "no real model has"
     add(f"{model_type} absurd {fields}", update(fields, select), message, model_type)

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 import statetrim as st
+from helpers.cases import load_cases
 from helpers.refusal import check_refusal, fingerprint, run
 from statetrim.pipelines.job import recipe_record
 from statetrim.pipelines.recipe import KEYS
@@ -93,33 +94,10 @@ def test_options_given_with_a_recipe_count(checkpoint: Load, text: Path, tmp_pat
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("token: 5", "a recipe has no option 'token'; did you mean 'tokens'"),
-        ("family: mine.py", "a recipe has no option 'family'"),
-        ("method: mine.py", "names no Python file; leave out 'method' and give --method"),
-        ("to: {a: 1}", "'to' must be a number, a text, or a list"),
-        ("to: 0.5\nkeep: 4", "a recipe has no option 'keep'"),
-        ("tasks: [[text]]", "'tasks' must be"),
-        ("tasks: []", "'tasks' must be"),
-        ("text: 2026-01-01", "'text' must be"),
-        ("- state", "must hold lines such as"),
-        ("state: [", "is not valid YAML in line"),
-        ("state: !!python/object/apply:os.system [ls]", "is not valid YAML"),
+        *load_cases("recipes"),
         ("[" * 16_000, "is not valid YAML"),
         ("# " + "long " * 20_000, "is larger than 16 KiB"),
         (f"tokens: {'9' * 5000}", "is not valid YAML|not a number of tokens"),
-        ("a: &a [x]\nb: &b [*a, *a]\nstate: [*b, *b]", "no option 'a'"),
-        ("to: 0.5\nseed: 1\nto: 0.25", "has 'to' twice"),
-        ("'to': 0.5\nto: 0.25", "has 'to' twice"),
-        ("benchmark: 'false'", "--benchmark must be true or false, not 'false'"),
-        ("control: 0", "--control must be true or false, not 0"),
-        ("layerwise: auto", "--layerwise must be true or false, not 'auto'"),
-        ("text: 5", "--text must be a text or a path, not 5"),
-        ("text: [a, b]", "--text must be a text or a path"),
-        ("model: 5", "--model must be a text"),
-        ("tasks: [5]", "--tasks must be a list, each a text"),
-        ("recall: .nan", "--recall must be a number, not nan"),
-        ("seed: true", "--seed must be a whole number, not True"),
-        ("tokens: many", "'many' is not a number of tokens"),
     ],
 )
 def test_what_is_no_recipe_is_refused_in_a_sentence(

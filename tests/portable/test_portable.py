@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 from helpers import tiny
+from helpers.cases import load_cases
 from helpers.forker import Forker
 from helpers.naive_model import NaiveModel
 from statetrim import portable
@@ -309,19 +310,7 @@ def test_training_reaches_every_parameter(variant: str) -> None:
 
 @pytest.mark.parametrize(
     "variant, changes, field",
-    [
-        ("delta_net", {"attn": {"layers": [0], "num_heads": 2}}, "attn"),
-        ("delta_net", {"hidden_act": "gelu"}, "hidden_act"),
-        ("delta_net", {"qk_norm": "rms"}, "qk_norm"),
-        ("delta_net", {"qk_activation": "tanh"}, "qk_activation"),
-        ("delta_net", {"expand_k": 0.3}, "expand_k"),
-        ("delta_net", {"attn_mode": "fused_chunk"}, "attn_mode"),
-        ("gated_deltanet", {"attnres_block_size": 2}, "attnres_block_size"),
-        ("gated_deltanet", {"expand_v": 1.3}, "expand_v"),
-        ("gated_deltanet", {"num_v_heads": 3}, "num_v_heads"),
-        ("gated_deltanet", {"output_gate_activation": "relu"}, "output_gate_activation"),
-        ("kda", {"safe_gate": True}, "lower_bound"),
-    ],
+    load_cases("portable"),
 )
 def test_what_is_not_supported_is_named(variant: str, changes: dict[str, Any], field: str) -> None:
     with pytest.raises(ValueError, match=field):

@@ -17,6 +17,7 @@ import torch
 
 import statetrim as st
 from helpers import tiny
+from helpers.cases import load_cases
 from statetrim.artifacts.decision import MeasuredShape
 from statetrim.artifacts.plan import PLAN_FILE, AxisPlan
 from statetrim.cut.shape import Shape
@@ -31,13 +32,6 @@ HOSTILE_TEXT = (
     "</style><script>alert(1)</script><img src=http://x.test/a.png onerror=alert(1)>|`$x`\n# a"
 )
 VOID = {"meta", "img"}
-UNPAIRED: dict[str, Any] = {
-    "original": {"nll": [1.0, 2.0], "kl": [0.0, 0.0], "recall": {}},
-    "cuts": [{"layer": 0, "axis": "key", "keep": 4, "error": {"text": 0.1, "recall": 0.1},
-              "samples": {"nll": [1.0] * 3, "kl": [0.0] * 3, "recall": {}}}],
-    "widths": {"key": 8},
-}  # fmt: skip
-"""A sensitivity whose samples are not those of its original."""
 FILES = ("analysis.json", "scores.json", "decision.json", "timings.json", "recover.json",
          "refit.json", "trim.json")  # fmt: skip
 
@@ -277,18 +271,7 @@ def test_nothing_in_an_artifact_acts(artifacts: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "change", "message"),
-    [
-        ("scores", {"models": []}, "not valid: models"),
-        ("scores", {"scores": [{}]}, r"not valid: scores\[0\]"),
-        ("scores", {"format": "statetrim plam"}, "not an artifact that a report knows"),
-        ("scores", {"format": ["x"]}, "not an artifact that a report knows"),
-        ("recover", {"curve": [[]]}, r"not valid: curve\[0\]"),
-        ("refit", {"layers": {"0": {"before": "x"}}}, "not valid: layers"),
-        ("trim", {"warnings": [3]}, r"not valid: warnings\[0\]"),
-        ("prune", {"source": {}}, "not valid: source"),
-        ("timings", {"models": [], "records": []}, "values that mean nothing"),
-        ("sensitivity", UNPAIRED, "values that mean nothing"),
-    ],
+    load_cases("spoiled"),
 )
 def test_spoiled_artifacts_end_in_a_sentence(
     kind: str, change: dict[str, Any], message: str, artifacts: Path, tmp_path: Path

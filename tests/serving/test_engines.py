@@ -11,6 +11,7 @@ from typing import get_args
 import pytest
 
 import statetrim as st
+from helpers.cases import load_cases
 from statetrim.cut.shape import Shape
 from statetrim.families import families
 from statetrim.serving import matrix
@@ -67,23 +68,7 @@ def test_refusals_and_flags_are_told() -> None:
 
 @pytest.mark.parametrize(
     ("model_type", "engine", "hardware", "shape", "verdict", "flag"),
-    [
-        ("bamba", "vLLM", "Hopper", (64, 64), "refused", ""),
-        ("qwen3_5", "SGLang", "Hopper", (64, 64), "fallback", ""),
-        ("qwen3_5", "SGLang", "Hopper", (128, 128), "fast", ""),
-        ("qwen3_5", "SGLang", "Blackwell", (64, 64), "fallback",
-         "--linear-attn-decode-backend triton"),
-        ("qwen3_5", "vLLM", "Blackwell", (64, 64), "fallback", ""),
-        ("qwen3_5", "vLLM", "Blackwell", (128, 96), "fallback", "--gdn-prefill-backend triton"),
-        ("qwen3_5", "vLLM", "Ampere", (64, 64), "fallback", ""),
-        ("qwen3_next", "vLLM", "Ampere", (64, 64), "fast", ""),
-        ("qwen3_next", "llama.cpp", "Apple", (48, 48), "fallback", ""),
-        ("qwen3_5", "llama.cpp", "Apple", (48, 48), "fallback", ""),
-        ("qwen3_5", "llama.cpp", "OpenCL", (64, 64), "fast", ""),
-        ("nemotron_h", "SGLang", "Hopper", (64, 64), "fast", ""),
-        ("glm5_next", "vLLM", "any", (128, 128), "fast", ""),
-        ("olmo_hybrid", "MLX-LM", "Apple", (96, 192), "fast", ""),
-    ],
+    load_cases("engine-rows"),
 )  # fmt: skip
 def test_rows_that_were_wrong_or_missing(
     model_type: str, engine: str, hardware: str, shape: tuple[int, int], verdict: str, flag: str

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import statetrim as st
+from helpers.cases import load_cases
 from statetrim.cut.request import parse_request
 from statetrim.maths.units import MIB
 from statetrim.serving.candidates import Goal, candidate_targets, listed_targets
@@ -104,19 +105,7 @@ def test_an_engine_gets_a_shape_it_serves(
 
 @pytest.mark.parametrize(
     ("to", "engine", "message"),
-    [
-        ("0.5", None, "several shapes"),
-        ("64x64,32x32", None, "several shapes"),
-        ("64x100%", "abacus", "no engine 'abacus'; choose vllm"),
-        ("128x100%", None, "nothing would change"),
-        ("128x128", None, "nothing would change"),
-        ("64x128", "vllm", "does not serve a state of 64x128 for qwen3_next; the nearest"),
-        ("56x56", "llamacpp", "on Ampere, Hopper, Blackwell; the nearest .* without --for the"),
-        ("32x32", "vllm-cpu", "smallest cut that does is 64x64"),
-        ("0=64x64", "vllm", "no engine serves layers of different widths"),
-        ("100MiB", None, "nothing needs to be cut"),
-        ("129x4", None, "129 of 128"),
-    ],
+    load_cases("targets"),
 )
 def test_what_cannot_be_meant_is_refused(
     to: str, engine: str | None, message: str, qwen: st.Checkpoint

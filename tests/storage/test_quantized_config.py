@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import statetrim as st
+from helpers.cases import load_cases
 from helpers.quantized import FLOAT8, FORMATS, INT8, Format, find, in_memory
 from statetrim.storage.quantized.element import INT4
 from statetrim.storage.quantized.read import dequantize
@@ -29,21 +30,7 @@ def with_weights(form: Format, **changes: Any) -> Format:
 
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [
-        ("w8a16", {"num_bits": 4}),
-        ("w4a16", {"num_bits": 8}),
-        ("w4a16", {"num_bits": 3}),
-        ("w4a16", {"group_size": 32}),
-        ("w4a16", {"strategy": "channel", "group_size": None}),
-        ("w4a16", {"symmetric": False}),
-        ("int8 by row", {"num_bits": 4}),
-        ("int8 by row", {"type": "float"}),
-        ("int8 by row", {"strategy": "group", "group_size": 32}),
-        ("int8 by row", {"strategy": "token"}),
-        ("fp8 by block", {"block_structure": [32, 16]}),
-        ("nvfp4", {"group_size": 32}),
-        ("nvfp4", {"type": "int"}),
-    ],
+    load_cases("quantised-configs"),
 )
 def test_a_config_that_its_tensors_do_not_fit_is_refused(
     name: str, changes: dict[str, Any], tmp_path: Path
