@@ -1,14 +1,20 @@
-"""The reader of JSON artifacts: what it refuses, and that it names the file and the field."""
+"""Artifacts: what their reader refuses, where a cut comes from, and the ratio that timings show."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
+import statetrim as st
+from helpers.quantized import FORMATS, quantize_checkpoint
 from statetrim.artifacts.record import Artifact
+from statetrim.artifacts.steps import read_origin
+from statetrim.artifacts.timings import Timing
+from statetrim.benchmarking.stopwatch import RoundTimes
 from statetrim.errors import StatetrimError
 
 
@@ -83,3 +89,64 @@ def test_the_file_is_checked_before_its_fields(path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(Cart, "MAX_BYTES", 8)
     with pytest.raises(StatetrimError, match="MiB"):
         Cart.load(path)
+
+
+@pytest.mark.parametrize("to", ["6x100%", "2heads"])
+def test_a_random_cut_is_known_by_its_method(
+    to: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = st.open(checkpoint("qwen3_5_text"))
+    plan = st.select(model, "rand", to)
+    cut = st.prune(model, plan, tmp_path / "cut")
+    origin = read_origin(cut, model)
+    assert origin is not None
+    assert origin["methods"] == ["rand"]
+
+
+def test_a_quantised_release_cut_by_the_plan_of_its_16_bit_model_is_the_source(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = st.open(checkpoint("qwen3_5_text"))
+    plan = st.select(model, to="6x100%", method="rand")
+    form = FORMATS["fine-grained fp8"]
+    release = st.open(quantize_checkpoint(model.path, tmp_path / "fp8", form))
+    origin = read_origin(st.prune(release, plan, tmp_path / "cut"), release)
+    assert origin is not None
+    assert origin["source"] == release.digest
+
+
+SECONDS = {"original": [1.0, 2.0, 4.0, 1.6, 2.0], "cut": [0.9, 2.6, 3.0, 1.5, 2.2]}
+"""A noisy machine: the cut is faster in three rounds of five, and its median is slower."""
+
+
+def timings(seconds: dict[str, list[float]]) -> st.Timings:
+    laps, records = RoundTimes(seconds), list[Timing]()
+    for name in seconds:
+        (value, spread), (ratio, within) = laps.rate(name, 400), laps.speedup(name)
+        first = not records
+        records.append(
+            Timing(name, "decode", 1, 64, value, "tokens/s", spread, None if first else ratio,
+                   None if first else within)
+        )  # fmt: skip
+    return st.Timings(list(seconds), records)
+
+
+def shown(measured: st.Timings) -> tuple[float, float, float, str]:
+    """Both medians, their ratio, and the remark on noise, from the table."""
+    (row,) = measured.table().rows
+    match = re.fullmatch(r"([\d,]+) \(([\d.]+)x(.*)\)", row[4])
+    assert match
+    return float(row[3]), float(match[1]), float(match[2]), match[3]
+
+
+def test_the_ratio_is_that_of_the_figures_shown() -> None:
+    measured = timings(SECONDS)
+    assert measured.records[1].ratio and measured.records[1].ratio > 1.0
+    before, after, ratio, remark = shown(measured)
+    assert after < before and abs(ratio - after / before) < 0.01
+    assert remark == ", within noise"
+
+
+def test_a_difference_in_every_round_is_no_noise() -> None:
+    steady = {"original": [1.0, 2.0, 4.0], "cut": [0.5, 1.0, 2.0]}
+    assert shown(timings(steady))[2:] == (2.0, "")

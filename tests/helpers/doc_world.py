@@ -77,7 +77,7 @@ EXAMPLE_VALUES = {
     ("--to", "0=128x128,others=64x64"): "0=16x16,others=8x8",
     **{("--for", engine): "transformers" for engine in ("vllm", "sglang", "mlx", "llamacpp")},
 }  # fmt: skip
-"""(option, value) -> a value for these layouts; tests/docs/test_examples.py checks the original."""
+"""(option, value) -> a value for these layouts; tests/docs/test_tools.py checks the original."""
 
 _TEXTS = ("text.jsonl", "test.jsonl")
 COMMAND_FOR_FILE = {

@@ -1,13 +1,18 @@
-"""The chunked loss compared with a plain computation in float64; and its memory."""
+"""The chunked loss compared with a plain computation in float64, its memory, and the head's logits
+compared with those of the stock models."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import statetrim as st
+from helpers import tiny
 from helpers.forker import Forker
-from statetrim.recovery.distillation import LogitHead, chunked_loss
+from statetrim.recovery.distillation import LogitHead, chunked_loss, get_logit_head
+from statetrim.runtime.loading import load_live
 
 POSITIONS, HIDDEN, VOCABULARY = 37, 16, 101
 
@@ -103,3 +108,34 @@ def test_memory_does_not_grow_with_the_sequence(forker: Forker, tmp_path: Path) 
     peaks = [run["peak"] for run in runs]
     hidden_bytes = (long - short) * 64 * 4  # one set of hidden states
     assert peaks[1] - peaks[0] < 8 * hidden_bytes + 16 * 2**20, peaks
+
+
+@pytest.mark.parametrize("model_type", [*tiny.MODEL_TYPES, "minicpmv4_6", "nemotron_h_omni"])
+def test_logits_of_the_head_are_the_stock_ones(model_type: str, checkpoint: Any) -> None:
+    """granitemoehybrid divides its logits and falcon_h1 multiplies them; here by large factors."""
+    live_model = load_live(checkpoint(model_type))
+    module = live_model.module
+    if model_type == "granitemoehybrid":
+        module.config.logits_scaling = 8.0
+    if model_type == "falcon_h1":
+        module.model.lm_head_multiplier = module.config.lm_head_multiplier = 0.25
+    head = get_logit_head(live_model)
+    ids = torch.randint(1, tiny.VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        hidden = live_model.hidden_states(ids)
+        head_logits = head.logits(hidden, head.weight, head.bias)
+        torch.testing.assert_close(head_logits, module(input_ids=ids, use_cache=False).logits)
+
+
+def test_an_unknown_way_to_logits_is_refused(checkpoint: Any) -> None:
+    live = load_live(checkpoint("granitemoehybrid"))
+    real_forward = live.module.forward
+
+    def squared(**inputs: Any) -> Any:
+        result = real_forward(**inputs)
+        result.logits = result.logits.square()
+        return result
+
+    live.module.forward = squared
+    with pytest.raises(st.StatetrimError, match="in a way that statetrim does not know"):
+        get_logit_head(live)

@@ -1,5 +1,9 @@
-"""OLMo-Hybrid saved by transformers: three concatenated convolutions, split into equal thirds."""
+"""Checkpoints as other tools write them: three concatenated convolutions split into equal thirds
+(OLMo-Hybrid saved by transformers), and Infinity and NaN in config.json."""
 
+import json
+import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,3 +60,23 @@ def test_a_third_of_another_size_is_refused(checkpoint: Load, tmp_path: Path) ->
     save_file(tensors, model / "model.safetensors")
     with pytest.raises(st.StatetrimError, match="but its config implies 48 along dimension 0"):
         st.select(model, "l1", "6x100%")
+
+
+@pytest.mark.parametrize("model_type", ["mamba2", "nemotron_h"])
+def test_infinity_in_a_config_is_read_and_written_back(
+    model_type: str, checkpoint: Load, tmp_path: Path
+) -> None:
+    source = shutil.copytree(checkpoint(model_type), tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    config |= {"time_step_limit": [0.0, math.inf], "lowest": -math.inf, "none": math.nan}
+    (source / "config.json").write_text(json.dumps(config))
+
+    model = st.open(source)
+    assert model.config["time_step_limit"][1] == math.inf
+    st.prune(model, st.select(model, "l1", "6x100%"), tmp_path / "out")
+    written = (tmp_path / "out" / "config.json").read_text()
+    assert '"lowest": -Infinity' in written and '"none": NaN' in written
+    after = json.loads(written)
+    assert after["time_step_limit"] == [0.0, math.inf] and after["lowest"] == -math.inf
+    assert math.isnan(after["none"])
+    assert st.open(tmp_path / "out").geometry.head_k_dim == 6

@@ -68,7 +68,9 @@ def test_the_tests_of_a_file(tool: Any) -> None:
     assert "tests/cut/test_request.py" in of_folder and "tests/serving/test_target.py" in of_folder
     assert tool.tests_for("src/statetrim/option_types.py") == ["tests/test_options.py"]
     tests = tool.tests_for("src/statetrim/artifacts/statistics.py")
-    assert "tests/calibration/test_sources.py" in tests and "tests/artifacts/test_steps.py" in tests
+    assert (
+        "tests/calibration/test_sources.py" in tests and "tests/artifacts/test_record.py" in tests
+    )
     assert all((ROOT / path).is_file() and tool.tests_for(path) for path in tool.CORE)
 
 
