@@ -294,8 +294,8 @@ class Check:
             return row, line
         first, short = row["versions"].split("-")[0], ".".join(checked.split(".")[:2])
         source = row["source"].replace(recorded, checked)
-        held = {"versions": f"{first}-{short}", "source": source, "date": date.today().isoformat()}
-        return row | held, line
+        versions = short if first == short else f"{first}-{short}"
+        return row | {"versions": versions, "source": source, "date": str(date.today())}, line
 
     def outcome(
         self, row: Row, package: str, recorded: str, differences: dict[tuple[str, str], float]
