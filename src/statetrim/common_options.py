@@ -1,7 +1,7 @@
 """Options that several commands have, and parsers of what is typed for them."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from .errors import StatetrimError
@@ -41,18 +41,3 @@ def parse_named_values(pairs: Iterable[str]) -> dict[str, Any]:
         except (ValueError, RecursionError):
             values[name] = text
     return values
-
-
-def parse_shares(pairs: Sequence[str]) -> dict[str, float] | None:
-    """Parse weights of statistics sources, such as recall=0.5; None if there are no pairs. Raises
-    StatetrimError if a weight is not a number; names and range are not checked."""
-    share_by_source: dict[str, float] = {}
-    for pair in pairs:
-        name, equals, number = pair.partition("=")
-        try:
-            share_by_source[name] = float(number)
-        except ValueError:
-            equals = ""
-        if not equals:
-            raise StatetrimError(f"a share is SOURCE=PART, such as recall=0.5, not {pair[:40]!r}")
-    return share_by_source or None

@@ -67,20 +67,20 @@ def test_its_sources_are_weighted(checkpoint: Any, text: Path, tmp_path: Path) -
     method.write_text(FILE)
     model = st.open(checkpoint("delta_net"))
     methods = [str(method), "head_energy"]
-    statistics = st.calibrate(model, text, methods=methods, recall=0.5, **SETTINGS)
-    shares = {"recall": 0.75}
-    plan = st.select(model, str(method), "6x100%", statistics=statistics, shares=shares)
+    statistics = st.calibrate(model, text, methods=methods, recall=0.7, **SETTINGS)
+    shares = statistics.shares
+    assert len({*shares.values()}) == 2, "a plain mean would be another figure"
+    plan = st.select(model, str(method), "6x100%", statistics=statistics)
     for layer, kept in plan.axes["key"].kept.items():
         parts = (statistics.sources[name][layer]["key_fourth"] for name in ("text", "recall"))
         text_part, recall_part = (part / part.sum(1, keepdim=True) for part in parts)
-        mixed = 0.25 * text_part + 0.75 * recall_part
+        mixed = shares["text"] * text_part + shares["recall"] * recall_part
         assert kept.tolist() == mixed.topk(6).indices.sort().values.tolist()
     both = st.select(
         model,
         methods,
         f"{model.geometry.num_v_heads // 2}heads:6x100%",
         statistics=statistics,
-        shares=shares,
     )
     for layer, kept in both.axes["key"].kept.items():
         assert {tuple(row) for row in kept.tolist()} <= {

@@ -32,21 +32,20 @@ from ..version import __version__
 from .options import AnalyzeOptions
 
 LENGTH = 2048
-CHUNK = 64  # tokens; kernels of all libraries keep states at multiples of it
 
 
 @takes_options(AnalyzeOptions)
 def analyze(model: ModelLike, options: AnalyzeOptions) -> Analysis:
     """Run `tokens` ("16k") of `text`, after `skip`, and measure every linear layer's states.
 
-    States are sampled after every 64th token ("chunk"), every token, or a power of two up to 64.
+    States are sampled after every `every`-th token.
     The first `burn_in` tokens of a sequence count in curves over tokens only. A `baseline` is run
     on the same text and is stored in the result's `baseline`. `layerwise` reads one layer after the
     other from disk, for models larger than memory; `dtype`, `device`, `device_map` and `max_memory`
     are those of `load`. With a `state_dtype`, all models store their states in it after every 64
     tokens, as an engine would, and these states are measured.
     """
-    stride, storage = _stride(options.every), StateStorage(options.state_dtype)
+    storage = StateStorage(options.state_dtype)
     length = options.length or LENGTH
     if not 0 <= options.burn_in < length:
         raise StatetrimError(
@@ -70,7 +69,7 @@ def analyze(model: ModelLike, options: AnalyzeOptions) -> Analysis:
         count = counter(report, len(models) * texts[0].tokens, "tokens")
         analyses: list[Analysis] = []
         for checkpoint, data in zip(models, texts, strict=True):
-            analyses.append(_analyze_one(checkpoint, data, options, stride, storage, count))
+            analyses.append(_analyze_one(checkpoint, data, options, storage, count))
     return analyses[0] if baseline is None else replace(analyses[0], baseline=analyses[1])
 
 
@@ -78,11 +77,10 @@ def _analyze_one(
     model: Checkpoint,
     data: Sequences,
     options: AnalyzeOptions,
-    every: int,
     storage: StateStorage,
     count: Advance,
 ) -> Analysis:
-    length, burn_in = data.ids.shape[1], options.burn_in
+    length, burn_in, every = data.ids.shape[1], options.burn_in, options.every
     tallies: dict[int, _Tally] = {}
     for layer in model.geometry.layers:
         geometry = model.geometry.for_layer(layer)
@@ -91,7 +89,7 @@ def _analyze_one(
     with stored_states(live, storage):
         _run(live, data.batches(options.batch_size), tallies, count)
     return Analysis(
-        {layer: tally.result(model.filters(layer)) for layer, tally in tallies.items()},
+        {layer: tally.result() for layer, tally in tallies.items()},
         model.geometry,
         torch.tensor([*range(every, length, every), length]),
         burn_in,
@@ -197,21 +195,18 @@ class _Tally:
         self.histogram += _histogram(counted)
         return int(samples.stop)
 
-    def result(self, filters: tuple[Tensor, Tensor] | None) -> LayerAnalysis:
+    def result(self) -> LayerAnalysis:
         """Mean effective ranks and singular values, counts of the histogram, and the condition
         numbers of all queries and of all keys, on the CPU.
 
-        A mean over no states is nan. `filters` are the query and key convolution taps.
+        A mean over no states is nan.
         """
-        query_filters, key_filters = filters or (None, None)
         return LayerAnalysis(
             effective_rank=(self.ranks / self.nonzero).cpu(),
             spectrum=(self.spectrum / self.states).cpu(),
             histogram=self.histogram.cpu(),
             key_condition=condition_number(self.key_gram).sqrt().cpu(),
             query_condition=condition_number(self.query_gram).sqrt().cpu(),
-            key_filters=key_filters,
-            query_filters=query_filters,
         )
 
 
@@ -227,18 +222,3 @@ def _histogram(singular: Tensor) -> Tensor:
     rows = bins.transpose(0, 1).flatten(1)
     empty = torch.zeros(len(rows), BINS, dtype=torch.int64, device=rows.device)
     return empty.scatter_add(1, rows, torch.ones_like(rows))
-
-
-def _stride(every: str | int) -> int:
-    """Tokens between two sampled states; raises StatetrimError unless a power of two up to 64."""
-    stride = {"chunk": CHUNK, "token": 1}.get(every, every) if isinstance(every, str) else every
-    if (
-        not isinstance(stride, int)
-        or not 1 <= stride <= CHUNK
-        or not math.log2(stride).is_integer()
-    ):
-        raise StatetrimError(
-            f"states can be sampled every 'chunk', every 'token', or every 2, 4, 8, 16 or 32 "
-            f"tokens, not every {str(every)[:20]!r}"
-        )
-    return stride

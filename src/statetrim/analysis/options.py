@@ -1,10 +1,11 @@
 """The options of `analyze`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from .. import option_checks as checks
 from ..common_options import BATCH_SIZE_HELP, SKIP_HELP, TEXT_HELP, ProgressOptions
+from ..errors import StatetrimError
 from ..options import option, options
 from ..runtime.placement import Placement
 
@@ -12,8 +13,9 @@ if TYPE_CHECKING:
     from ..storage.models import ModelLike
 
 
-def _parse_every(text: str) -> int | str:
-    return int(text) if text.isdecimal() and len(text) < 4 else text
+def _check_stride(name: str, tokens: int) -> None:
+    if tokens not in (1, 2, 4, 8, 16, 32, 64):
+        raise StatetrimError(f"{name} must be a power of two, at most 64, not {tokens}")
 
 
 @options
@@ -35,10 +37,10 @@ class AnalyzeOptions(Placement, ProgressOptions):
         help="Tokens per sequence; by default 2048, with --sensitivity 256.",
         check=checks.at_least_one,
     )
-    every: Literal["chunk", "token"] | int = option(
-        default="chunk",
-        help="Sample states every 'chunk' (64 tokens), every 'token', or every 2 to 32 tokens.",
-        parse=_parse_every,
+    every: int = option(
+        default=64,
+        help="Tokens between two sampled states: a power of two, at most 64.",
+        check=_check_stride,
     )
     burn_in: int = option(
         default=128, help="Tokens at the start of each sequence to leave out of spectra and means."

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
-from torch.nn import functional
 
 from ..cut.geometry import Geometry
 from ..errors import StatetrimError, errors_of
@@ -39,22 +38,10 @@ class LayerAnalysis:
     histogram: Tensor  # int64 [value heads, BINS]: counts of singular values
     key_condition: Tensor  # float64 [key heads]: condition number of all keys in the kernel
     query_condition: Tensor  # float64 [key heads]: condition number of all queries
-    key_filters: Tensor | None = None  # float64 [key heads, channels, copies, width]
-    query_filters: Tensor | None = None
 
     def __repr__(self) -> str:
         heads, samples = self.effective_rank.shape
         return f"<LayerAnalysis of {heads} heads, {samples} samples of their states>"
-
-    @property
-    def key_similarity(self) -> Tensor | None:
-        """[key heads]: mean |cosine| between the convolution filters of a head's key channels."""
-        return None if self.key_filters is None else filter_similarity(self.key_filters)
-
-    @property
-    def query_similarity(self) -> Tensor | None:
-        """[key heads]: `key_similarity` of the queries' filters."""
-        return None if self.query_filters is None else filter_similarity(self.query_filters)
 
 
 ARRAYS = tuple(LayerAnalysis.__dataclass_fields__)
@@ -97,12 +84,11 @@ class Analysis:
                 f"{float(layer.key_condition.nanmedian()):,.0f}",
                 f"{float(layer.query_condition.nanmedian()):,.0f}",
             )
-            similarity = _similarity_text(layer.query_similarity, layer.key_similarity)
             heads = (_bar_text(mean[row], highest), _range_text(mean[row]))
-            rows.append((str(number), *used, *heads, *conditions, similarity))
+            rows.append((str(number), *used, *heads, *conditions))
         used = [_percent_text(model) for model in models]
-        rows.append(("mean", *used, "", _range_text(mean), "", "", ""))
-        column_names = ("layer", *used_columns, "heads", "range", "κ keys", "κ queries", "filters")
+        rows.append(("mean", *used, "", _range_text(mean), "", ""))
+        column_names = ("layer", *used_columns, "heads", "range", "κ keys", "κ queries")
         return Table("Effective rank of the state", column_names, rows)
 
     @property
@@ -139,8 +125,8 @@ class Analysis:
             summaries[name] = model.summary()
             for number, layer in model.layers.items():
                 for array_name in ARRAYS:
-                    if (array := getattr(layer, array_name)) is not None:
-                        tensors[f"{name}.{number}.{array_name}"] = array.contiguous()
+                    array = getattr(layer, array_name)
+                    tensors[f"{name}.{number}.{array_name}"] = array.contiguous()
         arrays = save(tensors)
         with atomic_write(path.with_suffix(".safetensors")) as temporary_path:
             temporary_path.write_bytes(arrays)
@@ -157,8 +143,6 @@ class Analysis:
                 "utilization": _rounded_list(mean[row]),
                 "key_condition": _rounded_list(layer.key_condition),
                 "query_condition": _rounded_list(layer.query_condition),
-                "key_filter_similarity": _rounded_list(layer.key_similarity),
-                "query_filter_similarity": _rounded_list(layer.query_similarity),
             }
         return {
             "lineage": dict(self.lineage),
@@ -178,12 +162,9 @@ class Analysis:
         path = Path(path)
         stored = _StoredAnalysis.load(path)
         arrays = _read_arrays(path.with_suffix(".safetensors"), stored.arrays_sha256)
-        model = _pop_model(stored.model, "model", arrays, path)
+        model = _model_of(stored.model, "model", arrays, path)
         if stored.baseline is not None:
-            baseline = _pop_model(stored.baseline, "baseline", arrays, path)
-            model = replace(model, baseline=baseline)
-        if arrays:
-            raise StatetrimError(f"the arrays of {path} hold {next(iter(arrays))[:80]!r} besides")
+            model = replace(model, baseline=_model_of(stored.baseline, "baseline", arrays, path))
         return model
 
 
@@ -215,19 +196,6 @@ class _StoredAnalysis(Artifact):
     baseline: _StoredModel | None = None
 
 
-def filter_similarity(filters: Tensor) -> Tensor:
-    """[heads, channels, copies, width] -> [heads]: mean |cosine| over pairs of distinct channels.
-
-    Random filters of width 4 have 0.42; only values above that show similarity.
-    """
-    smallest = torch.finfo(filters.dtype).tiny  # zeros stay zero
-    unit = functional.normalize(filters.transpose(1, 2), dim=-1, eps=smallest)
-    cosine = (unit @ unit.mT).abs().mean(1)
-    channels = cosine.shape[-1]
-    self_similarity = cosine.diagonal(dim1=-2, dim2=-1).sum(-1)
-    return (cosine.sum((-2, -1)) - self_similarity) / (channels * (channels - 1))
-
-
 def _percent_text(values: Tensor) -> str:
     """The mean in percent, without nan."""
     return f"{100 * float(values.nanmean()):.1f}%"
@@ -249,13 +217,6 @@ def _bar_text(values: Tensor, top: float, max_heads: int = 16) -> str:
     return f"{bars}…" if len(heights) > max_heads else bars
 
 
-def _similarity_text(query: Tensor | None, key: Tensor | None) -> str:
-    """Means over heads, of queries and of keys; "none" without a convolution."""
-    if query is None or key is None:
-        return "none"
-    return f"{float(query.mean()):.2f}, {float(key.mean()):.2f}"
-
-
 def _read_arrays(path: Path, digest: str) -> dict[str, Tensor]:
     """The tensors of a safetensors file; raises StatetrimError unless its SHA-256 is `digest`."""
     try:
@@ -272,20 +233,22 @@ def _read_arrays(path: Path, digest: str) -> dict[str, Tensor]:
         return dict(load(content))
 
 
-def _pop_model(stored: _StoredModel, name: str, arrays: dict[str, Tensor], path: Path) -> Analysis:
-    """One model of the file; removes its arrays from `arrays`."""
+def _model_of(
+    stored: _StoredModel, name: str, arrays: Mapping[str, Tensor], path: Path
+) -> Analysis:
+    """One model of the file."""
     geometry, positions = stored.geometry, torch.tensor(stored.positions)
     layers = {}
     for layer in geometry.layers:
         prefix = f"{name}.{layer}."
-        layers[layer] = _pop_layer(geometry.for_layer(layer), len(positions), prefix, arrays, path)
+        layers[layer] = _layer_of(geometry.for_layer(layer), len(positions), prefix, arrays, path)
     return Analysis(layers, geometry, positions, stored.burn_in, stored.lineage)
 
 
-def _pop_layer(
-    geometry: Geometry, samples: int, prefix: str, arrays: dict[str, Tensor], path: Path
+def _layer_of(
+    geometry: Geometry, samples: int, prefix: str, arrays: Mapping[str, Tensor], path: Path
 ) -> LayerAnalysis:
-    """One layer from the arrays whose names begin with `prefix`, which it removes from `arrays`."""
+    """One layer, from the arrays whose names begin with `prefix`."""
     heads, key_heads = geometry.num_v_heads, geometry.num_k_heads
     shapes: dict[str, tuple[int, ...]] = {
         "effective_rank": (heads, samples),
@@ -294,22 +257,17 @@ def _pop_layer(
         "key_condition": (key_heads,),
         "query_condition": (key_heads,),
     }
-    for name in ("key_filters", "query_filters") if geometry.conv_width else ():
-        filters = arrays.get(prefix + name)
-        copies = filters.shape[2] if filters is not None and filters.dim() == 4 else 1
-        shapes[name] = (key_heads, geometry.head_k_dim, copies, geometry.conv_width)
-    tensors = {name: arrays.pop(prefix + name, None) for name in shapes}
     for name, shape in shapes.items():
-        array = tensors[name]
+        array = arrays.get(prefix + name)
         dtype = torch.int64 if name == "histogram" else torch.float64
         if array is None or tuple(array.shape) != shape or array.dtype != dtype:
             raise StatetrimError(f"the arrays of {path} lack {prefix + name!r} as {list(shape)}")
-    return LayerAnalysis(**tensors)  # type: ignore[arg-type]
+    return LayerAnalysis(**{name: arrays[prefix + name] for name in shapes})
 
 
-def _rounded_list(values: Tensor | None) -> list[float | None] | None:
+def _rounded_list(values: Tensor) -> list[float | None]:
     """Each value with six decimals; None for nan and infinity."""
-    return None if values is None else [_rounded(value) for value in values]
+    return [_rounded(value) for value in values]
 
 
 def _rounded(value: Tensor) -> float | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import option_checks as checks
-from ..common_options import METHODS_HELP, ProgressOptions, parse_named_values, parse_shares
+from ..common_options import METHODS_HELP, ProgressOptions, parse_named_values
 from ..cut.request import REQUEST_HELP, To, check_request
 from ..defaults import DEFAULT_METHODS
 from ..options import option, options
@@ -35,10 +35,4 @@ class SelectOptions(ProgressOptions):
         help="An option of the methods, such as score=q.",
         flags=("--option",),
         parse=parse_named_values,
-    )
-    shares: Mapping[str, float] | None = option(
-        default=None,
-        help="Weight of one source of the statistics, such as recall=0.5.",
-        flags=("--share",),
-        parse=parse_shares,
     )

@@ -40,8 +40,7 @@ def select(model: ModelLike, options: SelectOptions) -> Plan:
 
     A method is a name, a Python file or a function; it chooses along every axis that it declares,
     and the default methods choose along the others. Several sources of `statistics` are weighted by
-    their fraction of the tokens, or by `shares`, such as {"recall": 0.5}, where text takes the
-    rest. `progress` counts layers.
+    their fraction of the tokens. `progress` counts layers.
     """
     if options.to is None:
         raise StatetrimError("say what to keep, such as --to 64x64 channels per head")
@@ -58,18 +57,15 @@ def select_for_target(
     """Select what `target` keeps, whatever `options.to` says; `progress` counts layers.
 
     Heads are chosen first, and then the channels of the heads that stay. Raises StatetrimError if a
-    method that is used does not fit its options or the statistics, or for shares without
-    statistics.
+    method that is used does not fit its options or the statistics.
     """
     statistics = None
     if options.statistics is not None:
         statistics = load_if_path(Statistics.load, options.statistics)
-    elif options.shares:
-        raise StatetrimError("shares are of the sources of statistics; give statistics as well")
     choices = choose_methods(model, target.axes, options, statistics)
     if statistics is not None:
         needed = {each.name: each for choice in choices.values() for each in choice.method.needs}
-        statistics = mix_statistics(statistics, options.shares, needed.values())
+        statistics = mix_statistics(statistics, needed.values())
     kept: dict[Axis, dict[int, Tensor]] = {axis: {} for axis in choices}
     notes: dict[Axis, dict[int, Any]] = {axis: {} for axis in choices}
     for number, layer in enumerate(model.geometry.layers, start=1):

@@ -1,11 +1,10 @@
 """The options of `prune` and `refit`."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import option_checks as checks
-from ..common_options import ProgressOptions, parse_shares
+from ..common_options import ProgressOptions
 from ..defaults import REFIT_DAMPING
 from ..errors import StatetrimError
 from ..options import option, options, output_option
@@ -46,12 +45,6 @@ class RefitOptions(ProgressOptions):
     out: str | Path = output_option(help="Output directory.")
     damping: float = option(
         default=REFIT_DAMPING, help="Ridge penalty, relative to the mean square of the channels."
-    )
-    shares: Mapping[str, float] | None = option(
-        default=None,
-        help="Weight of one source of the statistics, such as recall=0.5.",
-        flags=("--share",),
-        parse=parse_shares,
     )
 
     def check(self) -> None:

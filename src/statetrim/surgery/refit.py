@@ -9,7 +9,7 @@ error over the calibration text has a closed form:
 Every other tensor is copied byte for byte.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from functools import partial as bind
@@ -49,14 +49,14 @@ def refit(small: ModelLike, options: RefitOptions) -> Checkpoint:
 
     `statistics` come from `calibrate(small, text, original=model)`, or from its file; if only heads
     were removed, those used to select the heads are enough. Several sources are weighted by their
-    fraction of the tokens, or by `shares`. `damping` is relative to the mean square of the
+    fraction of the tokens. `damping` is relative to the mean square of the
     read-out's channels. The errors of every layer, before and after, are in
     `OUT/statetrim/refit.json`. `progress` counts the bytes written. If `out` is the finished result
     of this job, it is only opened. Raises StatetrimError if the statistics are missing, of another
     model or of too few tokens, or if `out` is anything else.
     """
     small = require_prunable(as_checkpoint(small))
-    sums = _load_sums(small, options.statistics, options.shares)
+    sums = _load_sums(small, options.statistics)
     record = {
         **header("refit"),
         "statetrim": __version__,
@@ -131,16 +131,12 @@ def _replace(fit: Callable[[], dict[str, Tensor]], name: str, before: Tensor) ->
     return fit().get(name, before)
 
 
-def _load_sums(
-    small: Checkpoint,
-    statistics: Statistics | str | Path | None,
-    shares: Mapping[str, float] | None,
-) -> Statistics:
-    """The statistics of `small` over all sources, weighted by `shares`, and fit for a refit."""
+def _load_sums(small: Checkpoint, statistics: Statistics | str | Path | None) -> Statistics:
+    """The statistics of `small` over all sources, weighted, and fit for a refit."""
     sums = None
     if statistics is not None:
         stored = load_if_path(Statistics.load, statistics)
-        sums = restrict_to_heads(small, mix_statistics(stored, shares, REFIT_STATISTICS))
+        sums = restrict_to_heads(small, mix_statistics(stored, REFIT_STATISTICS))
     if sums is None or not {each.name for each in REFIT_STATISTICS} <= sums.sum_names:
         raise StatetrimError(
             "a refit needs statistics of the original's outputs and this model's read-outs; "

@@ -126,7 +126,7 @@ def _show_analysis(analysis: Analysis) -> None:
         f"  mean over {data['count']} x {data['length']} tokens without the first "
         f"{analysis.burn_in}; heads: one bar each",
         *([f"states are stored in {state_dtype}, as an engine would"] if state_dtype else []),
-        "κ: condition number, median head; filters: mean |cosine|, of queries, of keys",
+        "κ: condition number, median head",
     ):
         terminal.print_text(line)
 

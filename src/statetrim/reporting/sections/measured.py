@@ -145,8 +145,5 @@ def ranks(findings: Findings) -> Iterator[Block]:
             yield Picture(panel, f"{panel.title}.")
         yield Text(sheet.caption)
     table = analysis.table()
-    caption = (
-        "Rank in use by layer, with a bar per head; κ is the condition number, median head; "
-        "filters: mean |cosine|, of queries, of keys"
-    )
+    caption = "Rank in use by layer, with a bar per head; κ is the condition number, median head"
     yield Table(table.header, table.rows, caption, folded=True)
