@@ -72,10 +72,6 @@ class MeasuredShape:
         """Whether it was measured with fewer bits per number than float32."""
         return self.state_dtype != "float32"
 
-    def bytes_in(self, dtype_bytes: int) -> int:
-        """Bytes of a sequence's state with numbers of `dtype_bytes`."""
-        return self.state_bytes * dtype_bytes // (2 if self.is_rounded else 4)
-
     @property
     def label(self) -> str:
         """The name in a table; of the original "no cut"."""

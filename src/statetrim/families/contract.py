@@ -1,7 +1,7 @@
 """The base class of model families, and validated access to the fields of `config.json`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -226,24 +226,25 @@ def _resized_stock_config(family: Family, config: Config, after: Geometry) -> Co
     return edited
 
 
+def _field(config: Config, name: str, is_valid: Callable[[Any], bool], expected: str) -> Any:
+    """The config field `name`, or None if it is absent or null; refuses values that are not valid,
+    in a sentence that says what is `expected`."""
+    value = config.get(name)
+    if value is not None and not is_valid(value):
+        raise StatetrimError(f"config field {name!r} must be {expected}, not {_short_repr(value)}")
+    return value
+
+
 def int_field(
     config: Config, *names: str, default: int | None = None, maximum: int = _MAX_NUMBER
 ) -> int:
     """A positive integer from the first of `names` that the config sets, else `default`. Refuses
     other values, and an absent field without a default."""
     for name in names:
-        value = config.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise StatetrimError(
-                f"config field {name!r} must be a whole number, not {_short_repr(value)}"
-            )
-        if not 1 <= value <= maximum:
-            raise StatetrimError(
-                f"config field {name!r} must lie between 1 and {maximum}, not {_short_repr(value)}"
-            )
-        return value
+        expected = f"a whole number from 1 to {maximum}"
+        value = _field(config, name, lambda x: type(x) is int and 1 <= x <= maximum, expected)
+        if value is not None:
+            return int(value)
     if default is None:
         raise StatetrimError(f"config field {names[0]!r} is absent, and this model type needs it")
     return default
@@ -257,36 +258,26 @@ def num_layers(config: Config, default: int | None = None) -> int:
 def float_field(config: Config, name: str, default: float) -> float:
     """A positive number below 2**24 from the config field `name`, or `default` if it is absent;
     refuses other values."""
-    value = config.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _MAX_NUMBER:
-        raise StatetrimError(
-            f"config field {name!r} must be a positive number, not {_short_repr(value)}"
-        )
-    return float(value)
+
+    def is_valid(value: Any) -> bool:
+        return type(value) in (int, float) and 0 < value < _MAX_NUMBER
+
+    value = _field(config, name, is_valid, "a positive number")
+    return default if value is None else float(value)
 
 
 def bool_field(config: Config, name: str, default: bool) -> bool:
     """The config field `name`, or `default` if it is absent or null; refuses values other than true
     and false."""
-    value = config.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise StatetrimError(
-            f"config field {name!r} must be true or false, not {_short_repr(value)}"
-        )
-    return value
+    value = _field(config, name, lambda x: isinstance(x, bool), "true or false")
+    return default if value is None else bool(value)
 
 
 def nested_config(config: Config, name: str) -> Config:
     """The object in the config field `name`; refuses a config without it."""
-    value = config.get(name)
-    if not isinstance(value, dict):
-        raise StatetrimError(
-            f"config field {name!r} must be an object, and this model type needs it"
-        )
+    value: Config | None = _field(config, name, lambda x: isinstance(x, dict), "an object")
+    if value is None:
+        raise StatetrimError(f"config field {name!r} is absent, and this model type needs it")
     if not isinstance(value.get("model_type"), str | None):
         raise StatetrimError(f"the 'model_type' of config field {name!r} must be a text")
     return value
@@ -318,15 +309,14 @@ def nested_text_config(config: Config, model_types: tuple[str, ...], *names: str
 def layer_types_field(config: Config, name: str) -> list[str] | None:
     """A list with the type of every decoder layer, or None if the config does not set it. Refuses
     other values, and a length other than `num_hidden_layers`."""
-    value = config.get(name)
+
+    def is_valid(value: Any) -> bool:
+        is_list = isinstance(value, list) and 1 <= len(value) <= MAX_LAYERS
+        return is_list and all(isinstance(layer_type, str) for layer_type in value)
+
+    value: list[str] | None = _field(config, name, is_valid, "a list of the kind of every layer")
     if value is None:
         return None
-    if (
-        not isinstance(value, list)
-        or not 1 <= len(value) <= MAX_LAYERS
-        or not all(isinstance(layer_type, str) for layer_type in value)
-    ):
-        raise StatetrimError(f"config field {name!r} must list the kind of every layer")
     total = num_layers(config, len(value))
     if total != len(value):
         raise StatetrimError(
@@ -338,11 +328,11 @@ def layer_types_field(config: Config, name: str) -> list[str] | None:
 def layer_indices_field(config: Config, name: str) -> list[int]:
     """A sorted list of layer indices without duplicates; empty if the config does not set it.
     Refuses other values."""
-    value = config.get(name)
-    if value is None:
-        return []
-    if not is_integer_list(value) or not all(0 <= layer <= MAX_LAYERS for layer in value):
-        raise StatetrimError(f"config field {name!r} must be a list of layer numbers")
+
+    def is_valid(value: Any) -> bool:
+        return is_integer_list(value) and all(0 <= layer <= MAX_LAYERS for layer in value)
+
+    value = _field(config, name, is_valid, "a list of layer numbers") or []
     return sorted(set(value))
 
 
