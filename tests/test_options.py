@@ -155,7 +155,6 @@ def test_the_command_line_fills_every_option(
     [
         ("50%x100%", None, {"to": "6x8"}),
         ("6x50%", None, {"to": "6x4"}),
-        ("0.002MiB", None, {"to": "2x8"}),
         ("6x100%", "transformers", {"to": "6x8"}),
         ("50%", None, {"to": "0.5", "for": ""}),
         ("6x8, 4x4", "transformers", {"to": "6x8,4x4", "for": "transformers"}),

@@ -34,8 +34,7 @@ WORD_REPLACEMENTS = {"TEXT": "text.jsonl", "METHODS": "drrqr"}
 """Placeholders of the pages -> the words that replace them."""
 
 VALUE_REPLACEMENTS = {
-    ("--to", "16heads"): "1heads", ("--to", "384MiB"): "0.2MiB", ("--skip", "64k"): "256",
-    ("--to", "40MiB"): "0.2MiB",
+    ("--to", "16heads"): "1heads", ("--skip", "64k"): "256",
 }  # fmt: skip
 """(option, value) -> a value that fits two heads, a state of 256 KiB and 32k tokens of text."""
 

@@ -3,7 +3,6 @@
     0.5, 50%, 1/3             this share of the state's bytes; the cuts that reach it are compared
     2x, 2.5x                  this many times the sequences of an engine; likewise
     64x64, 96x128             key x value channels per head; a side may be a percentage: 64x100%
-    12MiB                     at most this per sequence
     8heads, 50%heads          whole value heads
     8heads:64x64              of the heads that stay, these channels; by layer too
     0=128x128,others=64x64    by layer
@@ -22,9 +21,9 @@ from ..errors import StatetrimError
 
 OTHERS = "others"
 REQUEST_HELP = (
-    "What to keep: 64x64 channels per head (64x100% for keys alone), 12MiB per sequence, 8heads, "
-    "8heads:64x64, or 0=128x128,others=64x64 by layer. To compare cuts: 0.5 of the state, 2x the "
-    "sequences, or 96x96,64x64."
+    "What to keep: 64x64 channels per head (64x100% for keys alone), 8heads, 8heads:64x64, or "
+    "0=128x128,others=64x64 by layer. To compare cuts: 0.5 of the state, 2x the sequences, or "
+    "96x96,64x64."
 )
 """The help of the option `to`."""
 To = str | float | Fraction
@@ -42,7 +41,6 @@ _LARGEST_GAIN = 16  # of sequences; more is a shape that lacks a side
 SMALLEST_SHARE = Fraction(1, 10**12)  # of a state; no model has as many channels
 _SHARE = re.compile(rf"({_NUMBER})(%?)")
 _GAIN = re.compile(rf"({_NUMBER})x")
-_SIZE = re.compile(rf"({_NUMBER})MiB")
 _HEADS = re.compile(rf"({_SIDE})heads?(?::(.+))?")
 _SHAPE = re.compile(rf"({_SIDE})x({_SIDE})")
 _LAYER = re.compile(rf"([0-9]{{1,6}}|{OTHERS})=(.*)")
@@ -55,7 +53,6 @@ class Request:
     share: Fraction | None = None  # of the state's bytes
     gain: Fraction | None = None  # times the sequences that fit in an engine
     shapes: tuple[Sides, ...] = ()
-    max_mib: Fraction | None = None  # per sequence
     heads: Side | None = None  # value heads of every layer
     by_layer: Mapping[str, Sides] = field(default_factory=dict)  # layer, or OTHERS
 
@@ -75,8 +72,6 @@ class Request:
             return _number_text(self.share)
         if self.gain is not None:
             return f"{_number_text(self.gain)}x"
-        if self.max_mib is not None:
-            return f"{_number_text(self.max_mib)}MiB"
         parts = [] if self.heads is None else [f"{_text_of(self.heads)}heads"]
         if self.by_layer:
             parts.append(",".join(f"{i}={_shape_text(x)}" for i, x in self.by_layer.items()))
@@ -109,8 +104,6 @@ def parse_request(to: To) -> Request:
                 "per head"
             )
         return Request(gain=gain)
-    if match := _SIZE.fullmatch(text):
-        return Request(max_mib=Fraction(match[1]))
     if match := _HEADS.fullmatch(text):
         request = _parse_shapes(match[2]) if match[2] else Request()
         if request.names_several:
@@ -149,8 +142,8 @@ def _parse_shape(entry: str, text: str) -> Sides:
     if match is None:
         raise StatetrimError(
             f"cannot read {text[:40]!r} as what to keep; write 0.5 for half of the state, 2x for "
-            "twice the sequences, 64x64 channels per head, 12MiB per sequence, 8heads, "
-            "8heads:64x64, 0=128x128,others=64x64 by layer, or 96x96,64x64 to compare shapes"
+            "twice the sequences, 64x64 channels per head, 8heads, 8heads:64x64, "
+            "0=128x128,others=64x64 by layer, or 96x96,64x64 to compare shapes"
         )
     return _parse_side(match[1]), _parse_side(match[2])
 

@@ -33,7 +33,7 @@ from .options import SelectOptions
 @takes_options(SelectOptions)
 def select(model: ModelLike, options: SelectOptions) -> Plan:
     """Choose what to keep, as `to` says: key x value channels per head ("64x64", or "64x100%" for
-    all values), by layer ("0=64x64,others=32x32"), at most "12MiB" per sequence, or whole value
+    all values), by layer ("0=64x64,others=32x32"), or whole value
     heads ("8heads", or "8heads:64x64" channels of them). Removing heads loses more than removing
     channels in every measurement, except where several value heads share a key head; it is for
     models whose channels cannot be removed.

@@ -73,8 +73,8 @@ class StateReport:
 
 @takes_options(InspectOptions)
 def inspect(model: ModelLike, options: InspectOptions) -> StateReport:
-    """Describe a model's state, and its size if it is cut `to` "64x64" channels per head, "12MiB"
-    per sequence, "8heads", or by layer. For a share ("50%"), a gain ("2x", in `engine`) or several
+    """Describe a model's state, and its size if it is cut `to` "64x64" channels per head,
+    "8heads", or by layer. For a share ("50%"), a gain ("2x", in `engine`) or several
     shapes ("96x96,64x64") it lists the cuts that `trim` would compare; without `to`, common ones.
 
     With `memory_gib` of cache it also shows how many sequences of `context` tokens fit in `engine`,

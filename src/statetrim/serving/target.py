@@ -2,14 +2,12 @@
 
 from collections.abc import Mapping
 
-from ..artifacts.state_sizes import StateSize, stored_dtype
-from ..cut.geometry import KERNEL_TILE, Geometry, resolve_heads, resolve_width
+from ..cut.geometry import Geometry, resolve_heads, resolve_width
 from ..cut.request import OTHERS, Request, Sides
 from ..cut.target import Target
 from ..errors import StatetrimError
 from ..families.contract import resized_config
 from ..maths.formatting import shorten
-from ..maths.units import MIB
 from ..storage.checkpoint import Checkpoint, check_prunable
 from .engines import find_engine
 from .matrix import compatibility_of_shape, known_lines
@@ -36,8 +34,6 @@ def resolve_target(model: Checkpoint, request: Request, for_: str | None = None)
     start = before if request.heads is None else resolve_heads(request.heads, before)
     if request.by_layer:
         target = _by_layer_target(model, request.by_layer, start)
-    elif request.max_mib is not None:
-        target = _target_within_bytes(model, float(request.max_mib) * MIB)
     elif request.shapes:
         target = target_for_shape(model, request.shapes[0], start)
     else:
@@ -96,34 +92,6 @@ def _checked_target(model: Checkpoint, after: Geometry) -> Target:
         check_prunable(model, axis)
     resized_config(model.family, model.config, after)  # raises if the config cannot express it
     return target
-
-
-def _target_within_bytes(model: Checkpoint, max_bytes: float) -> Target:
-    """The target with the most key channels with which the float32 state and the convolution state
-    of a sequence take at most `max_bytes`; values, and layers with fewer keys, keep their width.
-
-    Wide heads keep multiples of 16 channels, to which kernels pad them. Raises StatetrimError if
-    the model fits already or one channel per head is too much.
-    """
-    before, dtype = model.geometry, stored_dtype(model)
-    nbytes = StateSize.from_geometry(before, dtype).total
-    if nbytes <= max_bytes:
-        raise StatetrimError(
-            f"a sequence takes {nbytes / MIB:.1f} MiB now, which is within the "
-            f"{max_bytes / MIB:.1f} MiB asked for; nothing needs to be cut"
-        )
-    step = KERNEL_TILE if before.head_k_dim >= 4 * KERNEL_TILE else 1
-    after = before
-    for width in range((before.head_k_dim - 1) // step * step, 0, -step):
-        shapes = {layer: (min(k, width), v) for layer, (k, v) in before.shapes.items()}
-        after = before.with_shapes(shapes)
-        nbytes = StateSize.from_geometry(after, dtype).total
-        if nbytes <= max_bytes:
-            return _checked_target(model, after)
-    raise StatetrimError(
-        f"even with {after.head_k_dim} channels per head a sequence takes "
-        f"{nbytes / MIB:.1f} MiB, more than the {max_bytes / MIB:.1f} MiB asked for"
-    )
 
 
 def _served_target(model: Checkpoint, target: Target, engine: str, *, exact: bool) -> Target:
