@@ -1,7 +1,6 @@
 """Checkpoint + Plans + text -> Sensitivity: the loss when a plan prunes a single layer.
 
-No cut is written: the channels that a plan prunes are masked in the kernels of one layer. That
-layer gets the same input as in the original, so its own error needs no second model.
+No cut is written: the channels that a plan prunes are masked in the kernels of one layer.
 """
 
 import hashlib
@@ -12,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..artifacts.plan import Plan
@@ -27,11 +25,9 @@ from ..runtime.kernel_hooks import hook_kernels
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live
 from ..runtime.placement import Placement
-from ..runtime.sequential import mixer_calls
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.json_file import read_json, write_json
 from ..storage.output import run_and_save
-from ..storage.text import Sequences
 from ..version import __version__
 from .experiment import Experiment
 
@@ -72,8 +68,7 @@ def sensitivity(
 
     An evaluation reads `windows` windows of `length` tokens of `text`, after `skip` tokens, and
     `rows` sequences of each recall load. There is one for the original and one per layer, plan and
-    axis; the errors of the layers' outputs take about two more. With weights on disk, each
-    evaluation reads them once.
+    axis. With weights on disk, each evaluation reads them once.
     With `out` the result is written there, and intermediate results to `OUT.partial`, from which
     the same call resumes after an interruption; StatetrimError is raised if `out` exists.
     """
@@ -93,14 +88,14 @@ def sensitivity(
 
     def measure(directory: Path | None) -> Sensitivity:
         live = load_live(model, placement)
-        experiment = _Cuts(live, data, rows, batch_size)
+        experiment = Experiment(live, data, rows, batch_size)
         return _measure(experiment, variants, directory, lineage, progress)
 
     return run_and_save(out, record, measure, Sensitivity.load, temporary_patterns=[_PARTIAL_FILE])
 
 
 def _measure(
-    experiment: "_Cuts",
+    experiment: Experiment,
     variants: Sequence[_Variant],
     directory: Path | None,
     lineage: Mapping[str, Any],
@@ -108,16 +103,14 @@ def _measure(
 ) -> Sensitivity:
     """Measure what `directory` does not hold yet, saving each result there."""
     partial = _PartialResult.load(directory)
-    advance = counter(progress, len(variants) + 2, "settings")
+    advance = counter(progress, len(variants) + 1, "settings")
     original = partial.original = partial.original or experiment.samples()
-    advance(1)
-    partial.errors = partial.errors or experiment.errors(variants)
     partial.save(directory)
     advance(1)
     for number, variant in enumerate(variants):
         if number == len(partial.cuts):
-            samples = experiment.samples(experiment.masked(variant))
-            partial.cuts.append(LayerCut(*variant.identity, samples, partial.errors[number]))
+            samples = experiment.samples(_masked(experiment.live, variant))
+            partial.cuts.append(LayerCut(*variant.identity, samples))
             partial.save(directory)
         advance(1)
     geometry = experiment.live.checkpoint.geometry
@@ -152,49 +145,10 @@ def _variants(model: Checkpoint, plans: Sequence[Plan]) -> Iterator[_Variant]:
         raise StatetrimError("no plan cuts anything, so there is nothing to compare")
 
 
-class _Cuts(Experiment):
-    """Every variant on the sequences of an experiment, by masking it."""
-
-    def __init__(self, live: LiveModel, data: Sequences, rows: int, batch_size: int) -> None:
-        super().__init__(live, data, rows, batch_size)
-        vocabulary = int(live.lm_head.weight.shape[0])
-        generator = torch.Generator().manual_seed(0)
-        self.random = torch.randint(vocabulary, (rows, LENGTH), generator=generator)
-
-    @torch.inference_mode()
-    def errors(self, variants: Sequence[_Variant]) -> list[dict[str, float]]:
-        """For each variant: text, random or recall -> squared error over squared output of its
-        layer's mixer, on the input that it gets in the original."""
-        sources = {
-            "text": self.text,
-            "random": self.split(self.random),
-            "recall": self.split(self.recall[max(self.recall)][0]),
-        }
-        errors: list[dict[str, float]] = [{} for _ in variants]
-        for name, batches in sources.items():
-            residual, square = self._errors(batches, variants).T
-            for number, error in enumerate((residual / square.clamp_min(1e-300)).tolist()):
-                errors[number][name] = error
-        return errors
-
-    def _errors(self, batches: Sequence[Tensor], variants: Sequence[_Variant]) -> Tensor:
-        """Sums [variants, 2] of squared error and squared output of each variant's mixer."""
-        sums: dict[int, Tensor] = {}
-        for call in mixer_calls(self.live, batches):
-            before = call.output.double()
-            for number, variant in enumerate(variants):
-                if variant.layer == call.layer:
-                    with self.masked(variant):
-                        after = call.repeat(self.live.mixers[call.layer]).double()
-                    new = torch.stack([(after - before).square().sum(), before.square().sum()])
-                    sums[number] = sums[number] + new if number in sums else new
-        on_device = [sums[number].to(self.live.device) for number in range(len(variants))]
-        return torch.stack(on_device).cpu()
-
-    def masked(self, variant: _Variant) -> AbstractContextManager[None]:
-        """Within, the variant's layer is cut."""
-        kept: Mapping[int, Kept] = {variant.layer: {variant.axis: variant.kept}}
-        return hook_kernels(self.live, lambda call: None, kept=kept, layers=[variant.layer])
+def _masked(live: LiveModel, variant: _Variant) -> AbstractContextManager[None]:
+    """Within, the variant's layer is cut."""
+    kept: Mapping[int, Kept] = {variant.layer: {variant.axis: variant.kept}}
+    return hook_kernels(live, lambda call: None, kept=kept, layers=[variant.layer])
 
 
 @dataclass
@@ -202,7 +156,6 @@ class _PartialResult:
     """Results so far, saved in a directory so that a killed run resumes; None: not saved."""
 
     original: CutSamples | None = None
-    errors: list[dict[str, float]] = field(default_factory=list)
     cuts: list[LayerCut] = field(default_factory=list)
 
     @classmethod

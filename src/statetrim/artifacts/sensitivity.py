@@ -56,7 +56,6 @@ class LayerCut:
     axis: ChannelAxis
     keep: int  # channels kept in each head
     samples: CutSamples
-    error: Mapping[str, float]  # source -> relative residual of the layer's output
 
 
 @dataclass(frozen=True)

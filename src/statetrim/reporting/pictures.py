@@ -138,8 +138,6 @@ CAPTION = (
 PANELS = {
     "recall": ("Recall lost when one layer is cut", "points"),
     "nll": ("Text: increase of NLL when one layer is cut", "nats"),
-    "text error": ("Error of the cut layer's output on text", "% of its square"),
-    "recall error": ("The same on recall sequences", "% of its square"),
 }
 """What is drawn by layer -> its title and unit."""
 
@@ -166,8 +164,6 @@ def _points(sensitivity: Sensitivity, cut: LayerCut) -> dict[str, Point]:
     drop = sensitivity.recall_drop(cut)
     points = {} if drop is None else {"recall": _interval_point(cut.layer, drop, 100)}
     points["nll"] = _interval_point(cut.layer, sensitivity.nll_increase(cut))
-    for source in ("text", "recall"):
-        points[f"{source} error"] = Point(cut.layer, 100 * cut.error[source])
     return points
 
 

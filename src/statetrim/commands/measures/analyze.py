@@ -241,5 +241,4 @@ def _cut_json(sensitivity: Sensitivity, cut: LayerCut) -> dict[str, object]:
         "keep": cut.keep,
         "nll_increase": [nll.estimate, nll.low, nll.high],
         "recall_drop": None if drop is None else [drop.estimate, drop.low, drop.high],
-        "error": dict(cut.error),
     }

@@ -75,11 +75,10 @@ def layers(findings: Findings) -> Iterator[Block]:
             nll_text, drop_text = f"{nll.estimate:+.4f} ± {nll.margin:.4f}", ""
             if drop is not None:
                 drop_text = f"{100 * drop.estimate:.1f} ± {100 * drop.margin:.1f}"
-            errors = [f"{100 * error:.1f}%" for _, error in sorted(layer_cut.error.items())]
             kept = variant_text(sensitivity, variant)
-            rows.append((str(layer), kept, nll_text, drop_text, *errors))
+            rows.append((str(layer), kept, nll_text, drop_text))
     yield Table(
-        ("layer", "kept", "NLL", "recall lost", "error, random", "error, recall", "error, text"),
+        ("layer", "kept", "NLL", "recall lost"),
         rows,
         caption="Every layer and width in numbers; recall in points, NLL in nats",
         folded=True,
