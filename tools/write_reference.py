@@ -8,6 +8,7 @@ On the site, mkdocs_hooks.py replaces the list of docs/api.md by complete signat
 import inspect
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,20 +18,41 @@ import typer
 import statetrim
 from statetrim.commands import app
 
+HEAD = ("| | | default |", "|---|---|---|")
+
 
 def commands() -> str:
-    """Markdown of every command with its arguments and options."""
+    """Markdown of every command with its arguments and options, those of several commands once."""
     by_name = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    return "\n\n".join("\n".join(_command(name, by_name[name])) for name in sorted(by_name))
+    rows = {name: [*_rows(by_name[name])] for name in sorted(by_name)}
+    uses = Counter(row for listed in rows.values() for row in listed if row.startswith("| `-"))
+    # A command in which an option means something else has a row of its own for it.
+    commonest = {_flags(row): row for row, count in reversed(uses.most_common()) if count > 1}
+    shared = sorted(commonest.values())
+    parts = ["\n".join(_command(name, by_name[name], rows[name], shared)) for name in rows]
+    return "\n\n".join([*parts, "\n".join(["## Options of several commands", "", *HEAD, *shared])])
 
 
-def _command(name: str, command: Any) -> Iterator[str]:
+def _command(name: str, command: Any, rows: list[str], shared: list[str]) -> Iterator[str]:
     arguments = "".join(f" {p.name.upper()}" for p in command.params if not _is_option(p))
     required = (p for p in command.params if _is_option(p) and p.required)
     options = "".join(f" {p.opts[0]} {p.name.upper()}" for p in required)
     yield from (f"## {name}", "", _cell(command.help), "")
-    yield from ("```", f"statetrim {name}{arguments}{options}", "```", "")
-    yield from ("| | | default |", "|---|---|---|")
+    yield from ("```", f"statetrim {name}{arguments}{options}", "```")
+    if own := [row for row in rows if row not in shared]:
+        yield from ("", *HEAD, *own)
+    if common := [_flags(row) for row in rows if row in shared]:
+        yield from (
+            "",
+            f"[Options of several commands](#options-of-several-commands): {', '.join(common)}.",
+        )
+
+
+def _flags(row: str) -> str:
+    return row.split(" | ")[0].removeprefix("| ")
+
+
+def _rows(command: Any) -> Iterator[str]:
     for parameter in command.params:
         if parameter.name != "help":
             shown = [*parameter.opts, *parameter.secondary_opts]
