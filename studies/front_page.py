@@ -126,7 +126,7 @@ def levers_table(results: Path) -> str:
 
 
 def page(results: Path) -> None:
-    fill(ROOT / "README.md", {"levers": levers_table(results)})
+    fill(results.parent / "README.md", {"levers": levers_table(results)})
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from matplotlib.lines import Line2D
 
 import statetrim as st
 from evaluator import Evaluator
-from runner import Row, Rows, by_model, fill, places, read_rows, start, study_parser, table
+from runner import Row, Rows, by_model, read_rows, start, study_parser, table
 from statetrim.cut.geometry import Geometry
 from statetrim.surgery.refit import layer_errors
 
@@ -193,42 +193,6 @@ def run_errors() -> None:
     print(table(["layer", "text of the fit", "other text"], lines))
 
 
-def change(row: Row, original: Row, name: str, digits: int = 3) -> str:
-    """The change from the original and half of its interval."""
-    value, low, high = row[name]
-    return f"{value - original[name][0]:+.{digits}f} ± {(high - low) / 2:.{digits}f}"
-
-
-def axes_table(rows: list[Row]) -> str:
-    original = next(row for row in rows if row["shape"] == "original")
-    pairs = [name for name in original if name.startswith("recall")]
-    pair_counts = " / ".join(name.split()[1] for name in pairs)
-
-    def recall(row: Row) -> str:
-        return " / ".join(f"{row[name][0]:.2f}" for name in pairs)
-
-    header = ["state bytes", "cut", "keys x values", "step", "perplexity", "NLL change", "KL"]
-    header += [f"recall at {pair_counts} pairs", f"change at {RECALL.split()[1]}"]
-    lines = []
-    start = ["1", "none", "", "", f"{original['perplexity']:.1f}", f"{original['nll'][0]:.3f}", ""]
-    lines.append([*start, recall(original), ""])
-    for part in sorted({row["part"] for row in rows} - {"1"}, key=Fraction, reverse=True):
-        for shape in STYLES:
-            for step in LINES:
-                for row in rows:
-                    if (row["part"], row["shape"], row["step"]) == (part, shape, step):
-                        size = "{} x {}".format(*row["size"])
-                        names = [part, shape, size, step if step != "cut" else ""]
-                        figures = [f"{row['perplexity']:.1f}", change(row, original, "nll")]
-                        figures += [
-                            f"{row['kl'][0]:.3f}",
-                            recall(row),
-                            change(row, original, RECALL, 2),
-                        ]
-                        lines.append(names + figures)
-    return table(header, lines, left=4)
-
-
 def draw(models: dict[str, list[Row]], path: Path) -> None:
     plt.rcParams["figure.constrained_layout.use"] = True
     size = (3.2 * len(models), 6.6)
@@ -272,9 +236,7 @@ def draw(models: dict[str, list[Row]], path: Path) -> None:
 
 
 def page(results: Path) -> None:
-    document, models = results / "two-axes.md", by_model(read_rows(results / "two-axes.jsonl"))
-    fill(document, {f"axes {name}": axes_table(models[name]) for name in places(document, "axes")})
-    draw(models, results / "two-axes.png")
+    draw(by_model(read_rows(results / "two-axes.jsonl")), results / "two-axes.png")
 
 
 if __name__ == "__main__":

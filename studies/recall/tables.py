@@ -28,29 +28,6 @@ def recall(row: Row) -> str:
     return " / ".join(f"{row[f'recall {pairs}'][0]:.3f}" for pairs in LOADS)
 
 
-def mixes_table(rows: list[Row]) -> str:
-    """Cuts of both axes to half of the bytes, refitted on the mix that chose the channels."""
-    cells = []
-    for row in rows:
-        if row["shape"] == "original":
-            cells.append([row["model"], "original", "", "", recall(row)])
-        elif row["shape"] == "1/2 balanced" and row["refit"] == row["mix"]:
-            cells.append([row["model"], row["method"], row["mix"], loss(row), recall(row)])
-    return table(["model", "method", "generated part", "NLL change", PAIRS], cells)
-
-
-def axes_table(rows: list[Row]) -> str:
-    """Cuts of one axis, refitted on the mix that chose the channels."""
-    cells = []
-    for row in rows:
-        fraction, _, axis = row["shape"].partition(" ")
-        if axis in ("keys", "values") and row["refit"] == row["mix"]:
-            leading = [row["model"], fraction, axis, row["method"], row["mix"]]
-            cells.append([*leading, loss(row), recall(row)])
-    header = ["model", "state bytes", "cut", "method", "generated part", "NLL change", PAIRS]
-    return table(header, cells)
-
-
 def layers_table(rows: list[Row]) -> str:
     """Uniform widths against an uncut first layer at the same bytes, refitted on text."""
     cells = []
@@ -82,15 +59,6 @@ def default_table(rows: list[Row]) -> str:
         cells.append([*leading, *values, *changes])
     header = ["model", "state bytes", "seed", "`drrqr` on text: " + PAIRS, "default: " + PAIRS]
     return table([*header, "NLL change", "recall change at 32", "at 63"], cells)
-
-
-WHAT = {
-    "original": "original",
-    "control": "control: original, trained",
-    "cut": "cut and refitted",
-    "first layer": "then first layer trained",
-    "all layers": "then all layers trained",
-}
 
 
 def stage_of(training: Row) -> str:
@@ -126,19 +94,6 @@ def repaired_table(rows: list[Row]) -> str:
     cells.sort(key=lambda line: (line[0], line[1] != "1/2"))
     header = ["model", "state bytes", "shape", "seed", "tokens for the first layer", "NLL"]
     return table([*header, *(f"recall at {pairs}, points" for pairs in LOADS[1:])], cells)
-
-
-def repair_table(rows: list[Row]) -> str:
-    """What each stage recovers; the control is the original after the second one."""
-    cells = []
-    for row in rows:
-        tokens = ", ".join(map(stage_of, row.get("training", [])))
-        change = "" if row["kind"] == "original" else loss(row)
-        seed = str(row.get("seed", ""))
-        leading = [row["model"], *shape_of(row), seed, WHAT[row["kind"]], tokens]
-        cells.append([*leading, change, recall(row)])
-    header = ["model", "state bytes", "shape", "seed", "stage", "tokens, learning rate"]
-    return table([*header, "NLL change", PAIRS], cells)
 
 
 def first_layer_table(rows: list[Row]) -> str:
@@ -192,11 +147,8 @@ def beyond_table(rows: list[Row]) -> str:
 
 
 TABLES = {
-    "mixes": mixes_table,
-    "axes": axes_table,
     "layers": layers_table,
     "default": default_table,
-    "repair": repair_table,
     "repaired": repaired_table,
     "first-layer": first_layer_table,
     "heads": heads_table,
@@ -205,7 +157,7 @@ TABLES = {
 }
 
 
-FILES = {"axes": "mixes", "repaired": "repair", "first-layer": "repair"}
+FILES = {"repaired": "repair", "first-layer": "repair"}
 
 
 def page(results: Path) -> None:

@@ -19,10 +19,6 @@ def front(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("front_page")
 
 
-def test_the_readme_has_the_table_that_the_rows_make(front: Any) -> None:
-    assert front.levers_table(RESULTS) in (ROOT / "README.md").read_text()
-
-
 def test_gain_and_loss_of_a_lever_are_of_the_same_part_of_the_state(front: Any) -> None:
     model = st.open(front.CONFIG)
     for lever in front.levers(model.geometry, RESULTS):

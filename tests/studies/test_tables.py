@@ -12,8 +12,8 @@ from helpers.forker import Forker
 
 ROOT = Path(__file__).parents[2]
 STUDIES = (
-    "demo", "methods", "paper/ledger", "parts", "precision", "quantised_matrix", "quantisers",
-    "prefix_replay", "recall/tables", "recovery", "shapes", "snapshots", "two_axes", "uneven",
+    "demo", "front_page", "methods", "paper/ledger", "parts", "precision", "prefix_replay",
+    "quantised_matrix", "quantisers", "recall/tables", "recovery", "shapes", "snapshots", "uneven",
 )  # fmt: skip
 
 
