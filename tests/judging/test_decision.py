@@ -9,6 +9,7 @@ import pytest
 from helpers.measured import point, shape_scores
 from statetrim.artifacts.decision import Decision, Prediction
 from statetrim.errors import StatetrimError
+from statetrim.judging.decision_table import needs_text
 from statetrim.judging.recommendation import recommend
 from statetrim.judging.verdict import Outcome, judge_cut
 
@@ -70,6 +71,13 @@ def test_the_original_with_fewer_bits_is_compared_but_not_chosen() -> None:
     assert recommendation.chosen and recommendation.chosen.point is cut
     assert "without a cut, a bfloat16 state (50%)" in recommendation.reason
     assert recommend([ORIGINAL, rounded], measured).chosen is None
+
+
+def test_a_cut_that_removes_key_heads_says_so() -> None:
+    flagged = replace(point("64x64"), kept="2heads", needs="--flag")
+    points = [ORIGINAL, flagged, replace(flagged, kept="1heads", key_heads=1)]
+    text = needs_text(Decision("m", points))
+    assert text == "2heads, 1heads: needs --flag; 1heads: only 1 key heads stay"
 
 
 def test_sources_count_alike_in_a_prediction() -> None:

@@ -374,6 +374,7 @@ def test_a_cut_that_needs_a_16_bit_state_too_is_measured_and_served_with_it(
     assert small.geometry.state_numel * 2 == st.open(served_in_float32).geometry.state_numel
     decision = st.Decision.load(out / "statetrim" / "decision.json")
     assert str(decision.chosen).endswith(" in bfloat16")
+    assert small.config["mamba_ssm_dtype"] == "bfloat16", "engines read it without a flag too"
     scores = st.Scores.load(out / "statetrim" / "scores.json")
     assert scores.lineage["state"]["dtype"] == "bfloat16"
     page = (out / "statetrim" / "report" / "report.md").read_text()

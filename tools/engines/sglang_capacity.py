@@ -22,10 +22,11 @@ from unittest.mock import MagicMock
 
 import torch
 import transformers.utils.import_utils as available
-from in_vllm.layers_of_configs import draft_layers, layer_kinds
+from in_vllm.layers_of_configs import draft_layers, head_cases, layer_kinds
 
 GIB = 2**30
 SETTINGS = 350
+WITH_HEADS = 30  # more, of head cuts
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "fp8": torch.float8_e4m3fn}
 TYPES = ("qwen3_next", "nemotron_h", "falcon_h1", "granitemoehybrid", "kimi_linear")
 
@@ -219,7 +220,8 @@ def main() -> None:
     options = parser.parse_args()
     models = json.loads(options.configs.read_text())
     results = []
-    for case in cases(models):
+    settings = cases(models)
+    for case in [*settings, *head_cases(models, settings, WITH_HEADS)]:
         try:
             results.append(case | size_pools(case, models[case["model"]]))
         except RuntimeError:  # "Not enough GPU memory", "too small to serve any requests"

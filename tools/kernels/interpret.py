@@ -32,7 +32,7 @@ from served_layer import WIDTH, Layer, Pool, Tokens, gated_norm, recurrence  # n
 from torch import Tensor  # noqa: E402
 from triton.runtime.errors import InterpreterError  # noqa: E402
 
-KEY_HEADS, VALUE_HEADS = 2, 4
+KEY_HEADS = 2
 LENGTHS = (70, 3, 33)  # of a prefill: a chunk and more, less than the convolution, half a chunk
 DRAFTS = 3
 QWEN_SHAPES = [
@@ -55,10 +55,12 @@ Differences = dict[str, float | None]
 """Step -> largest difference, or None if its kernel refuses the shape."""
 
 
-def run_steps(engine: ModuleType, keys: int, values: int, fault: str | None = None) -> Differences:
+def run_steps(
+    engine: ModuleType, keys: int, values: int, value_heads: int, fault: str | None = None
+) -> Differences:
     """Split, prefill, decode, verification of drafts and norm, each from a pool of states."""
     torch.manual_seed(0)
-    layer = Layer.random(keys, values, KEY_HEADS, VALUE_HEADS)
+    layer = Layer.random(keys, values, KEY_HEADS, value_heads)
     served = exchanged_gates(layer) if fault == "gate" else layer
     differences: Differences = {}
     if hasattr(engine, "split"):
@@ -174,6 +176,7 @@ def main() -> None:
     parser.add_argument("steps", choices=SHAPES)
     parser.add_argument("results", type=Path)
     parser.add_argument("shapes", nargs="*")
+    parser.add_argument("--value-heads", type=int, default=4, help=f"of {KEY_HEADS} key heads")
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=[])
     arguments = parser.parse_args()
     engine = importlib.import_module(f"{arguments.steps}_steps")
@@ -187,14 +190,17 @@ def main() -> None:
                 "triton": importlib.metadata.version("triton"),
                 "shape": shape,
                 **({"fault": fault} if fault else {}),
-                **interpreted(engine, *map(int, shape.split("x")), fault),
+                "value_heads": arguments.value_heads,
+                **interpreted(engine, *map(int, shape.split("x")), arguments.value_heads, fault),
             }
             print(json.dumps(line), flush=True)
             with arguments.results.open("a") as file:
                 file.write(json.dumps(line) + "\n")
 
 
-def interpreted(engine: ModuleType, keys: int, values: int, fault: str | None) -> dict[str, Any]:
+def interpreted(
+    engine: ModuleType, keys: int, values: int, value_heads: int, fault: str | None
+) -> dict[str, Any]:
     """Differences of all steps for one shape, the kernels that ran, and the CPU time."""
     started = time.process_time()
     with triton_on_cpu.launched_kernels() as kernels:
@@ -202,7 +208,7 @@ def interpreted(engine: ModuleType, keys: int, values: int, fault: str | None) -
             pairs = mamba2_layer.run_steps(engine, keys, values)
             differences: Differences = {name: largest(*pairs[name]) for name in pairs}
         else:
-            differences = run_steps(engine, keys, values, fault)
+            differences = run_steps(engine, keys, values, value_heads, fault)
     return {
         "differences": {
             name: value if value is None else float(f"{value:.2g}")

@@ -47,12 +47,13 @@ def largest_difference(line: Line) -> float:
 
 
 def largest_differences(lines: Iterable[Line]) -> dict[tuple[str, str], float]:
-    """(steps, shape) -> the largest difference of a run without a planted fault."""
-    return {
-        (line["steps"], line["shape"]): largest_difference(line)
-        for line in lines
-        if "fault" not in line
-    }
+    """(steps, shape) -> the largest difference of the runs without a planted fault."""
+    largest: dict[tuple[str, str], float] = {}
+    for line in lines:
+        if "fault" not in line:
+            key = line["steps"], line["shape"]
+            largest[key] = max(largest.get(key, 0.0), largest_difference(line))
+    return largest
 
 
 def with_evidence(row: Line, differences: dict[tuple[str, str], float]) -> Line:

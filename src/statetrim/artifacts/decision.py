@@ -57,6 +57,7 @@ class MeasuredShape:
     state_dtype: str = "float32"  # in which the state was stored when it was measured
     block_size: int = 0  # tokens of a block of the engine's prefix cache; 0: not known
     needs: str = ""  # a flag of the engine, or a plugin
+    key_heads: int = 0  # that stay, if some are removed with all their value heads
 
     def check(self) -> None:
         if self.state_bytes < 1:

@@ -146,6 +146,8 @@ LAYER_WIDTHS_FIELD = "statetrim_widths"
 """Config field of a model with widths by layer: layer -> [key width, value width]. Stock code does
 not know it. The stock fields hold the largest widths, so stock code fails on the smaller weights
 instead of loading them wrongly."""
+_STATE_DTYPE_FIELDS = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
+_TEXT_CONFIGS = ("text_config", "llm_config")
 
 
 def geometry_of(family: Family, config: Config) -> Geometry:
@@ -193,6 +195,15 @@ def resized_config(family: Family, config: Config, after: Geometry) -> Config:
     edited = _resized_stock_config(family, stock_config, after)
     if after.widths:
         edited[LAYER_WIDTHS_FIELD] = {str(layer): [*s] for layer, s in after.shapes.items()}
+    return edited
+
+
+def with_state_dtype(config: Config, dtype: str) -> Config:
+    """A copy of the config whose field for the dtype of the state, if any, says `dtype`."""
+    edited = config | {name: dtype for name in _STATE_DTYPE_FIELDS if name in config}
+    for name in _TEXT_CONFIGS:
+        if isinstance(config.get(name), dict):
+            edited[name] = with_state_dtype(config[name], dtype)
     return edited
 
 
@@ -285,7 +296,7 @@ def nested_config(config: Config, name: str) -> Config:
 
 def text_config(config: Config) -> Config:
     """The config of the text model inside a multimodal one, else `config`."""
-    for name in ("text_config", "llm_config"):
+    for name in _TEXT_CONFIGS:
         if isinstance(config.get(name), dict):
             return dict(config[name])
     return config

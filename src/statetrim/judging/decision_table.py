@@ -45,7 +45,8 @@ def decision_rows(decision: Decision, scores: Mapping[str, Scores]) -> list[tupl
 
 
 def needs_text(decision: Decision) -> str:
-    """What the engine needs to serve a row, for people; empty if no row needs anything."""
+    """What the engine needs to serve a row, and which rows remove key heads, for people; may be
+    empty."""
     needs: dict[str, list[str]] = {}
     for point in decision.points:
         if point.needs:
@@ -53,6 +54,9 @@ def needs_text(decision: Decision) -> str:
     texts = []
     for needed, labels in needs.items():
         texts.append(f"{list_text(labels)}: needs {needed}")
+    for point in decision.points:
+        if point.key_heads:
+            texts.append(f"{point.label}: only {point.key_heads} key heads stay")
     return "; ".join(texts)
 
 

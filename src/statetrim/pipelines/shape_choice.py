@@ -273,7 +273,13 @@ def _shape_after(job: Job) -> MeasuredShape:
     shape = _shape(job, job.after, " and ".join(job.methods), job.flag_dtype)
     needs = [shape.needs] if shape.needs else []
     needs += ["a plugin"] if job.after.widths else []
-    return replace(shape, kept=str(job.target), needs=" and ".join(needs))
+    kept, all_heads = job.after.num_k_heads, job.model.geometry.num_k_heads
+    return replace(
+        shape,
+        kept=str(job.target),
+        needs=" and ".join(needs),
+        key_heads=kept if kept < all_heads else 0,
+    )
 
 
 def _shape(job: Job, geometry: Geometry, method: str, flag_dtype: str | None) -> MeasuredShape:

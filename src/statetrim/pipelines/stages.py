@@ -208,12 +208,15 @@ class StageRunner:
     def pruned(self, name: str, plan: Stage) -> Stage:
         """The cut that `plan` describes; written to `name`."""
         out, by_layer = self.directory / name, bool(self.job.after.widths)
+        dtype = self.job.flag_dtype
 
         def make(progress: OnProgress) -> None:
             chosen = Plan.load(plan.artifact)
-            prune(self.job.model, chosen, out, uneven=by_layer, progress=progress)
+            prune(
+                self.job.model, chosen, out, uneven=by_layer, state_dtype=dtype, progress=progress
+            )
 
-        return self._stage("prune", "prune", out, make, by_layer, plan)
+        return self._stage("prune", "prune", out, make, [by_layer, dtype], plan)
 
     def checks(self, plan: Stage, cut: Stage) -> Stage:
         """The differences between the cut and the masked original; written to checks.json. Making

@@ -29,6 +29,11 @@ class PruneOptions(ProgressOptions):
     uneven: bool = option(
         default=False, help="Allow layers of different widths, which stock libraries cannot load."
     )
+    state_dtype: str | None = option(
+        default=None,
+        help="What the config says of the dtype of the state, if it has such a field.",
+        flags=(),
+    )
 
 
 @options

@@ -20,7 +20,7 @@ from ..artifacts.plan import Plan
 from ..artifacts.record import header
 from ..cut.geometry import Geometry
 from ..errors import StatetrimError
-from ..families.contract import Config, resized_config
+from ..families.contract import Config, resized_config, with_state_dtype
 from ..options import takes_options
 from ..progress import Advance, counter, progress_reporter
 from ..storage.atomic import discard, move_into_place, scratch_path
@@ -174,9 +174,12 @@ def prune(model: ModelLike, options: PruneOptions) -> Checkpoint:
     interrupted run resumes from `OUT.partial`; if `out` is the finished result of this job, it is
     only opened. Raises StatetrimError if the plan does not fit, or if `out` is anything else.
     """
-    surgery = prepare(model, options.plan, uneven=options.uneven)
+    surgery, dtype = prepare(model, options.plan, uneven=options.uneven), options.state_dtype
+    record = surgery.record | {"state_dtype": dtype}
+    if dtype is not None:
+        surgery = replace(surgery, config=with_state_dtype(surgery.config, dtype))
     with (
-        open_output(options.out, RECORD, surgery.record) as work,
+        open_output(options.out, RECORD, record) as work,
         progress_reporter(options.progress, "pruning") as report,
     ):
         if not work.done:
@@ -190,7 +193,7 @@ def prune(model: ModelLike, options: PruneOptions) -> Checkpoint:
             assert set(result.tensors) == set(surgery.model.tensors)
             errors = _requantization_errors(surgery, result)
             if errors:
-                write_json(partial / ARTIFACTS / RECORD, surgery.record | {"requantized": errors})
+                write_json(partial / ARTIFACTS / RECORD, record | {"requantized": errors})
             work.publish()
     return open_checkpoint(options.out, surgery.model.family)
 

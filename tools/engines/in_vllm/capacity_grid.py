@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import vllm
 import vllm.utils.torch_utils
-from layers_of_configs import draft_layers, layer_kinds
+from layers_of_configs import draft_layers, head_cases, layer_kinds
 from scheduling import shortest_cached_prefix
 from tqdm import tqdm
 from vllm.config import CacheConfig, DeviceConfig, SchedulerConfig, VllmConfig
@@ -69,6 +69,7 @@ GDN_BACKENDS = ("triton", "flashinfer")
 FLASHINFER = ("qwen3_next", "qwen4_exp_text")
 WITH_PREFIX = 300  # the last settings, of which the shortest cached prefix is searched too
 SETTINGS = 450 + WITH_PREFIX
+WITH_HEADS = 30  # more, of head cuts
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "fp8": torch.uint8}
 
 
@@ -348,7 +349,8 @@ def main() -> None:
     options = parser.parse_args()
     models = json.loads(options.configs.read_text())
     results = []
-    for case in tqdm(cases(models, SETTINGS)):
+    settings = cases(models, SETTINGS)
+    for case in tqdm([*settings, *head_cases(models, settings, WITH_HEADS)]):
         results.append(case | figures(case, models[case["model"]]))
     lines = ",\n".join(json.dumps(result) for result in results)
     options.output.write_text(f'{{"vllm": "{vllm.__version__}",\n"cases": [{lines}]}}\n')

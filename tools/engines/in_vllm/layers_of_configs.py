@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import Any
 
 
@@ -36,3 +37,30 @@ def draft_layers(config: dict[str, Any]) -> int:
         steps = config.get("num_nextn_predict_layers", 1)
         return steps * sum(entry in ("*", "attention") for entry in pattern)
     return config.get("mtp_num_hidden_layers", 0)
+
+
+def head_cuts(config: dict[str, Any]) -> list[dict[str, int]]:
+    """Config fields with fewer value heads for each key head, and with half of the key heads."""
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    fewer = [{"linear_num_value_heads": count} for count in range(keys, values, keys)]
+    return [*fewer, {"linear_num_key_heads": keys // 2, "linear_num_value_heads": values // 2}]
+
+
+def head_cases(
+    models: dict[str, dict[str, Any]], cases: list[dict[str, Any]], count: int
+) -> list[dict[str, Any]]:
+    """The settings of the first `count` of `cases` whose model has key heads, with head cuts that
+    the devices can share."""
+    cut_cases: list[dict[str, Any]] = []
+    cuts = {
+        name: cycle(head_cuts(config))
+        for name, config in models.items()
+        if "linear_num_key_heads" in config
+    }
+    for case in cases:
+        if case["model"] in cuts and len(cut_cases) < count:
+            cut = next(cuts[case["model"]])
+            key_heads = (models[case["model"]] | cut)["linear_num_key_heads"]
+            if key_heads % case["devices"] == 0:
+                cut_cases.append(case | {"cut": cut})
+    return cut_cases

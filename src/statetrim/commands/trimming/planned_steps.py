@@ -90,8 +90,10 @@ def _show_shape(job: Job) -> None:
         terminal.note(tensor_parallel_text(before, after))
         if after.num_k_heads < before.num_k_heads:
             terminal.warn(
-                "warning: removing heads lost more than removing channels of the same size in "
-                "every measurement; cut channels instead (--to 0.5) if the config allows it"
+                f"warning: this removes {before.num_k_heads - after.num_k_heads} of "
+                f"{before.num_k_heads} key heads with all their value heads, which lost more than "
+                "channels of the same size in every measurement; a multiple of the key heads keeps "
+                "all of them, and --to 0.5 compares both"
             )
         return
     answers = ServedBy.of(job.model.model_type, after)
