@@ -2,12 +2,10 @@
 
 from typing import NamedTuple
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.functional import silu
 
 from helpers.reference import Run, delta_rule, gated_delta_rule, linear_attention
 
@@ -168,31 +166,3 @@ def test_identity_readout_gram_is_the_exact_error_of_dropping_channels_at_readou
         kept_output = state @ (q * (1 - dropped))
         error += (output - kept_output).square().sum() / output.square().sum()
     torch.testing.assert_close(dropped @ gram @ dropped, error, rtol=1e-7, atol=1e-9)
-
-
-def mask_gradient(seed: int, length: int, d_k: int, eps: float) -> Tensor:
-    """Gradient of a loss in a mask on the channels of q and k ahead of their L2 norm."""
-    x, mask = tokens(seed, length, d_k, 3), torch.ones(d_k, dtype=torch.float64).requires_grad_()
-    q, k = silu(normal(seed + 7, length, d_k)) * mask, silu(normal(seed + 8, length, d_k)) * mask
-    outputs, _ = delta_rule(normalized(q, eps), normalized(k, eps), x.v, x.beta)
-    (gradient,) = torch.autograd.grad((outputs * normal(seed + 9, length, 3)).sum(), mask)
-    return gradient
-
-
-@given(seeds, st.integers(2, 6), st.integers(2, 6))
-def test_identity_mask_fisher_has_the_ones_vector_in_its_null_space(
-    seed: int, length: int, d_k: int
-) -> None:
-    """Exactly without eps; so dropping a set and dropping its complement cost the same."""
-    gradients = torch.stack([mask_gradient(seed + 100 * i, length, d_k, 0.0) for i in range(3)])
-    fisher = gradients.T @ gradients
-    size = float(fisher.diagonal().sum())
-    ones, dropped = torch.ones(d_k).double(), (torch.arange(d_k) < d_k // 2).double()
-    assert float((fisher @ ones).abs().max()) <= 1e-9 * size
-    costs = [float(d @ fisher @ d) for d in (dropped, ones - dropped)]
-    assert costs[0] == pytest.approx(costs[1], rel=1e-6, abs=1e-9 * size)
-
-
-def test_identity_mask_fisher_null_space_holds_up_to_the_eps_of_the_norm() -> None:
-    gradient = mask_gradient(0, 6, 8, 1e-6)
-    assert 0 < abs(float(gradient.sum())) < 1e-4 * float(gradient.norm())
