@@ -59,7 +59,7 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Or: ast.And,
 }  # fmt: skip
 """Operator -> what replaces it."""
-MOST_SECONDS = 60
+MOST_SECONDS = 180
 """Of tests for one change; five times as many of the processor end an endless loop."""
 
 

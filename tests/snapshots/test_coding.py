@@ -14,7 +14,15 @@ from helpers.coded_states import low_rank_bits, read_low_rank
 from statetrim.errors import StatetrimError
 from statetrim.snapshots import low_rank
 from statetrim.snapshots.coding import Coded, decode, encode
-from statetrim.snapshots.layout import LOW_RANK, HeadCodes, pack, packed_size, unpack, write
+from statetrim.snapshots.layout import (
+    FLOAT32,
+    LOW_RANK,
+    HeadCodes,
+    pack,
+    packed_size,
+    unpack,
+    write,
+)
 
 
 def decaying(heads: int, keys: int, values: int, rank: float = 3.0, seed: int = 0) -> Tensor:
@@ -118,6 +126,9 @@ def test_the_bound_holds_in_any_metric(decade: int, seen: float) -> None:
         errors = measure(states, decode(coded), unit)
         assert bool((errors <= 0.05).all()), errors
         torch.testing.assert_close(coded.errors, errors.float(), rtol=1e-2, atol=1e-6)
+        smaller = states / (200 * states.flatten(1).norm(dim=1).reshape(-1, 1, 1))
+        modes = encode(smaller, 0.05, unit * 10.0**decade).codes.modes
+        assert torch.equal(modes == FLOAT32, coded.codes.modes == FLOAT32)
 
 
 @pytest.mark.parametrize("heads", [64, 65, 128, 129])
