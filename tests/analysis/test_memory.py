@@ -203,6 +203,7 @@ def test_the_command_refuses_options_that_it_does_not_use(
     for extra, message in (
         (["--burn-in", "3"], "--memory does not use --burn-in"),
         (["--sensitivity"], "one at a time"),
+        (["--tokens", "100", "--length", "64"], "one window of 64 tokens gives no interval"),
     ):
         code, err, _ = run([*arguments, *extra])
         assert code == 2 and message in err

@@ -12,6 +12,7 @@ from pathlib import Path
 from ..artifacts.memory import Forgetting, Memory, MemoryKind
 from ..artifacts.record import as_fields, parse_record
 from ..artifacts.sensitivity import CutSamples
+from ..errors import StatetrimError
 from ..maths.units import parse_token_count
 from ..options import takes_options
 from ..progress import counter, progress_reporter
@@ -42,6 +43,10 @@ def analyze_memory(model: ModelLike, options: MemoryOptions) -> Memory:
     checkpoint, length = as_checkpoint(model), options.length
     extent = {"tokens": parse_token_count(options.tokens), "skip": parse_token_count(options.skip)}
     data = Corpus(options.text, checkpoint).read(**extent, length=length)
+    if len(data.ids) < 2:
+        raise StatetrimError(
+            f"one window of {length} tokens gives no interval; read more tokens, or shorter windows"
+        )
     lineage = {
         "statetrim": __version__,
         "source": checkpoint.digest,
