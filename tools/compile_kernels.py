@@ -114,7 +114,7 @@ def vllm(keys: int, values: int) -> None:
     import vllm.triton_utils
     import vllm.utils.torch_utils
 
-    vllm.utils.torch_utils.is_pin_memory_available = lambda: False
+    vllm.utils.torch_utils.PIN_MEMORY = False
     # Without a GPU vLLM has placeholders here, which its kernels would import.
     vllm.triton_utils.HAS_TRITON = True
     vllm.triton_utils.triton, vllm.triton_utils.tl = triton, triton.language

@@ -14,7 +14,7 @@ import torch  # noqa: E402
 import vllm.utils.torch_utils  # noqa: E402
 from vllm.platforms import current_platform  # noqa: E402
 
-vllm.utils.torch_utils.is_pin_memory_available = lambda: False
+vllm.utils.torch_utils.PIN_MEMORY = False
 CPU = torch.device("cpu")
 type(current_platform).current_device = staticmethod(lambda: CPU)
 
