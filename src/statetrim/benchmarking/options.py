@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from .. import option_checks as checks
 from ..common_options import ProgressOptions, parse_names
+from ..errors import StatetrimError
 from ..maths.units import parse_token_count
 from ..options import option, options, output_option
 from ..runtime.placement import Devices
@@ -13,14 +14,17 @@ from ..runtime.placement import Devices
 if TYPE_CHECKING:
     from ..storage.models import ModelLike
 
+_MAX_COUNT = 2**20  # of sequences, and of tokens
+
 
 def _parse_counts(text: str) -> list[int]:
     return [parse_token_count(count) for count in parse_names(text)]
 
 
-def _each_at_least_one(name: str, counts: Sequence[int | str]) -> None:
-    for count in counts:
-        checks.at_least_one(name, parse_token_count(count))
+def _counts(name: str, counts: Sequence[int | str]) -> None:
+    for count in map(parse_token_count, counts):
+        if not 1 <= count <= _MAX_COUNT:
+            raise StatetrimError(f"{name} are between 1 and {_MAX_COUNT}, not {count}")
 
 
 @options
@@ -34,13 +38,13 @@ class BenchmarkOptions(Devices, ProgressOptions):
         help="Batch sizes, such as 1,16,64; on a GPU 32 by default, as in the paper.",
         flags=("--batch-sizes",),
         parse=_parse_counts,
-        check=_each_at_least_one,
+        check=_counts,
     )
     lengths: Sequence[int | str] | None = option(
         default=None,
         help="Tokens per prompt, such as 256,2k; on a GPU 2k by default.",
         parse=_parse_counts,
-        check=_each_at_least_one,
+        check=_counts,
     )
     rounds: int = option(
         default=7, help="Rounds per model; the models take turns.", check=checks.at_least_one
