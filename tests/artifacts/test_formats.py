@@ -35,6 +35,7 @@ READERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], Any]] = {
     "timings.json": (st.Timings.load, lambda x: x.models, ["model", "small"]),
     "analysis.json": (st.Analysis.load, lambda x: (sorted(x.layers), x.burn_in), ([0, 1], 8)),
     "sensitivity.json": (st.Sensitivity.load, lambda x: len(x.cuts), 4),
+    "memory.json": (st.Memory.load, lambda x: len(x.forgetting), 3),
     "verification.json": (st.Verification.load, lambda x: (x.engine, x.faults), ("mlx", {})),
     "prediction.json": (Prediction.load, lambda x: x.ranked, ["8x8", "6x10"]),
     "small/statetrim/decision.json": (Decision.load, lambda x: x.chosen, "7x6"),
@@ -103,7 +104,7 @@ def test_commands_take_them(tmp_path: Path) -> None:
     )  # fmt: skip
     assert fitted.geometry == st.open(artifacts / "small").geometry
     assert recipe_of_result(artifacts / "small")["to"] == "0.5"
-    names = ("scores.json", "timings.json", "verification.json", "sensitivity.json")
+    names = [f"{x}.json" for x in ("scores", "timings", "verification", "sensitivity", "memory")]
     cut, model, *files = (str(artifacts / name) for name in ("small", "model", *names))
     code, err, _ = run(["report", cut, *files, "--baseline", model, "-o", str(tmp_path / "report")])
     assert code is None, err

@@ -103,15 +103,18 @@ class Memory(Artifact):
     def _horizon_sentence(self) -> str:
         for forgetting in self.horizons:
             if self.nll_increase(forgetting).high < HORIZON_NATS:
-                what = str(forgetting) if forgetting.every > 1 else "no memory in the states"
-                return f"With {what}, text loses less than {HORIZON_NATS} nats."
+                return f"With {_emptied(forgetting)}, text loses less than {HORIZON_NATS} nats."
         if not self.horizons:
             return ""
         loss = self.nll_increase(self.horizons[-1])
         return (
-            f"With {self.horizons[-1]}, the most that was tried, text still loses "
+            f"With {_emptied(self.horizons[-1])}, the most that was tried, text still loses "
             f"{loss.estimate:.3f} ± {loss.margin:.3f} nats."
         )
 
     def as_json(self) -> dict[str, Any]:
         return {**header(self.KIND), "finding": self.sentence, **as_fields(self)}
+
+
+def _emptied(horizon: Forgetting) -> str:
+    return str(horizon) if horizon.every > 1 else "no memory in the states"

@@ -16,7 +16,9 @@ def report(
     ],
     files: Annotated[
         list[Path] | None,
-        typer.Argument(help="JSON files that statetrim wrote, besides those of the cut."),
+        typer.Argument(
+            help="JSON files that statetrim wrote, besides those of the cut.", exists=True
+        ),
     ] = None,
     baseline: Annotated[
         str | None, typer.Option(help="The original; sizes are compared with it.")
