@@ -57,7 +57,7 @@ def edit(*, rows: bool = False, columns: bool = False) -> TensorEdit:
     return TensorEdit(masks)
 
 
-def rows_of(value: Tensor) -> blocks.Rows:
+def rows_of(value: Tensor) -> blocks.ReadRows:
     return lambda start, stop: value[start:stop]
 
 

@@ -26,7 +26,7 @@ from ..storage.models import ModelLike, as_checkpoint, as_checkpoints
 from ..storage.output import run_and_save
 from ..version import __version__
 from .options import BenchmarkOptions
-from .stopwatch import Work, clock_name, measure_peak_memory, time_in_turns
+from .stopwatch import Work, clock_name, measure_added_peak_memory, time_in_turns
 
 PAPER_BATCHES, PAPER_LENGTHS = (32,), (2048,)
 CPU_BATCHES, CPU_LENGTHS = (1, 16, 64), (256,)
@@ -204,7 +204,7 @@ def _tensor_bytes(values: list[Any]) -> int:
 def _peak_memory_timings(models: Models, batch: int, length: int) -> Iterator[Timing]:
     for name, live in models.items():
         ids = live.random_ids(batch, length)
-        peak = measure_peak_memory(partial(_prefill_and_decode, live, ids), live.device)
+        peak = measure_added_peak_memory(partial(_prefill_and_decode, live, ids), live.device)
         if peak is not None:
             yield Timing(name, "peak memory", batch, length, peak, "bytes")
 

@@ -96,7 +96,7 @@ def _median_and_quartiles(values: list[float]) -> tuple[float, tuple[float, floa
     return median, (low, high)
 
 
-def measure_peak_memory(work: Work, device: torch.device) -> int | None:
+def measure_added_peak_memory(work: Work, device: torch.device) -> int | None:
     """Run `work` on a GPU and return the peak of allocated memory in bytes, in addition to what was
     allocated before; None without a GPU."""
     if device.type != "cuda":

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..artifacts.scores import Score
 from ..errors import StatetrimError, errors_of, is_out_of_memory
-from ..storage.text import import_datasets
+from ..storage.text import import_datasets_without_counter
 from ..tasks import check_names, group_of
 from ..tasks.unit import PERPLEXITY, SHARE
 
@@ -167,7 +167,7 @@ def load_tasks(
         manager = _task_manager(names, data, metadata)
         for name in names:
             if not unsafe_code:
-                _refuse_unsafe_code(manager, name)
+                _refuse_running_model_output(manager, name)
             hint = f"; its rows may be in {data / name}/test.jsonl" if data else ""
             with errors_of(f"lm-eval cannot load the task {name}", hint):
                 result[name] = manager.load([_with_local_rows(manager, name, data)])["tasks"]
@@ -185,7 +185,7 @@ def _with_local_rows(manager: Any, name: str, data: Path | None) -> Any:
         raise StatetrimError(f"lm-eval reads {name} from the hub only; leave {rows} out")
     kind, source = "parquet" if any(rows.rglob("*.parquet")) else "json", {"data_dir": str(rows)}
     task = {"task": name, "dataset_path": kind, "dataset_name": None, "dataset_kwargs": source}
-    splits = import_datasets().get_dataset_split_names(kind, **source)
+    splits = import_datasets_without_counter().get_dataset_split_names(kind, **source)
     for key in ("training_split", "validation_split"):  # lm-eval reads them for no examples too
         if entry.cfg.get(key) not in splits:
             task[key] = None
@@ -220,7 +220,7 @@ def _task_manager(names: Sequence[str], data: Path | None, metadata: dict[str, A
     return manager
 
 
-def _refuse_unsafe_code(manager: Any, spec: Any) -> None:
+def _refuse_running_model_output(manager: Any, spec: Any) -> None:
     """Refuse a name, or a member of a group, that runs what the model writes. Loading such a task
     runs code of the hub already, so this reads its definition."""
     entry = manager.task_index.get(spec) if isinstance(spec, str) else None
@@ -236,7 +236,7 @@ def _refuse_unsafe_code(manager: Any, spec: Any) -> None:
     if not isinstance(members, list):
         members = [members, config.get("group")] if config is spec else []
     for member in members:
-        _refuse_unsafe_code(manager, member)
+        _refuse_running_model_output(manager, member)
 
 
 def rows_digest(task: Any, limit: int | None) -> str:
@@ -354,7 +354,7 @@ def silence_libraries() -> None:
     stock_tasks_directory()
     from transformers.utils import logging as transformers_logging
 
-    import_datasets().disable_progress_bars()
+    import_datasets_without_counter().disable_progress_bars()
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     for name in ("lm_eval", "datasets"):

@@ -78,7 +78,7 @@ class ModelRunner:
             return self._score_against_original(task, samples.ids, rows, report)
         limit = self.options.limit if self.masked is None else rows.stop
         # vLLM has its own dtypes of states.
-        with nullcontext() if self.options.in_vllm else self._as_stored():
+        with nullcontext() if self.options.in_vllm else self._under_test():
             return harness.run_task(
                 self._load_lm(),
                 self.name,
@@ -89,7 +89,7 @@ class ModelRunner:
                 unsafe_code=self.options.confirm_run_unsafe_code,
             )
 
-    def _as_stored(self) -> AbstractContextManager[None]:
+    def _under_test(self) -> AbstractContextManager[None]:
         """Within, the states of the model are stored as asked for, or what its plan prunes is
         masked; no model needs both."""
         live = self._load_model()
@@ -213,12 +213,12 @@ class ModelRunner:
     ) -> Callable[[int], LogitsAt]:
         """Batch number -> its logits; layerwise, all are read at once, each weight once."""
         if self.options.layerwise:
-            with self._as_stored():
+            with self._under_test():
                 return FinalHiddenStates(self._load_model(), batches, on_read).logits_at
         reader = LogitReader(self._load_model())
 
         def logits_of(number: int) -> LogitsAt:
-            with self._as_stored():
+            with self._under_test():
                 return reader.forward(batches[number])
 
         return logits_of

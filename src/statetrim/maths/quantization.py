@@ -46,10 +46,10 @@ def fake_quantize(
     if storage.row_maximum is not None:
         largest = x.abs().amax(axis, keepdim=True)
         scale = torch.where(largest > 0, largest / storage.row_maximum, torch.ones_like(largest))
-    return _rounded(x / scale, storage, generator).to(x.dtype) * scale
+    return _codes(x / scale, storage, generator).to(x.dtype) * scale
 
 
-def _rounded(x: Tensor, storage: StorageFormat, generator: torch.Generator | None) -> Tensor:
+def _codes(x: Tensor, storage: StorageFormat, generator: torch.Generator | None) -> Tensor:
     """`x`, already scaled, in the dtype of `storage`; rounded stochastically with a generator."""
     if generator is None and storage.mantissa_bits is not None:
         return x.to(storage.dtype)

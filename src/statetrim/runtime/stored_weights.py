@@ -91,7 +91,7 @@ class StoredWeights:
             if name in self._sources:
                 own.append(name)
             else:
-                self._load_untied(name)
+                self._load_own_copy_of_tied(name)
         self._load_names(own, tie=False)
         for inner in submodule.modules():
             for hook in self._hooks.pop(id(inner), ()):
@@ -152,7 +152,7 @@ class StoredWeights:
         parameter = owner._parameters.get(leaf)
         return parameter is None or parameter.is_meta
 
-    def _load_untied(self, name: str) -> None:
+    def _load_own_copy_of_tied(self, name: str) -> None:
         """Load a tied parameter as a copy of its own; the other module's stays as it is."""
         owner, leaf = self._owner(name)
         stored_name = self._stored_name(name)

@@ -105,7 +105,7 @@ def _evidence(
     generator = layer_generator(seed, layer, axis)
     if axis == "value":
         return ValueEvidence(*model.value_output_weights(layer), generator, sums)
-    return HeadEvidence(_group_heads(model.output_weight(layer), target), generator, sums)
+    return HeadEvidence(_reshape_by_group(model.output_weight(layer), target), generator, sums)
 
 
 def _keeps_key_heads(target: Target) -> bool:
@@ -115,7 +115,7 @@ def _keeps_key_heads(target: Target) -> bool:
     return target.after.num_k_heads == target.before.num_k_heads
 
 
-def _group_heads(weight: Tensor, target: Target) -> Tensor:
+def _reshape_by_group(weight: Tensor, target: Target) -> Tensor:
     """Output weight [hidden, value heads x channels] -> [groups, heads, channels, hidden], the
     heads to choose among in each group."""
     groups, heads = 1, target.before.num_k_heads

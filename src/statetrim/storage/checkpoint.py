@@ -27,7 +27,7 @@ from .quantized import find as quantization
 from .quantized.read import dequantize
 from .redirections import check_no_redirections
 from .resplit_tensors import RowRange, find_resplit_tensors
-from .safetensors_file import Shard, TensorInfo, read_rows, read_shard, read_tensor
+from .safetensors_file import Shard, TensorInfo, read_row_bytes, read_shard, read_tensor
 
 Weights = bool | Literal["headers"]
 """Which weights to open: the files, none, or only the headers of a model on the hub."""
@@ -123,11 +123,11 @@ class Checkpoint:
         with shard.path.open("rb") as file:
             return read_tensor(file, info)
 
-    def read_stored_rows(self, name: str, start: int, stop: int) -> Tensor:
+    def read_stored_row_bytes(self, name: str, start: int, stop: int) -> Tensor:
         """The bytes of some rows of a tensor, uint8 [rows, bytes]."""
         shard, info = self.tensors[name]
         with shard.path.open("rb") as file:
-            return read_rows(file, info, start, stop)
+            return read_row_bytes(file, info, start, stop)
 
     @cached_property
     def channel_rows(self) -> dict[str, LayerRows]:

@@ -211,7 +211,7 @@ def read_tensor(file: BufferedReader, tensor: TensorInfo) -> Tensor:
     return next(_read_blocks(file, tensor, tensor.nbytes), torch.empty(0)).reshape(tensor.shape)
 
 
-def read_rows(file: BufferedReader, tensor: TensorInfo, start: int, stop: int) -> Tensor:
+def read_row_bytes(file: BufferedReader, tensor: TensorInfo, start: int, stop: int) -> Tensor:
     """The bytes of rows `start` to `stop` of a tensor, uint8 [rows, bytes]."""
     row_bytes = tensor.nbytes // max(1, tensor.shape[0])
     shape, first = (stop - start, row_bytes), tensor.start + start * row_bytes

@@ -82,7 +82,7 @@ def _jsonl_documents(path: Path) -> Iterator[str]:
                 ) from None
 
 
-def import_datasets() -> Any:
+def import_datasets_without_counter() -> Any:
     """Import `datasets` and switch its download counter off: it contacts a host, even for files."""
     import datasets
 
@@ -94,7 +94,9 @@ def _dataset_documents(name: str, **options: Any) -> Iterator[str]:
     """Stream the texts of the train split; StatetrimError if it cannot be read, also halfway."""
     # Within, such as by a parquet file that is damaged after its header.
     with errors_of(f"the dataset {name} cannot be read"):
-        for row in import_datasets().load_dataset(name, split="train", streaming=True, **options):
+        for row in import_datasets_without_counter().load_dataset(
+            name, split="train", streaming=True, **options
+        ):
             yield _row_text(row)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..safetensors_file import BLOCK_BYTES
 from .find import QuantizedTensor
 
-Rows = Callable[[int, int], Tensor]
+ReadRows = Callable[[int, int], Tensor]
 """First and last row -> their values, float32 [rows, columns]."""
 
 
@@ -42,7 +42,7 @@ def row_ranges(tensor: QuantizedTensor) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, rows)
 
 
-def largest_by_block(tensor: QuantizedTensor, rows: Rows) -> Tensor:
+def largest_by_block(tensor: QuantizedTensor, rows: ReadRows) -> Tensor:
     """The largest magnitude of each block, float32 [blocks of rows, blocks of columns]."""
     largest = torch.zeros(tensor.blocks)
     for start, stop in row_ranges(tensor):
@@ -51,7 +51,7 @@ def largest_by_block(tensor: QuantizedTensor, rows: Rows) -> Tensor:
     return largest
 
 
-def sum_by_block(tensor: QuantizedTensor, rows: Rows) -> Tensor:
+def sum_by_block(tensor: QuantizedTensor, rows: ReadRows) -> Tensor:
     """The sum of each block, float64 [blocks of rows, blocks of columns]."""
     sums = torch.zeros(tensor.blocks, dtype=torch.float64)
     for start, stop in row_ranges(tensor):

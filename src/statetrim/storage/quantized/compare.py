@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...errors import StatetrimError
 from ..safetensors_file import STORED_DTYPES
-from .blocks import Rows, expand, largest_by_block, sum_by_block
+from .blocks import ReadRows, expand, largest_by_block, sum_by_block
 from .find import QuantizedTensor
 from .read import QuantizedSource, StoredTensors
 
@@ -17,7 +17,7 @@ _ARITHMETIC = 2.0**-22  # float32, in which values are computed
 
 
 def check_written(
-    tensor: QuantizedTensor, rows: Rows, stored: StoredTensors, *, exact: bool
+    tensor: QuantizedTensor, rows: ReadRows, stored: StoredTensors, *, exact: bool
 ) -> float:
     """The error of a stored weight whose values should be `rows`: its norm over theirs.
 

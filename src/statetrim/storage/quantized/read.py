@@ -18,7 +18,7 @@ class StoredTensors(Protocol):
 
     def read_stored(self, name: str) -> Tensor: ...
 
-    def read_stored_rows(self, name: str, start: int, stop: int) -> Tensor: ...
+    def read_stored_row_bytes(self, name: str, start: int, stop: int) -> Tensor: ...
 
 
 class QuantizedSource:
@@ -55,7 +55,7 @@ class QuantizedSource:
 
     def codes(self, start: int, stop: int) -> Tensor:
         """Codes of rows `start` to `stop`, uint8 [rows, columns]."""
-        stored = self.stored.read_stored_rows(self.tensor.codes.name, start, stop)
+        stored = self.stored.read_stored_row_bytes(self.tensor.codes.name, start, stop)
         return self.tensor.element.unpack(stored, self.shape[1])
 
     def rows(self, start: int, stop: int) -> Tensor:
@@ -79,7 +79,7 @@ class StoredInMemory:
     def read_stored(self, name: str) -> Tensor:
         return self.tensors[name]
 
-    def read_stored_rows(self, name: str, start: int, stop: int) -> Tensor:
+    def read_stored_row_bytes(self, name: str, start: int, stop: int) -> Tensor:
         return self.tensors[name][start:stop].contiguous().view(torch.uint8)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..safetensors_file import STORED_DTYPES, ComputedTensor, TensorEdit
-from .blocks import Rows, expand, largest_by_block, row_ranges, rows_at_a_time, sum_by_block
+from .blocks import ReadRows, expand, largest_by_block, row_ranges, rows_at_a_time, sum_by_block
 from .find import QuantizedTensor
 from .read import (
     QuantizedSource,
@@ -61,7 +61,7 @@ def is_exact(tensor: QuantizedTensor, edit: TensorEdit) -> bool:
     return True
 
 
-def edited_rows(tensor: QuantizedTensor, edit: TensorEdit, stored: StoredTensors) -> Rows:
+def edited_rows(tensor: QuantizedTensor, edit: TensorEdit, stored: StoredTensors) -> ReadRows:
     """A function that computes rows `start` to `stop` of the edited weight, float32."""
     source, (rows, columns) = QuantizedSource(tensor, stored), _kept(tensor, edit)
 
@@ -76,7 +76,7 @@ def edited_rows(tensor: QuantizedTensor, edit: TensorEdit, stored: StoredTensors
 
 
 def quantize_rows(
-    tensor: QuantizedTensor, rows: Rows, stored: StoredTensors
+    tensor: QuantizedTensor, rows: ReadRows, stored: StoredTensors
 ) -> dict[str, ComputedTensor]:
     """Stored name -> what to write for a weight of the form of `tensor` with the values `rows`."""
     scales = _Scales(tensor, rows, stored)
@@ -118,7 +118,7 @@ class _Scales:
     """The scales of a weight that is quantised again."""
 
     tensor: QuantizedTensor
-    rows: Rows
+    rows: ReadRows
     source: StoredTensors
 
     @cached_property
