@@ -13,7 +13,18 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[1]
 MOST_BYTES = 3 * 2**20  # of a wheel with the demo's model; more hints at test data or pictures
-KINDS = {".py", ".pyi", ".json", ".safetensors", ".yaml", ".html", ".css", ".svg", ".typed"}
+KINDS = {
+    ".py",
+    ".pyi",
+    ".json",
+    ".safetensors",
+    ".yaml",
+    ".html",
+    ".css",
+    ".svg",
+    ".jinja",
+    ".typed",
+}
 
 
 def tree_faults(tag: str, root: Path = ROOT) -> Iterator[str]:

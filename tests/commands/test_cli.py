@@ -34,7 +34,7 @@ def test_select_and_prune_end_in_a_smaller_checkpoint(
     weights_only = ["--method", "l1,readout_l1", "--option", "score=q"]
     selected = run("select", model, "--to", "6x4", *weights_only, "-o", "p.json", cwd=tmp_path)
     assert selected.returncode == 0, selected.stderr
-    assert "l1 (score=q) and readout_l1" in selected.stdout
+    assert "6, by l1 (score=q)" in selected.stdout and "4, by readout_l1" in selected.stdout
     assert "12 x 8 -> 6 x 4" in selected.stdout
     plan = st.Plan.load(tmp_path / "p.json")
     assert plan.to == "6x4" and plan.counts("value") == dict.fromkeys(plan.layers, 4)

@@ -29,7 +29,7 @@ COMMANDS = {
     "comparison": TRIM.replace("6x100%", "8x100%,6x100%"),
     "demo": "demo -o OUT",
 }
-KEEP = {"prune", "refit", "recover", "demo"}
+KEEP = {"prune", "refit", "recover", "sensitivity", "demo"}
 """Commands that write partial output from the start; the others have none when they are stopped
 before anything is finished."""
 

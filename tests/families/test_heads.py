@@ -31,7 +31,9 @@ HEADS_AND_CHANNELS = tuple(
     for name in tiny.CONFIGS
     if not families()[name].head_refusal({"model_type": name, **tiny.CONFIGS[name]})
 )
-MIXER_OUTPUT = re.compile(r".*layers\.(\d+)\.(?:linear_attn|self_attn|attn)\.(?:o|out)_proj")
+MIXER_OUTPUT = re.compile(
+    r"(?!.*vision).*layers\.(\d+)\.(?:linear_attn|self_attn|attn)\.(?:o|out)_proj"
+)
 THREE_KEY_HEADS = {
     "qwen3_next": {"linear_num_key_heads": 3, "linear_num_value_heads": 6},
     "qwen3_5_text": {"linear_num_key_heads": 3, "linear_num_value_heads": 6},

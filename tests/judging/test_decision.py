@@ -74,7 +74,7 @@ def test_the_original_with_fewer_bits_is_compared_but_not_chosen() -> None:
 
 
 def test_a_cut_that_removes_key_heads_says_so() -> None:
-    flagged = replace(point("64x64"), kept="2heads", needs="--flag")
+    flagged = replace(point("32x64"), kept="2heads", needs="--flag")
     points = [ORIGINAL, flagged, replace(flagged, kept="1heads", key_heads=1)]
     text = needs_text(Decision("m", points))
     assert text == "2heads, 1heads: needs --flag; 1heads: only 1 key heads stay"

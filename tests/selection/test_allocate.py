@@ -54,8 +54,7 @@ def sensitivity_of(
     for layer, axis, keep in product(range(layers), axes, (8, 4)):
         added = nll(layer, keep)
         samples = CutSamples([1 + added] * 4, [added] * 4, {16: [recall(layer)] * 4})
-        errors = {"text": 0.1, "random": 0.1, "recall": 0.1}
-        cuts.append(LayerCut(layer, axis, keep, samples, errors))
+        cuts.append(LayerCut(layer, axis, keep, samples))
     original = CutSamples([1.0] * 4, [0.0] * 4, {16: [1.0] * 4})
     return Sensitivity(original, cuts, {"key": 16, "value": 16})
 

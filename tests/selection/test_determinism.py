@@ -1,19 +1,23 @@
 """Equal seeds give equal plans in every process; permuted channels give permuted plans."""
 
+from __future__ import annotations
+
 import json
 import shutil
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import statetrim as st
-from helpers.forker import Forker
 from statetrim.methods import find_method, method_names
+
+if TYPE_CHECKING:  # another process runs this file as a script, without the helpers
+    from helpers.forker import Forker
 
 KEEP = 5
 SEED = 3
