@@ -13,7 +13,7 @@ from torch.nn import functional
 import statetrim as st
 from helpers.refusal import run
 from statetrim.artifacts.memory import Forgetting, Memory
-from statetrim.artifacts.sensitivity import CutSamples
+from statetrim.artifacts.samples import Samples
 from statetrim.progress import Progress
 from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.forgetting import emptied_states
@@ -23,7 +23,7 @@ from statetrim.runtime.loading import load_live
 
 LENGTH, ROWS = 72, 2
 OPTIONS: dict[str, Any] = {"tokens": 4 * LENGTH, "length": LENGTH, "rows": ROWS, "batch_size": 2}
-SAMPLES = CutSamples([3.0, 3.2], [0.0, 0.0], {16: [0.9, 0.8]}, [3.5, 3.0])
+SAMPLES = Samples([3.0, 3.2], [0.0, 0.0], {16: [0.9, 0.8]}, [3.5, 3.0])
 
 
 def naive_delta_rule(call: KernelCall, every: int) -> Tensor:
@@ -173,8 +173,8 @@ def test_a_killed_run_resumes(
 def two_layers(recall: float, nll: dict[int, float]) -> Memory:
     """Two layers: without layer 1's KV cache `recall` is left; `nll` by interval."""
 
-    def samples(nll: float, share: float) -> CutSamples:
-        return CutSamples([3.0 + nll, 3.2 + nll], [0.0, 0.0], {16: [share, share - 0.1]})
+    def samples(nll: float, share: float) -> Samples:
+        return Samples([3.0 + nll, 3.2 + nll], [0.0, 0.0], {16: [share, share - 0.1]})
 
     forgetting = [
         Forgetting("state", [0], 1, samples(0.0, 0.9)),

@@ -16,7 +16,8 @@ import statetrim as st
 from helpers.reads import record_tensor_reads
 from statetrim.analysis.sensitivity import LENGTH, sensitivity
 from statetrim.artifacts.plan import AxisPlan
-from statetrim.artifacts.sensitivity import CutSamples, LayerCut, Sensitivity
+from statetrim.artifacts.samples import Samples
+from statetrim.artifacts.sensitivity import LayerCut, Sensitivity
 from statetrim.cut.shape import ChannelAxis
 from statetrim.progress import Progress
 from statetrim.runtime.corpus import Corpus
@@ -116,7 +117,7 @@ def test_a_killed_run_resumes(
     out = tmp_path / "found.json"
 
     def kill(progress: Progress) -> None:
-        if progress.done == 3:
+        if progress.done == 2:
             raise Killed
 
     with pytest.raises(Killed):
@@ -152,8 +153,8 @@ def test_refuses_plans_that_compare_nothing(checkpoint: Callable[[str], Path], t
 def make_sensitivity(drops: dict[int, float], original: float = 0.9) -> Sensitivity:
     """Sensitivity to pruning keys of three layers, with `drops` of recall in every sequence."""
 
-    def samples(recall: float) -> CutSamples:
-        return CutSamples([5.0, 5.5], [0.0, 0.0], {16: [recall] * 8, 63: [recall] * 8})
+    def samples(recall: float) -> Samples:
+        return Samples([5.0, 5.5], [0.0, 0.0], {16: [recall] * 8, 63: [recall] * 8})
 
     cuts = [LayerCut(i, "key", 16, samples(original - drop)) for i, drop in drops.items()]
     return Sensitivity(samples(original), cuts, {"key": 64, "value": 64})

@@ -8,7 +8,8 @@ import torch
 
 import statetrim as st
 from helpers.plugin_pages import page_size
-from statetrim.artifacts.sensitivity import CutSamples, LayerCut, Sensitivity
+from statetrim.artifacts.samples import Samples
+from statetrim.artifacts.sensitivity import LayerCut, Sensitivity
 from statetrim.cut.shape import Axis
 from statetrim.selection.allocate import (
     allocate,
@@ -53,9 +54,9 @@ def sensitivity_of(
     axes: tuple[Axis, Axis] = ("key", "value")
     for layer, axis, keep in product(range(layers), axes, (8, 4)):
         added = nll(layer, keep)
-        samples = CutSamples([1 + added] * 4, [added] * 4, {16: [recall(layer)] * 4})
+        samples = Samples([1 + added] * 4, [added] * 4, {16: [recall(layer)] * 4})
         cuts.append(LayerCut(layer, axis, keep, samples))
-    original = CutSamples([1.0] * 4, [0.0] * 4, {16: [1.0] * 4})
+    original = Samples([1.0] * 4, [0.0] * 4, {16: [1.0] * 4})
     return Sensitivity(original, cuts, {"key": 16, "value": 16})
 
 

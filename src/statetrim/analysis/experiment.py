@@ -1,19 +1,34 @@
 """Text and recall of a changed model, compared with the original on the same tokens."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ..artifacts.sensitivity import CutSamples
+from ..artifacts.record import as_fields, parse_record
+from ..artifacts.samples import ChangedLayers, Samples
 from ..errors import StatetrimError
+from ..progress import OnProgress, counter
 from ..runtime.live import LiveModel
 from ..runtime.logits import FinalHiddenStates, compare_logits
+from ..storage.json_file import read_json, write_json
 from ..storage.text import Sequences
 from ..tasks.recall import associations, recalled_share
 
 LOADS = (16, 32, 63)  # key-value pairs per recall sequence
 FIRST_RANGE = 16  # tokens read; every following range of positions ends at twice as many
+SO_FAR = "so-far.json"
+"""The file with the samples of a killed run."""
+
+
+@dataclass
+class _SoFar:
+    """Samples of changed models, in their order."""
+
+    samples: list[Samples] = field(default_factory=list)
 
 
 class Experiment:
@@ -37,8 +52,28 @@ class Experiment:
         """Batches of ids [rows, time]."""
         return list(torch.split(ids, self.batch_size))
 
+    def all_samples(
+        self,
+        changes: Sequence[AbstractContextManager[None]],
+        directory: Path | None,
+        progress: OnProgress,
+    ) -> list[Samples]:
+        """Samples of the model as it is within each of `changes`, which are kept in `directory`,
+        if one is given, so that a killed run resumes there."""
+        saved, so_far = directory and directory / SO_FAR, _SoFar()
+        if saved and saved.exists():
+            so_far = parse_record(read_json(saved, ChangedLayers.MAX_BYTES), _SoFar, saved)
+        advance = counter(progress, len(changes), "settings")
+        for number, changed in enumerate(changes):
+            if number == len(so_far.samples):
+                so_far.samples.append(self.samples(changed))
+                if saved:
+                    write_json(saved, as_fields(so_far), indent=None)
+            advance(1)
+        return so_far.samples
+
     @torch.inference_mode()
-    def samples(self, changed: AbstractContextManager[None] | None = None) -> CutSamples:
+    def samples(self, changed: AbstractContextManager[None] | None = None) -> Samples:
         """NLL and KL per window, in nats per token, and recalled share per sequence, of the model
         as it is within `changed`; None: of the original, from its stored hidden states."""
         reading = self.original
@@ -65,7 +100,7 @@ class Experiment:
         ends = range_ends(by_token.shape[1])
         ranges = by_token.mean(0).tensor_split(ends[:-1])
         by_position = [float(part.mean()) for part in ranges]
-        return CutSamples(by_token.mean(1).tolist(), kl, shares, by_position)
+        return Samples(by_token.mean(1).tolist(), kl, shares, by_position)
 
 
 def range_ends(predictions: int) -> list[int]:

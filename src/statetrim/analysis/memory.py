@@ -6,29 +6,24 @@ them, and with all states emptied at regular intervals.
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..artifacts.memory import Forgetting, Memory, MemoryKind
-from ..artifacts.record import as_fields, parse_record
-from ..artifacts.sensitivity import CutSamples
 from ..errors import StatetrimError
 from ..maths.units import parse_token_count
 from ..options import takes_options
-from ..progress import counter, progress_reporter
+from ..progress import progress_reporter
 from ..runtime.corpus import Corpus
 from ..runtime.forgetting import attention_calls, emptied_states
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live
-from ..storage.json_file import read_json, write_json
 from ..storage.models import ModelLike, as_checkpoint
 from ..storage.output import run_and_save
 from ..version import __version__
-from .experiment import Experiment, range_ends
+from .experiment import SO_FAR, Experiment, range_ends
 from .options import MemoryOptions
 
 HORIZONS = (16, 64, 256, 1024)  # tokens after which all states are emptied
-_PARTIAL_FILE = "so-far.json"
 
 
 @takes_options(MemoryOptions)
@@ -60,33 +55,14 @@ def analyze_memory(model: ModelLike, options: MemoryOptions) -> Memory:
         with attention_calls(live, on_call=softmax_layers.add):
             experiment = Experiment(live, data, options.rows, options.batch_size)
         settings = list(_settings(live, sorted(softmax_layers), data.ids.shape[1]))
-        partial, so_far = directory and directory / _PARTIAL_FILE, _SoFar()
-        if partial and partial.exists():
-            so_far = parse_record(read_json(partial, Memory.MAX_BYTES), _SoFar, partial)
+        changes = [_forgetting(live, *setting) for setting in settings]
         with progress_reporter(options.progress, "forgetting") as report:
-            advance = counter(report, len(settings), "settings")
-            for number, (kind, layers, every) in enumerate(settings):
-                if number == len(so_far.samples):
-                    so_far.samples.append(
-                        experiment.samples(_forgetting(live, kind, layers, every))
-                    )
-                    if partial:
-                        write_json(partial, as_fields(so_far), indent=None)
-                advance(1)
-        measured = [Forgetting(*x, y) for x, y in zip(settings, so_far.samples, strict=True)]
+            samples = experiment.all_samples(changes, directory, report)
+        measured = [Forgetting(*x, y) for x, y in zip(settings, samples, strict=True)]
         return Memory(experiment.samples(), measured, range_ends(length - 1), lineage)
 
     record = {"format": "statetrim memory job", **lineage}
-    return run_and_save(
-        options.out, record, measure, Memory.load, temporary_patterns=[_PARTIAL_FILE]
-    )
-
-
-@dataclass
-class _SoFar:
-    """What was measured before an interruption, in the order of the settings."""
-
-    samples: list[CutSamples] = field(default_factory=list)
+    return run_and_save(options.out, record, measure, Memory.load, temporary_patterns=[SO_FAR])
 
 
 def _settings(

@@ -7,33 +7,27 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from ..artifacts.plan import Plan
-from ..artifacts.record import as_fields, parse_record
-from ..artifacts.sensitivity import CutSamples, LayerCut, Sensitivity
-from ..cut.shape import ChannelAxis, Kept
+from ..artifacts.sensitivity import LayerCut, Sensitivity
+from ..cut.shape import CHANNEL_AXES, ChannelAxis, Kept
 from ..errors import StatetrimError
-from ..maths.units import MIB
-from ..progress import OnProgress, counter, ignore_progress
+from ..progress import OnProgress, ignore_progress
 from ..runtime.corpus import Corpus, as_corpus
 from ..runtime.kernel_hooks import hook_kernels
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live
 from ..runtime.placement import Placement
 from ..storage.checkpoint import Checkpoint, require_prunable
-from ..storage.json_file import read_json, write_json
 from ..storage.output import run_and_save
 from ..version import __version__
-from .experiment import Experiment
+from .experiment import SO_FAR, Experiment
 
 LENGTH = 256  # tokens per window; slightly more than the longest recall sequence
-_MAX_BYTES = 256 * MIB
-_PARTIAL_FILE = "so-far.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +72,6 @@ def sensitivity(
     lineage = {
         "statetrim": __version__,
         "source": model.digest,
-        "weights": model.digest,
         "dtype": (placement or Placement()).dtype_text,
         "data": data.lineage,
         "rows": rows,
@@ -89,36 +82,13 @@ def sensitivity(
     def measure(directory: Path | None) -> Sensitivity:
         live = load_live(model, placement)
         experiment = Experiment(live, data, rows, batch_size)
-        return _measure(experiment, variants, directory, lineage, progress)
+        changes = [_masked(live, variant) for variant in variants]
+        samples = experiment.all_samples(changes, directory, progress)
+        cuts = [LayerCut(*x.identity, y) for x, y in zip(variants, samples, strict=True)]
+        widths: dict[ChannelAxis, int] = {x: model.geometry.width(x) for x in CHANNEL_AXES}
+        return Sensitivity(experiment.samples(), cuts, widths, lineage)
 
-    return run_and_save(out, record, measure, Sensitivity.load, temporary_patterns=[_PARTIAL_FILE])
-
-
-def _measure(
-    experiment: Experiment,
-    variants: Sequence[_Variant],
-    directory: Path | None,
-    lineage: Mapping[str, Any],
-    progress: OnProgress,
-) -> Sensitivity:
-    """Measure what `directory` does not hold yet, saving each result there."""
-    partial = _PartialResult.load(directory)
-    advance = counter(progress, len(variants) + 1, "settings")
-    original = partial.original = partial.original or experiment.samples()
-    partial.save(directory)
-    advance(1)
-    for number, variant in enumerate(variants):
-        if number == len(partial.cuts):
-            samples = experiment.samples(_masked(experiment.live, variant))
-            partial.cuts.append(LayerCut(*variant.identity, samples))
-            partial.save(directory)
-        advance(1)
-    geometry = experiment.live.checkpoint.geometry
-    widths: dict[ChannelAxis, int] = {
-        "key": geometry.width("key"),
-        "value": geometry.width("value"),
-    }
-    return Sensitivity(original, partial.cuts, widths, dict(lineage))
+    return run_and_save(out, record, measure, Sensitivity.load, temporary_patterns=[SO_FAR])
 
 
 def _variants(model: Checkpoint, plans: Sequence[Plan]) -> Iterator[_Variant]:
@@ -149,22 +119,3 @@ def _masked(live: LiveModel, variant: _Variant) -> AbstractContextManager[None]:
     """Within, the variant's layer is cut."""
     kept: Mapping[int, Kept] = {variant.layer: {variant.axis: variant.kept}}
     return hook_kernels(live, lambda call: None, kept=kept, layers=[variant.layer])
-
-
-@dataclass
-class _PartialResult:
-    """Results so far, saved in a directory so that a killed run resumes; None: not saved."""
-
-    original: CutSamples | None = None
-    cuts: list[LayerCut] = field(default_factory=list)
-
-    @classmethod
-    def load(cls, directory: Path | None) -> "_PartialResult":
-        if directory is None or not (directory / _PARTIAL_FILE).exists():
-            return cls()
-        path = directory / _PARTIAL_FILE
-        return parse_record(read_json(path, _MAX_BYTES), cls, path)
-
-    def save(self, directory: Path | None) -> None:
-        if directory is not None:
-            write_json(directory / _PARTIAL_FILE, as_fields(self), indent=None)

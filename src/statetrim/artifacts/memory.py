@@ -6,9 +6,7 @@ from typing import Any, Literal
 
 from ..maths.paired import Interval
 from ..maths.table import Table
-from ..maths.units import MIB
-from .record import Artifact, as_fields, header
-from .sensitivity import CutSamples
+from .samples import ChangedLayers, Samples
 
 HORIZON_NATS = 0.01  # a loss of text below this, 1 % of perplexity, is taken as none
 
@@ -23,7 +21,7 @@ class Forgetting:
     kind: MemoryKind
     layers: list[int]
     every: int
-    samples: CutSamples
+    samples: Samples
 
     def __str__(self) -> str:
         if self.every > 1:
@@ -37,14 +35,11 @@ class Forgetting:
 
 
 @dataclass(frozen=True)
-class Memory(Artifact):
+class Memory(ChangedLayers):
     """What text and recall lose when layers forget, compared with the model as it is."""
 
     KIND = "memory"
-    MAX_BYTES = 256 * MIB
-    INDENT = None
 
-    original: CutSamples
     forgetting: list[Forgetting]
     positions: list[int]  # ends of the ranges of `nll_by_position`, in tokens read
     lineage: Mapping[str, Any] = field(default_factory=dict)
@@ -59,14 +54,6 @@ class Memory(Artifact):
         emptied = [x for x in self.forgetting if x.kind == "state" and not x.is_single]
         return sorted(emptied, key=lambda forgetting: forgetting.every)
 
-    def nll_increase(self, forgetting: Forgetting) -> Interval:
-        """Increase of NLL in nats per token."""
-        return self.original.nll_increase(forgetting.samples)
-
-    def recall_drop(self, forgetting: Forgetting) -> Interval | None:
-        """Drop of the share of right answers; None if the model does not recall."""
-        return self.original.recall_drop(forgetting.samples)
-
     def table(self) -> Table:
         """A row for the model as it is, and one for each way to forget."""
         counts = self.original.recalled_pair_counts
@@ -75,9 +62,7 @@ class Memory(Artifact):
         recall = f"{100 * sum(shares) / len(shares):.1f}" if shares else ""
         rows = [("as it is", f"{mean_nll:.3f}", recall)]
         for forgetting in self.forgetting:
-            nll, drop = self.nll_increase(forgetting), self.recall_drop(forgetting)
-            lost = "" if drop is None else f"{-100 * drop.estimate:+.1f} ± {100 * drop.margin:.1f}"
-            rows.append((str(forgetting), f"{nll.estimate:+.3f} ± {nll.margin:.3f}", lost))
+            rows.append((str(forgetting), *self.loss_texts(forgetting)))
         return Table("What is lost without memory", ("without", "NLL", "recall"), rows)
 
     @property
@@ -111,9 +96,6 @@ class Memory(Artifact):
             f"With {_emptied(self.horizons[-1])}, the most that was tried, text still loses "
             f"{loss.estimate:.3f} ± {loss.margin:.3f} nats."
         )
-
-    def as_json(self) -> dict[str, Any]:
-        return {**header(self.KIND), "finding": self.sentence, **as_fields(self)}
 
 
 def _emptied(horizon: Forgetting) -> str:

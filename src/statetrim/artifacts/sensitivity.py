@@ -8,44 +8,11 @@ from typing import Any
 from ..cut.shape import ChannelAxis
 from ..errors import StatetrimError
 from ..maths.formatting import list_text
-from ..maths.paired import Interval, Pairs, difference_interval
-from ..maths.units import MIB
-from .record import Artifact, as_fields, header
+from ..maths.paired import Interval
+from ..maths.table import Table
+from .samples import ChangedLayers, Samples
 
 _CARRIER_SHARE = 0.8  # layers are named until they explain this share of all recall losses
-_MIN_TIMES_CHANCE = 2.0  # below this multiple of chance the original does not do the task
-
-
-@dataclass(frozen=True)
-class CutSamples:
-    """One model's samples: a number per window of text, and one per recall sequence."""
-
-    nll: list[float]  # nats per token
-    kl: list[float]  # from the original, nats per token
-    recall: Mapping[int, list[float]]  # number of pairs -> share of right answers
-    nll_by_position: list[float] = field(default_factory=list)  # see `range_ends`; mean of windows
-
-    @property
-    def recalled_pair_counts(self) -> list[int]:
-        """Numbers of pairs that are recalled with more than twice the chance of 1 / pairs; others
-        show no loss."""
-        counts = []
-        for pairs, right in self.recall.items():
-            if sum(right) / len(right) > _MIN_TIMES_CHANCE / pairs:
-                counts.append(pairs)
-        return counts
-
-    def nll_increase(self, changed: "CutSamples") -> Interval:
-        """Increase of NLL in nats per token, with a 95 % interval, paired by window."""
-        return difference_interval([Pairs.of(self.nll, changed.nll)])
-
-    def recall_drop(self, changed: "CutSamples") -> Interval | None:
-        """Drop of the share of right answers, with a 95 % interval, paired by sequence; mean over
-        `recalled_pair_counts`, None if there are none."""
-        groups = []
-        for pairs in self.recalled_pair_counts:
-            groups.append(Pairs.of(self.recall[pairs], changed.recall[pairs]))
-        return -difference_interval(groups) if groups else None
 
 
 @dataclass(frozen=True)
@@ -55,18 +22,15 @@ class LayerCut:
     layer: int
     axis: ChannelAxis
     keep: int  # channels kept in each head
-    samples: CutSamples
+    samples: Samples
 
 
 @dataclass(frozen=True)
-class Sensitivity(Artifact):
+class Sensitivity(ChangedLayers):
     """The loss when each layer is cut alone at a few widths, compared with the original."""
 
     KIND = "sensitivity"
-    MAX_BYTES = 256 * MIB
-    INDENT = None
 
-    original: CutSamples
     cuts: list[LayerCut]
     widths: Mapping[ChannelAxis, int]  # channels per head before the cut
     lineage: Mapping[str, Any] = field(default_factory=dict)
@@ -98,13 +62,14 @@ class Sensitivity(Artifact):
                 return cut
         raise StatetrimError(f"layer {layer} was not cut to {keep} {axis} channels")
 
-    def nll_increase(self, cut: LayerCut) -> Interval:
-        """Increase of NLL by a cut."""
-        return self.original.nll_increase(cut.samples)
-
-    def recall_drop(self, cut: LayerCut) -> Interval | None:
-        """Drop of recall by a cut; None if the original does not recall."""
-        return self.original.recall_drop(cut.samples)
+    def table(self) -> Table:
+        """A row for every layer and width."""
+        rows = []
+        for variant in self.variants:
+            for layer in self.layers:
+                losses = self.loss_texts(self.find(layer, *variant))
+                rows.append((str(layer), variant_text(self, variant), *losses))
+        return Table("Each layer cut alone", ("layer", "kept", "NLL", "recall"), rows)
 
     @property
     def sentence(self) -> str:
@@ -145,9 +110,6 @@ class Sensitivity(Artifact):
             f"Recall is spread over layers {names} {width_text}: no single layer carries the loss; "
             f"the largest is that of layer {carriers[0]}, {loss}."
         )
-
-    def as_json(self) -> dict[str, Any]:
-        return {**header(self.KIND), "finding": self.sentence, **as_fields(self)}
 
 
 def variant_text(sensitivity: Sensitivity, variant: tuple[ChannelAxis, int]) -> str:

@@ -3,18 +3,20 @@
 Of several analyses the first is the original's; a method has one colour in all pictures.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from ..artifacts.analysis import BINS, BINS_PER_DECADE, LOWEST_DECADE, Analysis
 from ..artifacts.memory import Memory
-from ..artifacts.sensitivity import LayerCut, Sensitivity, variant_text
+from ..artifacts.samples import Changed, ChangedLayers
+from ..artifacts.sensitivity import Sensitivity, variant_text
 from ..errors import StatetrimError
 from ..maths.formatting import evenly_spaced, percent_text
 from ..maths.paired import Interval
 from ..reporting import charts
-from .charts import ORIGINAL, Point, Series, Sheet, line_chart, sheet
+from .charts import ORIGINAL, Chart, Point, Series, Sheet, line_chart, sheet
 from .theme import SERIES
 
 METHODS = ("drrqr", "grad", "l1", "s_wanda", "rand", "energy", "product")  # by number of colour
@@ -130,52 +132,49 @@ def _with_styles(analyses: Mapping[str, Analysis]) -> Iterator[tuple[str, Analys
             yield label, analysis, ""
 
 
-CAPTION = (
-    "How to read it: each point is the whole model with one layer cut and all others as they were; "
-    "a line is one width of one axis of the state. Bars are 95% intervals of the difference to the "
-    "original. A layer that stands out carries the loss; layers near zero can be cut further."
-)
-PANELS = {
-    "recall": ("Recall lost when one layer is cut", "points"),
-    "nll": ("Text: increase of NLL when one layer is cut", "nats"),
-}
-"""What is drawn by layer -> its title and unit."""
-
-
 def sensitivity_sheet(sensitivity: Sensitivity) -> Sheet:
-    """A chart for each of PANELS, with a line per variant; one without points is left out."""
-    points = {
-        (cut.layer, cut.axis, cut.keep): _points(sensitivity, cut) for cut in sensitivity.cuts
-    }
-    charts = []
-    for figure, (title, unit) in PANELS.items():
-        series = []
-        for variant in sensitivity.variants:
-            by_layer = [points[layer, *variant] for layer in sensitivity.layers]
-            drawn = [figures[figure] for figures in by_layer if figure in figures]
-            series.append(Series(variant_text(sensitivity, variant), drawn))
-        charts.append(line_chart(series, title, x="layer", y=unit, from_zero=True, marks=True))
-    return sheet(charts, CAPTION)
+    """Recall and text by layer that is cut, with a line per variant."""
+    lines = {}
+    for variant in sensitivity.variants:
+        cuts = [(layer, sensitivity.find(layer, *variant)) for layer in sensitivity.layers]
+        lines[variant_text(sensitivity, variant)] = cuts
+    return sheet(
+        _losses_by_layer(sensitivity, lines, "when one layer is cut"),
+        "How to read it: each point is the whole model with one layer cut and all others as they "
+        "were; a line is one width of one axis of the state. Bars are 95% intervals of the "
+        "difference to the original. A layer that stands out carries the loss; layers near zero "
+        "can be cut further.",
+    )
 
 
-def _points(sensitivity: Sensitivity, cut: LayerCut) -> dict[str, Point]:
-    """The points of one cut layer; without recall if the original does not recall."""
-
-    drop = sensitivity.recall_drop(cut)
-    points = {} if drop is None else {"recall": _interval_point(cut.layer, drop, 100)}
-    points["nll"] = _interval_point(cut.layer, sensitivity.nll_increase(cut))
-    return points
+def _losses_by_layer(
+    compared: ChangedLayers, lines: Mapping[str, Sequence[tuple[int, Changed]]], words: str
+) -> list[Chart | None]:
+    """A chart of recall and one of text over the layer that is changed. Recall has no points if
+    the original does not recall."""
+    nll: list[Series] = []
+    recall: list[Series] = []
+    for name, by_layer in lines.items():
+        nll_points, recall_points = [], []
+        for layer, changed in by_layer:
+            nll_points.append(_interval_point(layer, compared.nll_increase(changed)))
+            drop = compared.recall_drop(changed)
+            if drop is not None:
+                recall_points.append(_interval_point(layer, drop, 100))
+        nll.append(Series(name, nll_points))
+        recall.append(Series(name, recall_points))
+    drawn: Any = {"x": "layer", "from_zero": True, "marks": True}
+    return [
+        line_chart(recall, f"Recall lost {words}", y="points", **drawn),
+        line_chart(nll, f"Text: increase of NLL {words}", y="nats", **drawn),
+    ]
 
 
 def memory_sheet(memory: Memory) -> Sheet:
     """Text and recall without the memory of each layer; how far back the states matter."""
-    nll: dict[str, list[Point]] = {"state": [], "KV cache": []}
-    recall: dict[str, list[Point]] = {"state": [], "KV cache": []}
+    lines: dict[str, list[tuple[int, Changed]]] = {"state": [], "KV cache": []}
     for alone in (forgetting for forgetting in memory.forgetting if forgetting.is_single):
-        nll[alone.kind].append(_interval_point(alone.layers[0], memory.nll_increase(alone)))
-        drop = memory.recall_drop(alone)
-        if drop is not None:
-            recall[alone.kind].append(_interval_point(alone.layers[0], drop, 100))
+        lines[alone.kind].append((alone.layers[0], alone))
     horizon = [_interval_point(x.every, memory.nll_increase(x)) for x in memory.horizons]
     curves = {f"emptied every {x.every:,}": x.samples for x in memory.horizons}
     by_position = list[Series]()
@@ -183,13 +182,7 @@ def memory_sheet(memory: Memory) -> Sheet:
         values = zip(memory.positions, samples.nll_by_position, strict=False)
         points = [Point(position, value) for position, value in values]
         by_position.append(Series(name, points, "" if by_position else ORIGINAL))
-    panels = []
-    for title, unit, by_kind in (
-        ("Recall lost when a layer forgets", "points", recall),
-        ("Text: increase of NLL when a layer forgets", "nats", nll),
-    ):
-        series = [Series(kind, points) for kind, points in by_kind.items()]
-        panels.append(line_chart(series, title, x="layer", y=unit, from_zero=True, marks=True))
+    panels = _losses_by_layer(memory, lines, "when a layer forgets")
     panels += [
         line_chart(
             [Series("", horizon)],

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from ...artifacts.sensitivity import variant_text
+from ...maths.table import Table as NamedRows
 from .. import pictures
+from ..charts import Sheet
 from ..document import Block, Picture, Table, Text
 from ..findings import Findings, command_arguments, missing
 
@@ -53,7 +54,7 @@ def copies(findings: Findings) -> Iterator[Block]:
 
 
 def layers(findings: Findings) -> Iterator[Block]:
-    """Pictures by layer, and a table of every layer and width."""
+    """Each layer cut alone: pictures, and a table of every layer and width."""
     sensitivity = findings.sensitivity
     if sensitivity is None:
         yield missing(
@@ -62,31 +63,13 @@ def layers(findings: Findings) -> Iterator[Block]:
             "statetrim analyze {model} --sensitivity --text {text} -o sensitivity.json",
         )
         return
-    yield Text(sensitivity.sentence)
-    sheet = pictures.sensitivity_sheet(sensitivity)
-    for panel in sheet.panels:
-        yield Picture(panel, f"{panel.title}.")
-    yield Text(sheet.caption)
-    rows = []
-    for variant in sensitivity.variants:
-        for layer in sensitivity.layers:
-            layer_cut = sensitivity.find(layer, *variant)
-            nll, drop = sensitivity.nll_increase(layer_cut), sensitivity.recall_drop(layer_cut)
-            nll_text, drop_text = f"{nll.estimate:+.4f} ± {nll.margin:.4f}", ""
-            if drop is not None:
-                drop_text = f"{100 * drop.estimate:.1f} ± {100 * drop.margin:.1f}"
-            kept = variant_text(sensitivity, variant)
-            rows.append((str(layer), kept, nll_text, drop_text))
-    yield Table(
-        ("layer", "kept", "NLL", "recall lost"),
-        rows,
-        caption="Every layer and width in numbers; recall in points, NLL in nats",
-        folded=True,
+    yield from _changes(
+        sensitivity.sentence, pictures.sensitivity_sheet(sensitivity), sensitivity.table()
     )
 
 
 def memory(findings: Findings) -> Iterator[Block]:
-    """Pictures, and a table of everything that was made to forget."""
+    """Layers that forget: pictures, and a table of everything that was made to forget."""
     memory = findings.memory
     if memory is None:
         yield missing(
@@ -95,14 +78,20 @@ def memory(findings: Findings) -> Iterator[Block]:
             "statetrim analyze {model} --memory --text {text} -o memory.json",
         )
         return
-    yield Text(memory.sentence)
-    sheet = pictures.memory_sheet(memory)
+    yield from _changes(memory.sentence, pictures.memory_sheet(memory), memory.table())
+
+
+def _changes(sentence: str, sheet: Sheet, table: NamedRows) -> Iterator[Block]:
+    yield Text(sentence)
+    yield from _pictures(sheet)
+    caption = "Change of NLL in nats per token and of recall in points, with 95 % intervals"
+    yield Table(table.header, table.rows, caption, folded=True)
+
+
+def _pictures(sheet: Sheet) -> Iterator[Block]:
     for panel in sheet.panels:
         yield Picture(panel, f"{panel.title}.")
     yield Text(sheet.caption)
-    table = memory.table()
-    caption = "NLL in nats and recall in points, as change with 95 % interval below the first row"
-    yield Table(table.header, table.rows, caption, folded=True)
 
 
 def ranks(findings: Findings) -> Iterator[Block]:
@@ -135,14 +124,9 @@ def ranks(findings: Findings) -> Iterator[Block]:
         f"really uses. Mean use: {', '.join(shares)}. A narrower state reaches a higher share with "
         f"less in it."
     )
-    for sheet in (
-        pictures.utilization_curves(analyses),
-        pictures.spectra(comparable, layer, head),
-        pictures.heat_map(analyses),
-    ):
-        for panel in sheet.panels:
-            yield Picture(panel, f"{panel.title}.")
-        yield Text(sheet.caption)
+    yield from _pictures(pictures.utilization_curves(analyses))
+    yield from _pictures(pictures.spectra(comparable, layer, head))
+    yield from _pictures(pictures.heat_map(analyses))
     table = analysis.table()
     caption = "Rank in use by layer, with a bar per head; κ is the condition number, median head"
     yield Table(table.header, table.rows, caption, folded=True)
