@@ -67,10 +67,15 @@ def test_of_a_file_only_the_named_definition_counts(tmp_path: Path) -> None:
 
 def test_every_source_row_of_an_engine_on_the_registry_names_its_release() -> None:
     rows = json.loads(newest.record.HAND_WRITTEN_ROWS.read_text())["rows"]
-    packages = {package for _, *named in newest.ENVIRONMENTS.values() for package in named}
-    packages |= {"transformers", "flash-linear-attention"}
     for row in rows:
         if row.get("current", True) and row["engine"] not in ("TensorRT-LLM", "statetrim.portable"):
             match = newest.RELEASE.match(row["source"])
             if row["evidence"] != "report" and not row["source"].startswith("llama.cpp 2026-10"):
                 assert match, row["source"]
+
+
+def test_a_run_row_of_this_environment_holds_only_for_what_is_installed_here() -> None:
+    check = object.__new__(newest.Check)
+    check.versions, check.tested = {"transformers": "99.0.0"}, {}
+    outcome = check.run_again("transformers", "transformers 5.1.0; tests/none.py")
+    assert outcome.startswith("not run: transformers ") and outcome.endswith(" is installed")

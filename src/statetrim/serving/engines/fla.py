@@ -4,7 +4,7 @@ from .engine import Engine
 
 ENGINE = Engine(
     name="fla",
-    packages=("flash-linear-attention",),
+    packages=("flash-linear-attention", "flash-qla"),
     command='python -c "import sys, fla; from transformers import AutoModelForCausalLM as A; '
     'A.from_pretrained(sys.argv[1])" {model}',
 )
