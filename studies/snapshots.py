@@ -424,29 +424,33 @@ def by_code(row: Row) -> bool:
     return row["metric"] in ("none", "query" if row["part"] == "audio" else DEFAULT)
 
 
+def is_shown(row: Row) -> bool:
+    """One of the codes that the page speaks of."""
+    shown = ("int8", "int5", "int4", 0.05) + ((0.1, 0.2) if row["metric"] == "none" else (0.02,))
+    return by_code(row) and row["code"] in shown
+
+
 def by_metric(row: Row) -> bool:
-    return row["code"] in (0.05, 0.1)
+    return row["code"] in (0.05,)
 
 
-def with_cuts(row: Row) -> bool:
-    """Cuts, and the original in the codes that cuts are measured in."""
-    return (row["code"], row["metric"]) in CUT_CODES
+def of_cuts(row: Row) -> bool:
+    return row["code"] in (PLAIN, "int8", 0.05)
 
 
 TABLES: dict[str, tuple[str, Callable[[Row], bool], dict[str, Cell]]] = {
-    "codes": ("frontier", by_code, CODE | BYTES | {"rank": rank} | LOSSES | SEEDS),
+    "codes": ("frontier", is_shown, CODE | BYTES | {"rank": rank} | LOSSES),
     "metrics": ("frontier", by_metric, METRIC | LOSSES),
     "turns": ("turns", by_code, CODE | TURN_LOSSES | SEEDS),
     "lengths": ("lengths", by_code, CODE | {name: share_at(name) for name in LENGTHS}),
-    "speech": ("audio", by_code, CODE | BYTES | {"rank": rank} | SPEECH | SEEDS),
+    "speech": ("audio", is_shown, CODE | BYTES | {"rank": rank} | SPEECH),
     "speech metrics": ("audio", by_metric, METRIC | SPEECH),
-    "cuts": ("cut frontier", with_cuts, CODE | OF_ORIGINAL | LOSSES | SEEDS),
+    "cuts": ("cut", of_cuts, CODE | OF_ORIGINAL | LOSSES),
 }  # fmt: skip
 
 
 def seeds_table(rows: list[Row], columns: dict[str, Cell]) -> str:
-    """One line for each model, code and metric, the largest copies first; cuts with their
-    original."""
+    """One line for each model, code and metric, the largest copies first; cuts by original."""
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["model"], str(row["code"]), row["metric"]), []).append(row)

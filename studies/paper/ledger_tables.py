@@ -3,24 +3,14 @@ method, ablations, and costs calculated from shapes and counts."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from itertools import product
 from statistics import fmean, median
 
 from claims import KEPT, METHODS, NAMES, SHORT, SMALL, Evidence
 from claims_pca import ADVERSARIAL, AFTER, PROPER, measured
-from claims_recovery import CHANCE, above_chance, answers
-from figures import Row, change, interval, mean, nats, perplexity, points, ratio, table, times
-from ledger_beyond import beyond_rows
+from figures import Row, change, mean, nats, perplexity, points, table
 
-TASKS = {
-    "arc_easy acc_norm": "ARC-e",
-    "arc_challenge acc_norm": "ARC-c",
-    "hellaswag acc_norm": "Hella.",
-    "winogrande acc": "Wino.",
-    "piqa acc_norm": "PIQA",
-    "lambada_openai acc": "LMB.",
-}
 BATCH = 16 * 256  # tokens of a step
 HEADS, CHANNELS, KEPT_CHANNELS, HIDDEN = 16, 128, 64, 2048  # of DeltaNet 1.3B, cut in half
 PARAMETERS = 1.366e9  # of fla-hub/delta_net-1.3B-100B
@@ -28,6 +18,7 @@ RECOVERY = 32 * 1024 * 2048  # tokens of the paper's recovery: 32k samples of 2,
 PEAK, USED = 989e12, 0.4  # FLOP/s of an H100 in bfloat16 (dense), and the part that we assume
 PASSES = 8  # FLOP a parameter and token: 6 for the student's two passes, 2 for the teacher's one
 SAMPLES = 3
+SHOWN = (0.25, 0.5)  # of the widths that were measured
 
 
 def quality_table(evidence: Evidence) -> str:
@@ -39,7 +30,7 @@ def quality_table(evidence: Evidence) -> str:
         if control:
             cells += [f"{perplexity(control):.1f} (control)", nats(change(control, base))]
         rows.append(cells + [""] * (8 - len(cells)))
-        for keep, method in ((keep, method) for keep in KEPT for method in METHODS):
+        for keep, method in product(SHOWN, METHODS):
             cut, late = evidence.cut(model, method, keep), after(evidence, model, method, keep)
             cells = [name, removed(keep), method, f"{perplexity(cut):.1f}", nats(change(cut, base))]
             if late:
@@ -57,7 +48,7 @@ def recall_table(evidence: Evidence) -> str:
         base, control = evidence.cut(model, "none"), after(evidence, model, "none", 1.0)
         shown = f"{recall(control)} (control)" if control else ""
         rows.append([name, "", "original", recall(base), "", shown, ""])
-        for keep, method in ((keep, method) for keep in KEPT for method in METHODS):
+        for keep, method in product(SHOWN, METHODS):
             cut, late = evidence.cut(model, method, keep), after(evidence, model, method, keep)
             lost = points(change(cut, base, "recall 32"))
             cells = [name, removed(keep), method, recall(cut), lost]
@@ -82,26 +73,6 @@ def after(e: Evidence, model: str, method: str, keep: float) -> list[Row]:
     if not widths if method == "none" else keep not in widths:
         return []
     return e.recovered(method, keep, model)
-
-
-def tasks_table(evidence: Evidence) -> str:
-    """The columns of the paper's Tables 9 to 12, and accuracy at chance."""
-    chances = [f"{100 * chance:.1f}" for chance in CHANCE.values()]
-    rows = [["", "chance", "", *chances, f"{100 * fmean(CHANCE.values()):.1f}", "", ""]]
-    base = evidence.tasks.select(stage="cut", method="none")[0]
-    for stage, title in (("cut", "no"), ("recovered", "yes")):
-        for method in ("none", *METHODS):
-            row = evidence.tasks.select(stage=stage, method=method)[0]
-            # lm-eval keeps the log-likelihood of each last word
-            lambada = math.exp(-fmean(row["lambada_openai perplexity"]))
-            cells = [title, "original" if method == "none" else method, f"{lambada:.1e}"]
-            cells += [f"{100 * mean([row], task):.1f}" for task in TASKS]
-            cells += [f"{100 * fmean(mean([row], task) for task in TASKS):.1f}"]
-            same = row is base
-            loss = "" if same else points(interval(answers(base), answers(row)))
-            rows.append([*cells, points(above_chance(row)), loss])
-    header = ["recovered", "method", "LMB. ppl", *TASKS.values(), "average"]
-    return table([*header, "five guessable tasks above chance", "all against the original"], rows)
 
 
 def recipe_text(evidence: Evidence) -> str:
@@ -137,33 +108,32 @@ def pca_table(evidence: Evidence) -> str:
     methods = [ADVERSARIAL, PROPER, "pca adversarial after", AFTER, "grad", "drrqr", "product"]
     models = measured(evidence)
     base = {model: evidence.projected(model, "none") for model in models}
-    rows = [["0 %", "", *(f"{perplexity(method_rows):.0f}" for method_rows in base.values())]]
-    for keep in (0.25, 0.5):
-        for method in methods:
-            cells = [f"{100 - 100 * keep:.0f} %", method]
-            for model in models:
-                method_rows = evidence.projected(model, method, keep)
-                cells.append(
-                    f"{perplexity(method_rows):.0f}: {nats(change(method_rows, base[model]))}"
-                )
-            rows.append(cells)
+    rows = [["original", *(f"{perplexity(method_rows):.0f}" for method_rows in base.values())]]
+    for method in methods:
+        cells = [method]
+        for model in models:
+            method_rows = evidence.projected(model, method, 0.5)
+            cells.append(f"{perplexity(method_rows):.0f}: {nats(change(method_rows, base[model]))}")
+        rows.append(cells)
     ranges = []
     for model in models:
         bends: list[float] = []
         for row in evidence.projected(model, "bend"):
             bends += row["bend"]
         ranges.append(f"{min(bends):.0%} to {max(bends):.0%}")
-    rows.append(["", "SiLU's output that is not linear in its input, by layer", *ranges])
-    return table(["removed", "method", *models.values()], rows)
+    rows.append(["SiLU's output that is not linear in its input, by layer", *ranges])
+    return table(["method", *models.values()], rows)
 
 
 def seeds_table(evidence: Evidence) -> str:
     """Perplexity and recall of the small models before pruning, by training seed."""
     rows = []
     for kind, name in SMALL.items():
-        for seed, row in zip(evidence.seeds(kind), evidence.projected(kind, "none"), strict=True):
-            rows.append([name, f"{seed}", f"{perplexity([row]):.0f}", recall([row])])
-    return table(["filters", "seed", "perplexity", "recall"], rows)
+        seeds = evidence.projected(kind, "none")
+        perplexities = ", ".join(f"{perplexity([row]):.0f}" for row in seeds)
+        recalls = ", ".join(f"{mean([row], 'recall 32'):.2f}" for row in seeds)
+        rows.append([name, perplexities, recalls])
+    return table(["filters", "perplexity of each seed", "recall at 32 pairs"], rows)
 
 
 def calibration_table(evidence: Evidence) -> str:
@@ -179,23 +149,11 @@ def calibration_table(evidence: Evidence) -> str:
     return table(["calibration tokens", "50 % removed, nats", "samples"], rows)
 
 
-def tolerance_table(evidence: Evidence) -> str:
-    rows, filters = [], {"model": "tiny-delta_net", "method": "drrqr", "tokens": 5120, "keep": 0.5}
-    base = evidence.calibration.select(model="tiny-delta_net", method="none")
-    for tolerance in sorted({r["tolerance"] for r in evidence.calibration.select(**filters)}):
-        matches = evidence.calibration.select(**filters, tolerance=tolerance)
-        swaps, heads = sum(r["swaps"] for r in matches), sum(r["heads"] for r in matches)
-        changed = fmean(r["channels changed"] for r in matches)
-        cells = ["no swaps" if tolerance > 100 else f"{tolerance:g}", f"{swaps} in {heads} heads"]
-        cells += [f"{max(r['most swaps'] for r in matches)}", f"{changed:.2%}"]
-        rows.append([*cells, nats(change(matches, base))])
-    header = ["f", "swaps", "most in a head", "channels changed", "50 % removed, nats"]
-    return table(header, rows)
-
-
 def rank_table(evidence: Evidence) -> str:
     rows = []
     for row in evidence.spectra.select(model="tiny-delta_net"):
+        if row["name"].endswith("recovered"):
+            continue
         ranks = row["effective rank"]
         cells = [row["name"], f"{row['widest']}", f"{fmean(ranks):.2f}"]
         cells += [f"{fmean(ranks) / row['widest']:.1%}"]
@@ -203,31 +161,6 @@ def rank_table(evidence: Evidence) -> str:
         rows.append(cells)
     header = ["model", "largest rank", "effective rank", "utilization"]
     return table([*header, "κ of keys (median head)", "κ of queries"], rows)
-
-
-def speed_table(evidence: Evidence) -> str:
-    rows = []
-    for kind in ("delta_net", "gated_deltanet"):
-        for width in (128, 64, 32, 16):
-            cells = [kind, f"{width}"]
-            for scope in ("mixer", "model"):
-                filters = {"kind": kind, "what": scope, "device": "cpu"}
-                row = evidence.speed.select(**filters, width=width)[0]
-                base = evidence.speed.select(**filters, width=128)[0]
-                tokens = row["batch"] * row["time"] / median(row["seconds"])
-                cells += [f"{tokens:,.0f}", times(ratio(row, base))]
-                cells += [f"{row['bytes'] / 2**20:.1f} MiB", f"{row['bytes'] / base['bytes']:.2f}"]
-            rows.append(cells)
-    header = ["kind", "keys", "mixer, tokens/s", "speedup", "memory", "part"]
-    return table([*header, "model, tokens/s", "speedup", "memory", "part"], rows)
-
-
-def beyond_table(evidence: Evidence) -> str:
-    return table(
-        ["question", "measured on the 4.5M DeltaNet unless said", "more"],
-        beyond_rows(evidence),
-        left=3,
-    )
 
 
 def engine_text(_: Evidence) -> str:
@@ -267,16 +200,12 @@ def gpu_table(_: Evidence) -> str:
 TABLES: dict[str, Callable[[Evidence], str]] = {
     "quality": quality_table,
     "recall": recall_table,
-    "tasks": tasks_table,
     "recipe": recipe_text,
     "coupling": coupling_table,
     "pca": pca_table,
     "seeds": seeds_table,
     "calibration": calibration_table,
-    "tolerance": tolerance_table,
     "rank": rank_table,
-    "speed": speed_table,
-    "beyond": beyond_table,
     "engine": engine_text,
     "gpu": gpu_table,
 }
