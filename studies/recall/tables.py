@@ -29,10 +29,12 @@ def recall(row: Row) -> str:
 
 
 def layers_table(rows: list[Row]) -> str:
-    """Uniform widths against an uncut first layer at the same bytes, refitted on text."""
+    """Uniform widths against an uncut first layer at half and a quarter of the bytes, refitted on
+    text."""
     cells = []
     for row in rows:
-        if row["refit"] == "text" and row["kind"] in ("uniform", "first whole"):
+        is_compared = row["refit"] == "text" and row["kind"] in ("uniform", "first whole")
+        if is_compared and row["part"] in (1 / 2, 1 / 4):
             first, second = ("x".join(map(str, width)) for width in row["widths"][:2])
             widths = first if first == second else f"{first}, then {second}"
             fraction = f"{row['bytes']:.0%}"
