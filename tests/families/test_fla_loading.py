@@ -12,6 +12,7 @@ import statetrim as st
 from helpers import fla_mixers, tiny
 from helpers.fla_checkpoints import CONFIGS, KEEP, KEEP_VALUES, NO_VALUES
 from helpers.forker import Forker
+from statetrim.cut.geometry import allowed_head_counts
 
 WORKER = Path(__file__).parents[1] / "helpers" / "fla_checkpoints.py"
 
@@ -52,6 +53,10 @@ def loaded(original: Path, tmp_path_factory: pytest.TempPathFactory, fla_forker:
         model = st.open(original / model_type)
         assert len(model.shards) >= 2
         st.prune(model, random_plan(model, seed=5), directory / "cut" / model_type)
+        if model_type in fla_mixers.HEADS_AND_CHANNELS:
+            heads = allowed_head_counts(model.geometry)[-1]  # key heads go with their values
+            plan = st.select(model, "rand", f"{heads}heads:{KEEP}x{KEEP_VALUES}", seed=5)
+            st.prune(model, plan, directory / "heads" / model_type)
     return run(fla_forker, "load", directory)
 
 
@@ -67,12 +72,15 @@ def test_fla_loads_a_pruned_checkpoint_with_no_key_mismatch(
     assert (report["head_k_dim"], report["head_v_dim"]) == (keys, values or before.head_v_dim)
 
 
-@pytest.mark.parametrize("model_type", fla_mixers.TYPES)
+@pytest.mark.parametrize(
+    ("model_type", "cut"),
+    [(t, "cut") for t in fla_mixers.TYPES] + [(t, "heads") for t in fla_mixers.HEADS_AND_CHANNELS],
+)
 def test_a_cut_mixer_equals_the_masked_one_and_decodes_as_it_prefills(
-    model_type: str, loaded: Any
+    model_type: str, cut: str, loaded: Any
 ) -> None:
-    """fla's own mixer, on a CPU with naive recurrences."""
-    differences = loaded[model_type]
+    """fla's own mixer, on a CPU with naive recurrences; with `heads`, heads are cut too."""
+    differences = loaded[model_type][cut]
     assert differences["sliced"] < 1e-4 and differences["sliced decoded"] < 1e-4, differences
     assert differences["decoded"] < 1e-4, differences
     assert differences["cut"] > 1e-2, "the cut must matter"

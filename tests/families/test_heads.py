@@ -15,10 +15,8 @@ import torch
 import statetrim as st
 from families.test_families import NO_VALUES, decode, load_stock, tokens
 from helpers import raw, tiny
-from helpers.masking import masked, output_projections
-from statetrim.artifacts.plan import AxisPlan
+from helpers.masking import for_all_heads, masked, output_projections
 from statetrim.cut.geometry import allowed_head_counts, resolve_heads
-from statetrim.cut.shape import CHANNEL_AXES, Axis
 from statetrim.families import families
 from statetrim.families.contract import resized_config
 from statetrim.surgery.check import compare_cut
@@ -31,6 +29,7 @@ HEADS_AND_CHANNELS = tuple(
     for name in tiny.CONFIGS
     if not families()[name].head_refusal({"model_type": name, **tiny.CONFIGS[name]})
 )
+"""Those that run here; test_fla_loading has comba, gated_deltaproduct and gla."""
 MIXER_OUTPUT = re.compile(
     r"(?!.*vision).*layers\.(\d+)\.(?:linear_attn|self_attn|attn)\.(?:o|out)_proj"
 )
@@ -87,25 +86,6 @@ def test_a_cut_of_heads_equals_the_original_with_their_columns_zeroed(
     model = st.open(checkpoint(model_type))
     plan = random_heads(model, allowed_head_counts(model.geometry)[0])
     check_pruned(model_type, model, plan, tmp_path / "out")
-
-
-def for_all_heads(plan: st.Plan, geometry: st.Geometry) -> st.Plan:
-    """The channels of a plan that cuts heads too, with any channels for the heads that go."""
-    axes: dict[Axis, AxisPlan] = {}
-    for axis in CHANNEL_AXES:
-        tables = {}
-        for layer, kept in plan.axes[axis].kept.items() if axis in plan.axes else ():
-            sharing = geometry.num_v_heads // geometry.heads(axis)
-            value_heads = plan.axes["head"].kept[layer].flatten().tolist()
-            rows = dict(
-                zip(sorted({i // sharing for i in value_heads}), kept.tolist(), strict=True)
-            )
-            any_channels = list(range(kept.shape[1]))
-            every_head = [rows.get(head, any_channels) for head in range(geometry.heads(axis))]
-            tables[layer] = torch.tensor(every_head)
-        if tables:
-            axes[axis] = AxisPlan(tables, "rand")
-    return st.Plan(axes)
 
 
 @pytest.mark.parametrize("model_type", HEADS_AND_CHANNELS)

@@ -2,7 +2,8 @@
 
 python tests/fla_checkpoints.py build DIRECTORY     save a tiny checkpoint of every fla model type
 python tests/fla_checkpoints.py load DIRECTORY      load each of DIRECTORY/cut; print, as JSON, key
-    mismatches and the differences of some mixers from the masked ones of DIRECTORY/original
+    mismatches and the differences of some mixers from the masked ones of DIRECTORY/original; also
+    the differences of those of DIRECTORY/heads, where heads and channels are cut
 """
 
 import json
@@ -28,7 +29,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "delta_net": {**_SHAPE, "num_heads": 4, "expand_k": 1.0, "expand_v": 0.5},
     "gated_deltanet": {**_HEAD_DIM, "num_v_heads": 4},
     "kda": {**_HEAD_DIM, "num_v_heads": 4},
-    "comba": {**_HEAD_DIM, "num_v_heads": 4},
+    "comba": {**_HEAD_DIM, "num_heads": 3, "num_v_heads": 6},
     "gated_deltaproduct": {**_HEAD_DIM, "num_householder": 3, "use_forget_gate": True},
     "gla": {**_SHAPE, "num_heads": 4, "num_kv_heads": 2, "expand_k": 1.0, "use_short_conv": True},
     "precond_gated_deltanet": {**_HEAD_DIM, "num_v_heads": 4},
@@ -59,6 +60,8 @@ def main(command: str, directory: Path) -> None:
                 for parameter in model.parameters():
                     if parameter.dim() >= 2:  # some begin as zeros
                         parameter.normal_(std=parameter[0].numel() ** -0.5)
+                    else:  # some begin equal for all heads
+                        parameter.add_(torch.randn_like(parameter), alpha=0.1)
             model.save_pretrained(directory / model_type, max_shard_size="30KB")
         else:
             path = directory / "cut" / model_type
@@ -70,15 +73,23 @@ def main(command: str, directory: Path) -> None:
                 "head_k_dim": mixer.head_k_dim,
                 "head_v_dim": mixer.head_v_dim,
             }
+            cuts = [path, *directory.glob(f"heads/{model_type}")]
             if model_type in fla_mixers.TYPES:
-                original_path = directory / "original" / model_type
-                stock = AutoModelForCausalLM.from_pretrained(original_path)
-                original = stock.get_submodule("model.layers.0.attn")
-                plan = Plan.load(path / "statetrim" / "plan.json")
-                geometry = st.open(original_path).geometry
-                differences = fla_mixers.compare(original, mixer, plan, geometry)
-                report[model_type] |= differences
+                original = directory / "original" / model_type
+                report[model_type] |= {cut.parent.name: compare(original, cut) for cut in cuts}
     print(json.dumps(report))
+
+
+def compare(original: Path, cut: Path) -> dict[str, float]:
+    """The differences of a cut's first mixer from the masked one of its original."""
+    from transformers import AutoModelForCausalLM
+
+    mixers = [
+        AutoModelForCausalLM.from_pretrained(path).get_submodule("model.layers.0.attn")
+        for path in (original, cut)
+    ]
+    plan = Plan.load(cut / "statetrim" / "plan.json")
+    return fla_mixers.compare(*mixers, plan, st.open(original).geometry)
 
 
 if __name__ == "__main__":

@@ -14,15 +14,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .masking import _wrap
+from .masking import _wrap, for_all_heads
 
 TOKENS = 12
-TYPES = ("precond_gated_deltanet", "precond_kda", "rwkv6")
+HEADS_AND_CHANNELS = ("comba", "gated_deltaproduct", "gla")
+"""Types that allow both, and that nothing but fla runs."""
+TYPES = ("precond_gated_deltanet", "precond_kda", "rwkv6", *HEADS_AND_CHANNELS)
 
 
 def install() -> None:
+    from fla.layers import comba, gated_deltaproduct, gla, precond_kda, rwkv6
     from fla.layers import precond_gated_deltanet as precond
-    from fla.layers import precond_kda, rwkv6
     from fla.modules import FusedRMSNormGated, GroupNorm, RMSNorm, ShortConvolution
 
     ShortConvolution.forward = _short_convolution
@@ -34,6 +36,9 @@ def install() -> None:
         (precond_kda, "chunk_precond_kda fused_recurrent_precond_kda", _precond_kda),
         (precond_kda, "fused_kda_gate", _kda_gate),
         (rwkv6, "chunk_rwkv6 fused_recurrent_rwkv6", _rwkv6),
+        (comba, "chunk_comba fused_recurrent_comba", _comba),
+        (gated_deltaproduct, "fused_recurrent_gated_delta_rule", _gated_delta),
+        (gla, "fused_recurrent_gla", _gla),
         (rwkv6, "token_shift", lambda x, cu: functional.pad(x, (0, 0, 1, -1)) - x),
     ):
         for name in names.split():
@@ -72,8 +77,14 @@ def _masked(mixer: Any, plan: Any, before: Any) -> Iterator[None]:
     names = [n for n in vars(code) if n.startswith(("chunk_", "fused_recurrent_"))]
     kernels = {name: getattr(code, name) for name in names}
     values = max(plan.counts("value").values()) if "value" in plan.axes else before.head_v_dim
-    shrink = (values / before.head_v_dim) ** 0.5
-    hook = mixer.o_proj.register_forward_pre_hook(lambda _, args: (args[0] * shrink,))
+    columns = torch.full(
+        (before.num_v_heads, before.head_v_dim), (values / before.head_v_dim) ** 0.5
+    )
+    if "head" in plan.axes:
+        kept_heads = plan.axes["head"].kept[0].flatten().tolist()
+        columns[[head for head in range(before.num_v_heads) if head not in kept_heads]] = 0
+        plan = for_all_heads(plan, before)
+    hook = mixer.o_proj.register_forward_pre_hook(lambda _, args: (args[0] * columns.flatten(),))
     try:
         for name, kernel in kernels.items():
             setattr(code, name, _wrap(kernel, plan, itertools.repeat(0), before))
@@ -160,3 +171,34 @@ def _rwkv6(
     r, k, v, w = (x.transpose(1, 2) for x in (r, k, v, w))
     o, h = naive_recurrent_rwkv6(r, k, v, w, u, scale, initial_state, output_final_state)
     return o.transpose(1, 2), h
+
+
+def _comba(
+    q: Tensor, k: Tensor, v: Tensor, p: Tensor, g: Tensor, beta: Tensor,
+    use_qk_l2norm_in_kernel: bool, cu_seqlens: None, **kwargs: Any,
+) -> Any:  # fmt: skip
+    from fla.ops.comba.naive import naive_recurrent_comba
+
+    assert use_qk_l2norm_in_kernel
+    group = v.shape[2] // k.shape[2]
+    q, k, p = (functional.normalize(x, dim=-1).repeat_interleave(group, 2) for x in (q, k, p))
+    return naive_recurrent_comba(q, k, v, p, beta, g, **kwargs)
+
+
+def _gated_delta(
+    q: Tensor, k: Tensor, *, use_qk_l2norm_in_kernel: bool, cu_seqlens: None, **kwargs: Any
+) -> Any:
+    from fla.ops.gated_delta_rule.naive import naive_recurrent_gated_delta_rule
+
+    assert use_qk_l2norm_in_kernel
+    q, k = (functional.normalize(x, dim=-1) for x in (q, k))
+    return naive_recurrent_gated_delta_rule(q, k, **kwargs)
+
+
+def _gla(
+    q: Tensor, k: Tensor, v: Tensor, gk: Tensor, state_v_first: bool, cu_seqlens: None,
+    **kwargs: Any,
+) -> Any:  # fmt: skip
+    from fla.ops.gla.naive import naive_recurrent_gla
+
+    return naive_recurrent_gla(q, k, v, gk, **kwargs)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from statetrim import Geometry, Plan
-from statetrim.cut.shape import ChannelAxis
+from statetrim.artifacts.plan import AxisPlan
+from statetrim.cut.shape import CHANNEL_AXES, Axis, ChannelAxis
 
 GATED_DELTA = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
 FLA = ("delta_rule", "gated_delta_rule", "kda")
@@ -43,6 +44,25 @@ def masked(model: torch.nn.Module, plan: Plan, before: Geometry) -> Iterator[Non
                 hook = projection.register_forward_pre_hook(lambda _, args: (args[0] * shrink,))
                 stack.callback(hook.remove)
         yield
+
+
+def for_all_heads(plan: Plan, geometry: Geometry) -> Plan:
+    """The channels of a plan that cuts heads too, with any channels for the heads that go."""
+    axes: dict[Axis, AxisPlan] = {}
+    for axis in CHANNEL_AXES:
+        tables = {}
+        for layer, kept in plan.axes[axis].kept.items() if axis in plan.axes else ():
+            sharing = geometry.num_v_heads // geometry.heads(axis)
+            value_heads = plan.axes["head"].kept[layer].flatten().tolist()
+            rows = dict(
+                zip(sorted({i // sharing for i in value_heads}), kept.tolist(), strict=True)
+            )
+            any_channels = list(range(kept.shape[1]))
+            every_head = [rows.get(head, any_channels) for head in range(geometry.heads(axis))]
+            tables[layer] = torch.tensor(every_head)
+        if tables:
+            axes[axis] = AxisPlan(tables, "rand")
+    return Plan(axes)
 
 
 def text_code(model: torch.nn.Module) -> Any:
@@ -93,7 +113,7 @@ def _wrap(
         bound = signature.bind(*args, **kwargs)
         if "key" in kept:
             mask = _mask(kept["key"], before.head_k_dim)
-            for name in names:
+            for name in (*names, "p") if "p" in bound.arguments else names:  # p: Comba's
                 value = bound.arguments[name]  # [..., heads (perhaps repeated), channels]
                 repeat = value.shape[-2] // len(mask)
                 bound.arguments[name] = value * mask.repeat_interleave(repeat, dim=0)
@@ -104,6 +124,7 @@ def _wrap(
             output = output * (before.head_k_dim / _width(plan, "key")) ** 0.5
         if "value" in kept:
             values = _mask(kept["value"], before.head_v_dim)
+            values = values.repeat_interleave(output.shape[-2] // len(values), dim=0)
             output = output * values * (before.head_v_dim / _width(plan, "value")) ** 0.5
         return (output, *other_results) if isinstance(result, tuple) else output
 
