@@ -130,11 +130,11 @@ def main() -> None:
             out=arguments.folder / f"{model_type}-{len(arguments.batches)}.json",
         )
         for cut in cuts:
-            work = [timings.find(p.name, "mixer prefill work").value for p in (first, cut)]
+            work = [timings.first(p.name, "mixer prefill work").value for p in (first, cut)]
             for batch in arguments.batches:
                 cells = [model_type, cut.name.rpartition("-")[2], str(batch)]
                 for metric in ("mixer decode", "decode", "mixer prefill", "prefill"):
-                    timing = timings.find(cut.name, metric, batch, arguments.length)
+                    timing = timings.first(cut.name, metric, batch, arguments.length)
                     assert timing.ratio is not None and timing.ratio_spread is not None
                     low, high = timing.ratio_spread
                     cells.append(f"{timing.ratio:.2f}x ({low:.2f}-{high:.2f})")

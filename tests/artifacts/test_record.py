@@ -23,7 +23,7 @@ class Wheel:
     size: int
     load: float = 0.0
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if self.size < 1:
             raise ValueError("size must be positive")
 
@@ -122,7 +122,10 @@ SECONDS = {"original": [1.0, 2.0, 4.0, 1.6, 2.0], "cut": [0.9, 2.6, 3.0, 1.5, 2.
 def timings(seconds: dict[str, list[float]]) -> st.Timings:
     laps, records = RoundTimes(seconds), list[Timing]()
     for name in seconds:
-        (value, spread), (ratio, within) = laps.rate(name, 400), laps.speedup(name)
+        (value, spread), (ratio, within) = (
+            laps.rate_quartiles(name, 400),
+            laps.speedup_quartiles(name),
+        )
         first = not records
         records.append(
             Timing(name, "decode", 1, 64, value, "tokens/s", spread, None if first else ratio,

@@ -43,18 +43,18 @@ def test_sizes_are_counted_on_the_real_cache_and_ratios_pair_the_rounds(
         geometry = opened.geometry
         kv_cache = opened.family.kv_cache_size(opened.config, geometry)
         assert kv_cache is not None
-        assert timings.find(name, "state bytes").value == 4 * geometry.state_numel
-        assert timings.find(name, "convolution bytes").value == 4 * geometry.conv_numel
+        assert timings.first(name, "state bytes").value == 4 * geometry.state_numel
+        assert timings.first(name, "convolution bytes").value == 4 * geometry.conv_numel
         key_values = 4 * 20 * kv_cache.layers * kv_cache.numel
-        assert timings.find(name, "key-value bytes").value == key_values
+        assert timings.first(name, "key-value bytes").value == key_values
     for metric in ("prefill", "decode", "mixer prefill", "mixer decode"):
         for batch in (1, 3):
-            first = timings.find("qwen3_5_text", metric, batch, 20)
-            second = timings.find("half", metric, batch, 20)
+            first = timings.first("qwen3_5_text", metric, batch, 20)
+            second = timings.first("half", metric, batch, 20)
             assert first.value > 0 and first.unit == "tokens/s" and first.ratio is None
             assert second.ratio and second.ratio_spread and second.spread
             assert second.spread[0] <= second.value <= second.spread[1]
-    work = [timings.find(name, "mixer prefill work").value for name in timings.models]
+    work = [timings.first(name, "mixer prefill work").value for name in timings.models]
     assert 0 < work[1] < work[0]
     assert st.Timings.load(tmp_path / "timings.json") == timings
 
@@ -66,12 +66,12 @@ def test_every_kind_of_mixer_can_be_timed(
     model = checkpoint(model_type)
     timings = st.benchmark([model], baseline=model, batches=[2], lengths=[9], rounds=1)
     assert timings.models == [model_type, f"{model_type} (2)"]
-    assert timings.find(f"{model_type} (2)", "mixer decode").value > 0
+    assert timings.first(f"{model_type} (2)", "mixer decode").value > 0
 
 
 def test_taking_turns_gives_the_ratio_of_each_round() -> None:
     times = RoundTimes({"slow": [2.0, 4.0, 40.0], "fast": [1.0, 2.0, 20.0]})
-    assert times.speedup("fast")[0] == 2.0
+    assert times.speedup_quartiles("fast")[0] == 2.0
     assert times.rate("slow", 8.0) == (2.0, (1.1, 3.0))
     order: list[str] = []
     work = {name: lambda name=name: order.append(name) or time.sleep(0.001) for name in "ab"}

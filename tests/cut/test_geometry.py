@@ -89,9 +89,9 @@ def test_a_shared_norm_only_loses_length() -> None:
 )  # fmt: skip
 def test_numbers_of_untrusted_files_have_a_largest_value(field: str, largest: int) -> None:
     geometry = Geometry((0,), 1, 1, 8, 8)
-    replace(geometry, **{field: largest}).check()
+    replace(geometry, **{field: largest}).validate()
     with pytest.raises(ValueError, match=field):
-        replace(geometry, **{field: largest + 1}).check()
+        replace(geometry, **{field: largest + 1}).validate()
 
 
 def test_a_convolution_is_over_the_heads_that_are_named() -> None:

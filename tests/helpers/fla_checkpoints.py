@@ -89,7 +89,7 @@ def compare(original: Path, cut: Path) -> dict[str, float]:
         for path in (original, cut)
     ]
     plan = Plan.load(cut / "statetrim" / "plan.json")
-    return fla_mixers.compare(*mixers, plan, st.open(original).geometry)
+    return fla_mixers.compare(mixers[0], mixers[1], plan, st.open(original).geometry)
 
 
 if __name__ == "__main__":

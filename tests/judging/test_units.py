@@ -40,9 +40,9 @@ def test_a_unit_is_added_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unknown_unit_is_refused() -> None:
     measured = scores("share", [1.0], [1.0])
     with pytest.raises(ValueError, match="unit must be one of share, perplexity, nats"):
-        st.Score("a", "b", "c", "bits", True, [1.0]).check()
+        st.Score("a", "b", "c", "bits", True, [1.0]).validate()
     for score in measured.scores:
-        score.check()
+        score.validate()
 
 
 ERRORS = scores("share", [1.0] * 50 + [0.0] * 50, [1.0] * 90 + [0.0] * 10)

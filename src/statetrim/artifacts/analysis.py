@@ -177,7 +177,7 @@ class _StoredModel:
     burn_in: int
     lineage: dict[str, Any]
 
-    def check(self) -> None:
+    def validate(self) -> None:
         ascending = all(a < b for a, b in pairwise((0, *self.positions)))
         if not self.positions or not ascending or self.positions[-1] > MAX_TOKENS:
             raise ValueError("positions must increase from 1")

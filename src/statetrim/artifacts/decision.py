@@ -59,7 +59,7 @@ class MeasuredShape:
     needs: str = ""  # a flag of the engine, or a plugin
     key_heads: int = 0  # that stay, if some are removed with all their value heads
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if self.state_bytes < 1:
             raise ValueError("state_bytes must be 1 or more")
 

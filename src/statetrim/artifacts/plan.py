@@ -44,7 +44,7 @@ class AxisPlan:
         listed = list_text(f"{name}={value}" for name, value in self.options.items())
         return shorten(self.method, 40) + (f" ({listed})" if self.options else "")
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if not self.kept or min(self.kept) < 0 or max(self.kept) >= 10**6:
             raise ValueError("kept must list the channels of layers, which count from 0")
 
@@ -163,7 +163,7 @@ class Plan(Artifact):
             raise StatetrimError("the plan keeps everything, so nothing would change")
         return after
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if not self.axes:
             raise ValueError("axes must list what is kept")
 

@@ -21,8 +21,8 @@ Record = TypeVar("Record")
 class Artifact:
     """A dataclass that is stored as one JSON file, which starts with its kind and version.
 
-    It, and dataclasses in its fields, may have a method `check`, called after an untrusted file is
-    read. It raises ValueError, which names the field, for values that are not valid.
+    It, and dataclasses in its fields, may have a method `validate`, called after an untrusted file
+    is read. It raises ValueError, which names the field, for values that are not valid.
     """
 
     KIND: ClassVar[str]
@@ -129,8 +129,8 @@ def _write_special(value: Any) -> Any:
 
 
 def _check_values(value: Any, place: str) -> None:
-    """Check all numbers in `value`, and `value` and its parts by their own `check`; errors end with
-    the place, as those of msgspec do."""
+    """Check all numbers in `value`, and `value` and its parts by their own `validate`; errors end
+    with the place, as those of msgspec do."""
     for name, item in _iter_parts(value):
         inner_place = f"{place}.{name}"
         if isinstance(item, int | float):
@@ -138,9 +138,9 @@ def _check_values(value: Any, place: str) -> None:
                 raise ValueError(f"a number below {MAX_NUMBER:g} is expected - at {inner_place}")
         elif item is not None and not isinstance(item, str):
             _check_values(item, inner_place)
-    if is_dataclass(value) and hasattr(value, "check"):
+    if is_dataclass(value) and hasattr(value, "validate"):
         try:
-            value.check()
+            value.validate()
         except ValueError as error:
             raise ValueError(f"{error} - at {place}") from None
 

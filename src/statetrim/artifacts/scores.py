@@ -42,7 +42,7 @@ class Score:
         """The metric over all samples."""
         return UNITS[self.unit].value(self.samples, self.weights)
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if self.unit not in UNITS:
             raise ValueError(f"unit must be one of {', '.join(UNITS)}")
         if not self.samples:
@@ -138,7 +138,7 @@ class Scores(Artifact):
         content = {"models": self.models, "scores": records, "lineage": self.lineage}
         return header(self.KIND) | as_fields(content)
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if not self.models:
             raise ValueError("models is empty")
 

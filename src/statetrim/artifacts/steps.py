@@ -13,7 +13,7 @@ from ..storage.checkpoint import Checkpoint, open_checkpoint, require_prunable
 from ..storage.json_file import write_json, write_text
 from ..storage.output import ARTIFACTS, CARD
 from ..storage.path_inside import path_inside
-from ..storage.quantized.siblings import is_sibling
+from ..storage.quantized.siblings import is_quantized_sibling
 from .plan import PLAN_FILE, Plan
 from .record import Artifact, as_fields, parse_record
 
@@ -34,7 +34,7 @@ class DataSource:
     def tokens(self) -> int:
         return self.count * self.length
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if not (1 <= self.count < 2**31 and 2 <= self.length < 2**31 and self.skip >= 0):
             raise ValueError("count, length and skip must be sizes of a text")
 
@@ -68,7 +68,7 @@ class StepRecord(Artifact):
             return cls()
 
 
-def write_files_of_step(
+def write_all_but_weights(
     model: Checkpoint,
     directory: Path,
     file: str,
@@ -157,7 +157,7 @@ def read_origin(model: Checkpoint, original: Checkpoint) -> dict[str, Any] | Non
         return None
     plan = _plan_fields(model)
     source = plan["lineage"].get("source")
-    is_original = original.has_digest(source) or is_sibling(original, plan["lineage"])
+    is_original = original.has_digest(source) or is_quantized_sibling(original, plan["lineage"])
     axes = plan.get("axes")
     methods = []
     for axis_plan in axes.values() if isinstance(axes, dict) else ():

@@ -65,15 +65,14 @@ class Timings(Artifact):
         """The model with which the others are compared."""
         return self.models[0]
 
-    def find(
+    def first(
         self, model: str, metric: str, batch: int | None = None, length: int | None = None
     ) -> Timing:
-        """The first record of a metric, of any batch and length; if one of these is given, both
-        must match, None included. Raises StatetrimError if there is none."""
-        any_size = batch is None and length is None
+        """The first record of a metric with this batch and length; None is any. Raises
+        StatetrimError if there is none."""
         for record in self.records:
-            same_size = (record.batch, record.length) == (batch, length)
-            if (record.model, record.metric) == (model, metric) and (any_size or same_size):
+            same_size = batch in (None, record.batch) and length in (None, record.length)
+            if (record.model, record.metric) == (model, metric) and same_size:
                 return record
         raise StatetrimError(f"the timings hold no {metric} of {model}")
 

@@ -111,10 +111,10 @@ def _speed_timings(models: Models, batch: int, length: int, rounds: int) -> Iter
         device = models[baseline].device
         times = time_in_turns(competitors, rounds=rounds, device=device, cycle=cycle)
         for name in models:
-            value, quartiles = times.rate(name, tokens)
+            value, quartiles = times.rate_quartiles(name, tokens)
             record = Timing(name, metric, batch, length, value, "tokens/s", quartiles)
             if name != baseline:
-                ratio, ratio_quartiles = times.speedup(name)
+                ratio, ratio_quartiles = times.speedup_quartiles(name)
                 record = replace(record, ratio=ratio, ratio_spread=ratio_quartiles)
             yield record
 

@@ -18,11 +18,11 @@ class RoundTimes:
 
     seconds: dict[str, list[float]]
 
-    def rate(self, name: str, amount: float) -> tuple[float, tuple[float, float]]:
+    def rate_quartiles(self, name: str, amount: float) -> tuple[float, tuple[float, float]]:
         """Median and quartiles over rounds of units per second; a call does `amount` units."""
         return _median_and_quartiles([amount / elapsed for elapsed in self.seconds[name]])
 
-    def speedup(self, name: str) -> tuple[float, tuple[float, float]]:
+    def speedup_quartiles(self, name: str) -> tuple[float, tuple[float, float]]:
         """Median and quartiles over rounds of the baseline's seconds over those of `name`: above 1
         is faster than the baseline."""
         baseline = next(iter(self.seconds.values()))

@@ -76,7 +76,7 @@ def calibrate(model: ModelLike, options: CalibrateOptions) -> Statistics:
         "batch_size": options.batch_size,
         "data": [source.lineage for source in sources.values()],
     } | ({} if original is None else {"original": original.digest})
-    ranks = DistributedContext.current()
+    ranks = DistributedContext.join()
     sums = {name: Sums(model, statistics) for name in sources}
     batches = _batches_of_rank(sources, options.batch_size, ranks)
     with (

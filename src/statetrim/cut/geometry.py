@@ -56,7 +56,7 @@ class Geometry:
     shared_values: int = 1
     widths: tuple[tuple[int, int], ...] = ()
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Raise ValueError, which names the field, for a geometry that no real model has."""
         for name, (smallest, largest) in _RANGES.items():
             value = getattr(self, name)

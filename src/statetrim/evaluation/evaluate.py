@@ -83,7 +83,7 @@ def evaluate(models: ModelLike | Sequence[ModelLike], options: EvaluateOptions) 
         lineage = _lineage(names, checkpoints, options, samples, runners)
         most = options.limit or DEFAULT_SAMPLES
         all_looks = looks(most, all_at_once=options.all_samples or len(names) == 1)
-        ranks, partial_output = DistributedContext.current(), None
+        ranks, partial_output = DistributedContext.join(), None
         finished = FinishedTasks(None, [runner.name for runner in runners], original.scores)
         if out is not None and ranks.rank == 0:
             record, files = {"format": "statetrim evaluate", **lineage}, {"scores.json": Path(out)}

@@ -155,7 +155,7 @@ def geometry_of(family: Family, config: Config) -> Geometry:
     that do not match the config's layers and stock fields."""
     geometry = family.geometry(config)
     try:
-        geometry.check()
+        geometry.validate()
     except ValueError as error:
         raise StatetrimError(
             f"config.json asks for a state that no real model has: {error}"

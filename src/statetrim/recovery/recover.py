@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..artifacts.card.model_card import recovered_card
 from ..artifacts.record import header
-from ..artifacts.steps import write_files_of_step
+from ..artifacts.steps import write_all_but_weights
 from ..errors import StatetrimError, errors_of
 from ..options import as_record, takes_options
 from ..progress import OnProgress, progress_reporter
@@ -224,7 +224,7 @@ class _RecoveryRun:
             "curve": result.curve,
             **({"held_out": result.held_out} if result.held_out else {}),
         }
-        write_files_of_step(self.student, self.partial, RECORD, finished_record, recovered_card)
+        write_all_but_weights(self.student, self.partial, RECORD, finished_record, recovered_card)
 
     def _publish(self, partial_output: Output) -> None:
         """Delete the training state, keep files that trackers wrote, and rename `OUT.partial`."""

@@ -28,7 +28,7 @@ from ..storage.checkpoint import Checkpoint
 from ..storage.json_file import read_json
 from ..storage.output import ARTIFACTS
 from ..storage.path_inside import path_inside
-from ..storage.quantized.siblings import is_sibling
+from ..storage.quantized.siblings import is_quantized_sibling
 from .document import Missing
 
 _KINDS: dict[str, type[Artifact | Analysis]] = {
@@ -133,7 +133,7 @@ class Findings:
         planned, original = self.plan.lineage, self.original
         source = planned.get("source")
         if source and original is not None and original.shards:
-            was_planned = original.has_digest(source) or is_sibling(original, planned)
+            was_planned = original.has_digest(source) or is_quantized_sibling(original, planned)
             if not was_planned:
                 yield f"the plan was not made for {original.name}"
         if self.scores and self.measured_others(self.scores):

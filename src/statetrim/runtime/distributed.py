@@ -25,9 +25,9 @@ class DistributedContext:
     world_size: int = 1
 
     @staticmethod
-    def current() -> "DistributedContext":
-        """Rank and world size of this process. Under torchrun the first call creates the process
-        group: gloo, since the sums are float64 on the CPU."""
+    def join() -> "DistributedContext":
+        """Join the processes of the launch: under torchrun the first call creates the process group
+        (gloo, since the sums are float64 on the CPU)."""
         if not dist.is_torchelastic_launched():
             return DistributedContext()
         if not dist.is_initialized():

@@ -41,7 +41,7 @@ class StreamHeader:
     counters: dict[str, int] = field(default_factory=dict)
     checksum: str = ""
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Raise ValueError for sizes that no state has, and for errors above the tolerance."""
         if not 0 <= self.worst_error <= self.tolerance < 1:
             raise ValueError("worst_error: it must lie between 0 and the tolerance, below 1")

@@ -38,7 +38,7 @@ from ..storage.models import ModelLike, as_checkpoint, load_if_path
 from ..storage.output import ARTIFACTS, CARD, open_output
 from ..storage.quantized.compare import check_written
 from ..storage.quantized.rewrite import cut_quantized, edited_rows, is_exact
-from ..storage.quantized.siblings import check_sibling
+from ..storage.quantized.siblings import check_quantized_sibling
 from ..storage.safetensors_file import (
     Edit,
     Shard,
@@ -123,7 +123,7 @@ def prepare(model: ModelLike, plan: Plan | str | Path, *, uneven: bool = False) 
     """
     model, plan = require_prunable(as_checkpoint(model)), load_if_path(Plan.load, plan)
     if not model.has_digest(plan.lineage.get("source")):
-        check_sibling(model, plan.lineage)
+        check_quantized_sibling(model, plan.lineage)
     for axis in plan.axes:
         check_prunable(model, axis)
     new_geometry = plan.pruned_geometry(model.geometry)

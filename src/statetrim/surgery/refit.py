@@ -22,7 +22,7 @@ from ..artifacts.card.model_card import refitted_card
 from ..artifacts.plan import load_carried_plan
 from ..artifacts.record import header
 from ..artifacts.statistics import LayerStatistics, Statistics
-from ..artifacts.steps import write_files_of_step
+from ..artifacts.steps import write_all_but_weights
 from ..errors import StatetrimError
 from ..options import takes_options
 from ..progress import Advance, counter, progress_reporter
@@ -77,7 +77,9 @@ def refit(small: ModelLike, options: RefitOptions) -> Checkpoint:
                 small, sums, options.damping, partial, counter(report, total_bytes, "bytes")
             )
             layers = {str(layer): error for layer, error in sorted(errors.items())}
-            write_files_of_step(small, partial, RECORD, record | {"layers": layers}, refitted_card)
+            write_all_but_weights(
+                small, partial, RECORD, record | {"layers": layers}, refitted_card
+            )
             work.publish()
     return open_checkpoint(options.out, small.family)
 

@@ -31,19 +31,19 @@ def small_tensor_digests(model: Checkpoint) -> dict[str, str]:
     return digests
 
 
-def is_sibling(model: Checkpoint, lineage: Mapping[str, Any]) -> bool:
-    """Whether the model passes `check_sibling`."""
+def is_quantized_sibling(model: Checkpoint, plan_lineage: Mapping[str, Any]) -> bool:
+    """Whether the model passes `check_quantized_sibling`."""
     try:
-        check_sibling(model, lineage)
+        check_quantized_sibling(model, plan_lineage)
     except StatetrimError:
         return False
     return True
 
 
-def check_sibling(model: Checkpoint, lineage: Mapping[str, Any]) -> None:
+def check_quantized_sibling(model: Checkpoint, plan_lineage: Mapping[str, Any]) -> None:
     """Raise StatetrimError unless `model` is quantised and otherwise has the tensors of the model
-    that a plan with this lineage was made for."""
-    expected = lineage.get("small_tensors")
+    that the plan was made for."""
+    expected = plan_lineage.get("small_tensors")
     if not model.quantized or not isinstance(expected, dict):
         raise StatetrimError(
             "the plan was made for another model (its 'source' is not this checkpoint's); "
