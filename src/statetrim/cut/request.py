@@ -100,8 +100,8 @@ def parse_request(to: To) -> Request:
         gain = Fraction(match[1])
         if not 1 < gain <= _LARGEST_GAIN:
             raise StatetrimError(
-                f"{text[:40]} is no gain; write 2x for twice as many sequences, or 64x64 channels "
-                "per head"
+                f"{text[:40]} is no gain between 1x and {_LARGEST_GAIN}x; write 2x for twice as "
+                "many sequences, or 64x64 channels per head"
             )
         return Request(gain=gain)
     if match := _HEADS.fullmatch(text):

@@ -197,8 +197,8 @@ def _prediction(runner: StageRunner, plans: Mapping[str, Stage]) -> Stage:
         prediction = predict(
             job.model,
             {name: Plan.load(plan.artifact) for name, plan in plans.items()},
-            _sources(slices.calibration, tokens["fit"], length, seed=1),
-            _sources(slices.choice, tokens["measure"], length, seed=2),
+            prediction_sources(slices.calibration, tokens["fit"], length, seed=1),
+            prediction_sources(slices.choice, tokens["measure"], length, seed=2),
             batch_size=options.batch_size,
             placement=options.placement,
             max_bytes=options.placement.free_memory // 4,
@@ -212,7 +212,7 @@ def _prediction(runner: StageRunner, plans: Mapping[str, Stage]) -> Stage:
     return Stage(path, by_name, make, inputs, "predict", "predict")
 
 
-def _sources(corpus: Corpus, tokens: int, length: int, *, seed: int) -> dict[str, Sequences]:
+def prediction_sources(corpus: Corpus, tokens: int, length: int, *, seed: int) -> dict[str, Sequences]:
     """`tokens` of a text, and about as many of associative recall drawn with `seed`; the evaluation
     draws with other seeds."""
     vocabulary = len(corpus.tokenizer)
