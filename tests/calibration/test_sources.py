@@ -210,7 +210,7 @@ def test_saved_and_loaded(whole: Statistics, tmp_path: Path) -> None:
         ),
         *(
             ({"0.query_gram": tensors["0.query_gram"] * factor}, "values that are not finite")
-            for factor in (math.nan, math.inf)
+            for factor in (math.nan, math.inf, 1e200, 1e-200)
         ),
         *(
             ({"0.tokens": torch.tensor(count)}, "'0.tokens', which is not a count")

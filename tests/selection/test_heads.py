@@ -164,7 +164,9 @@ def test_a_plan_comes_back_from_its_file(
         ([[0], [1], [4]], "read with the same key head"),
         ([[0, 1], [4, 9]], "go beyond 0 to 5"),
         ([[2, 3], [0, 1]], "not in ascending order"),
-        ([[0, 1], [2, 3], [4, 5]], "keeps everything"),
+        ([[0, 1], [2, 3], [4, 5]], "cannot keep 6 of 6 value heads"),
+        ([[0]], "cannot keep 1 of 6 value heads"),
+        ([[0], [2]], "as 2 of each of 1 key heads, not as the plan's 1 of 2"),
     ],
 )
 def test_a_plan_of_other_heads_is_refused(
@@ -193,11 +195,17 @@ def test_bad_counts_are_refused_in_one_sentence(
         st.select(model, to=f"{keep_heads}heads", method="rand")
 
 
-def test_heads_need_a_method_that_chooses_them(model: st.Checkpoint) -> None:
+def test_heads_need_a_method_that_chooses_them_and_statistics(
+    model: st.Checkpoint, statistics: st.Statistics
+) -> None:
     with pytest.raises(st.StatetrimError, match="l1 does not choose heads; choose one of head_"):
         st.select(model, to="3heads", method="l1")
     with pytest.raises(st.StatetrimError, match="needs readout_moment"):
         st.select(model, to="3heads")
+    sums = {name: 0 * value for name, value in statistics.layers[0].sums.items()}
+    zeros = dict.fromkeys(statistics.layers, LayerStatistics(9, sums))
+    with pytest.raises(st.StatetrimError, match="nothing but zeros"):
+        st.select(model, to="3heads", statistics=replace(statistics, layers=zeros, generated={}))
 
 
 def test_what_devices_can_share_is_said(model: st.Checkpoint, tmp_path: Path) -> None:

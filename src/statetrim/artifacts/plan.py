@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cut.geometry import Geometry
+from ..cut.geometry import Geometry, resolve_heads
 from ..cut.rows import kept_head_masks, kept_masks, over_all_heads
 from ..cut.shape import CHANNEL_AXES, Axis, ChannelAxis, Kept
 from ..cut.target import Target
@@ -190,8 +190,8 @@ def load_carried_plan(cut: Checkpoint) -> Plan | None:
 
 
 def _with_fewer_heads(geometry: Geometry, kept: Mapping[int, Tensor]) -> Geometry:
-    """`geometry` with the `kept` heads; raises StatetrimError unless every layer keeps as many, and
-    each row of them reads with one key head."""
+    """`geometry` with the `kept` heads; raises StatetrimError unless every layer keeps as many,
+    each row of them reads with one key head, and `Plan.to` can say them."""
     shape = next(iter(kept.values())).shape
     for layer, table in kept.items():
         label = f"the plan's heads of layer {layer}"
@@ -204,9 +204,14 @@ def _with_fewer_heads(geometry: Geometry, kept: Mapping[int, Tensor]) -> Geometr
             raise StatetrimError(
                 f"{label} are not rows of {shape[1]} heads that read with the same key head"
             )
-    if shape[1] < geometry.group and geometry.shared_values > 1:
-        raise StatetrimError("heads that share their values can only go together")
-    return geometry.with_heads(shape[0], prod(shape))
+    after = geometry.with_heads(shape[0], prod(shape))
+    allowed = resolve_heads(prod(shape), geometry)
+    if after != allowed:
+        raise StatetrimError(
+            f"{prod(shape)} value heads can be kept as {allowed.group} of each of "
+            f"{allowed.num_k_heads} key heads, not as the plan's {shape[1]} of {shape[0]}"
+        )
+    return after
 
 
 def _check_channels(label: str, table: Tensor, heads: int, width: int) -> None:

@@ -19,6 +19,7 @@ from .record import check_header, header
 
 TEXT = "text"
 _MAX_TOKENS = 2**53  # counts are added and stored as int64, and divided as float64
+_SMALLEST, _LARGEST = 1e-100, 1e100  # of a sum; beyond, methods would lose it in their products
 _TENSOR_NAME = re.compile(
     r"((?P<source>(?!text)[a-z]{1,32})\.)?(?P<layer>\d{1,5})\.(?P<sum>\w{1,64})"
 )
@@ -134,8 +135,10 @@ def _parse_sources(
                 raise StatetrimError(f"{path} holds {name!r}, which is not a count")
         elif tensor.dtype != torch.float64:
             raise StatetrimError(f"{path} holds {name!r} in {tensor.dtype}, not float64")
-        if not tensor.isfinite().all():
-            raise StatetrimError(f"{path} holds {name!r} with values that are not finite")
+        elif not _is_in_range(tensor):
+            raise StatetrimError(
+                f"{path} holds {name!r} with values that are not finite, or too large or too small"
+            )
         layers = sources.setdefault(match["source"] or TEXT, {})
         layers.setdefault(int(match["layer"]), {})[match["sum"]] = value
     parsed: dict[str, dict[int, LayerStatistics]] = {}
@@ -157,3 +160,10 @@ def _parse_sources(
     if len(held) > 1:
         raise StatetrimError(f"{path} is not complete: its sources differ in their sums")
     return parsed
+
+
+def _is_in_range(sums: Tensor) -> bool:
+    """Whether products of sums keep their digits: all are finite, and the largest is neither huge
+    nor tiny. A layer without any output has sums of 0."""
+    largest = sums.abs().max() if sums.numel() else 0.0
+    return bool(largest == 0 or _SMALLEST <= largest <= _LARGEST)

@@ -147,6 +147,9 @@ def _check_statistics(method: Method, statistics: Statistics | None, model: Chec
         raise StatetrimError("the statistics were made with another model; calibrate this one")
     if set(statistics.layers) != set(model.geometry.layers):
         raise StatetrimError("the statistics do not cover the model's linear-attention layers")
+    layers = [layer for source in statistics.sources.values() for layer in source.values()]
+    if not any(bool(layer[each.name].any()) for layer in layers for each in method.needs):
+        raise StatetrimError("the statistics hold nothing but zeros; calibrate again")
 
 
 def check_evidence(evidence: AnyEvidence, method: Method, model: Checkpoint, layer: int) -> None:
