@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import statetrim as st
 from helpers import reruns, tiny
@@ -93,7 +94,8 @@ def _write(path: Path, options: dict[str, Any], *inputs: Stage) -> Stage:
 
 def test_a_change_reaches_what_depends_on_it(tmp_path: Path) -> None:
     def result(first: int, second: int) -> Stage:
-        return _write(tmp_path / "two", {"n": second}, _write(tmp_path / "one", {"n": first}))
+        options = {"n": second, "of": [Path("text"), torch.float32]}
+        return _write(tmp_path / "two", options, _write(tmp_path / "one", {"n": first}))
 
     assert not result(1, 2).is_current
     result(1, 2).ensure(Observer())

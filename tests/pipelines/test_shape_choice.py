@@ -24,6 +24,7 @@ from statetrim.pipelines import stages
 from statetrim.pipelines.job import Job
 from statetrim.pipelines.observer import Observer
 from statetrim.pipelines.options import TrimOptions
+from statetrim.pipelines.shape_choice import _sources
 from statetrim.serving import matrix
 from statetrim.serving.matrix import NEEDS_PLUGIN, ServedBy, Shape, compatibility_of_shape
 
@@ -276,27 +277,22 @@ def test_the_plan_says_who_refuses_which_shape(
     assert not code and "is refused by" not in err, "the engine is chosen"
 
 
-def test_for_alone_means_half_of_the_bytes(checkpoint: Load) -> None:
-    job = Job.from_options(st.open(checkpoint("qwen3_next")), TrimOptions(for_="sglang"))
+def test_for_alone_means_half_of_the_bytes(checkpoint: Load, text: Path) -> None:
+    options = TrimOptions(for_="sglang", text=str(text))
+    job = Job.from_options(st.open(checkpoint("qwen3_next")), options)
     assert job.after.state_numel <= job.model.geometry.state_numel / 2
     heads = [target for target in job.candidates if "head" in target.axes]
     assert heads and all(target.share <= 0.5 for target in job.candidates)
+    sources = _sources(job.corpus, 64, 64, seed=1)
+    assert [len(each.ids) for each in sources.values()] == [1, 1], "recall of few tokens too"
 
 
-@pytest.mark.parametrize(
-    ("model_type", "flags", "sentence"),
-    [
-        ("delta_net", ["--to", "0.5", "--for", "vllm"], "vLLM is not known to serve delta_net"),
-        ("delta_net", ["--to", "4x100%", "--for", "vllm"], "vLLM is not known to serve delta_net"),
-    ],
-)
-def test_refusals(
-    model_type: str, flags: list[str], sentence: str, checkpoint: Load, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("to", ["0.5", "4x100%"])
+def test_refusals(to: str, checkpoint: Load, tmp_path: Path) -> None:
     text = tiny.write_text(tmp_path / "text.jsonl", 100)
-    command = ["trim", str(checkpoint(model_type)), "--text", str(text)]
-    code, err, out = run([*command, *flags, "-o", str(tmp_path / "out")])
-    check_refusal(code, err, out, sentence)
+    command = ["trim", str(checkpoint("delta_net")), "--text", str(text), "--to", to]
+    code, err, out = run([*command, "--for", "vllm", "-o", str(tmp_path / "out")])
+    check_refusal(code, err, out, "vLLM is not known to serve delta_net")
 
 
 def test_a_size_that_the_engine_cannot_serve_is_said_before_the_work(
