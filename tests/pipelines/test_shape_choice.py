@@ -24,7 +24,7 @@ from statetrim.pipelines import stages
 from statetrim.pipelines.job import Job
 from statetrim.pipelines.observer import Observer
 from statetrim.pipelines.options import TrimOptions
-from statetrim.pipelines.shape_choice import _sources
+from statetrim.pipelines.shape_choice import prediction_sources
 from statetrim.serving import matrix
 from statetrim.serving.matrix import NEEDS_PLUGIN, ServedBy, Shape, compatibility_of_shape
 
@@ -283,7 +283,7 @@ def test_for_alone_means_half_of_the_bytes(checkpoint: Load, text: Path) -> None
     assert job.after.state_numel <= job.model.geometry.state_numel / 2
     heads = [target for target in job.candidates if "head" in target.axes]
     assert heads and all(target.share <= 0.5 for target in job.candidates)
-    sources = _sources(job.corpus, 64, 64, seed=1)
+    sources = prediction_sources(job.corpus, 64, 64, seed=1)
     assert [len(each.ids) for each in sources.values()] == [1, 1], "recall of few tokens too"
 
 

@@ -212,7 +212,9 @@ def _prediction(runner: StageRunner, plans: Mapping[str, Stage]) -> Stage:
     return Stage(path, by_name, make, inputs, "predict", "predict")
 
 
-def prediction_sources(corpus: Corpus, tokens: int, length: int, *, seed: int) -> dict[str, Sequences]:
+def prediction_sources(
+    corpus: Corpus, tokens: int, length: int, *, seed: int
+) -> dict[str, Sequences]:
     """`tokens` of a text, and about as many of associative recall drawn with `seed`; the evaluation
     draws with other seeds."""
     vocabulary = len(corpus.tokenizer)
