@@ -161,7 +161,8 @@ def excess_text(row: Row, control: Row) -> str:
 
 
 def recovery_table(rows: list[Row], control: Row) -> str:
-    pairs = list(control["before"]["recall"])
+    recall = control["before"]["recall"]
+    pairs = list(recall) if max(recall.values(), default=0) > 0.01 else []  # if it ever learned it
     header = ["method", "keep", "perplexity before", "after", "gap closed", "excess over control"]
     if pairs:
         header += [f"recall at {' / '.join(pairs)} pairs, before", "after"]

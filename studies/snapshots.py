@@ -431,7 +431,7 @@ def is_shown(row: Row) -> bool:
 
 
 def by_metric(row: Row) -> bool:
-    return row["code"] in (0.05,)
+    return bool(row["code"] == 0.05)
 
 
 def of_cuts(row: Row) -> bool:
