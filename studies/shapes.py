@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from itertools import groupby
+from math import exp, expm1
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -103,15 +104,23 @@ def agreement_table(cases: Cases) -> str:
         loss, recall = best_or_within(rows)
         fixed = sorted(row["cpu_seconds"] for row in rows)
         times = rows[0]["deciding_cpu_seconds"] / fixed[len(fixed) // 2]
-        cells = [model, f"{share:g}", next(row["shape"] for row in rows if row["chosen"])]
+        chosen = next(row for row in rows if row["chosen"])
+        cells = [model, f"{exp(chosen['original']['nll'][0]):.0f}", f"{share:g}", chosen["shape"]]
+        cells += [lost(*(100 * expm1(x) for x in chosen["nll"][1:]))]
+        cells += [lost(*(-100 * x for x in chosen["recall"][1:]))]
         cells += ["yes" if loss else "no", "yes" if recall else "no"]
         cells += [f"{correlation(rows, measure):+.2f}" for measure in ("nll", "recall")]
         lines.append([*cells, f"{times:.1f}x"])
     header = [
-        "model", "of the bytes", "chosen", "NLL best or within", "recall best or within",
+        "model", "perplexity", "of the bytes", "chosen", "perplexity, % lost",
+        "recall, points lost", "NLL best or within", "recall best or within",
         "rank correlation, NLL", "recall", "cost of deciding",
     ]  # fmt: skip
     return table(header, lines)
+
+
+def lost(estimate: float, *ends: float) -> str:
+    return f"{estimate:.1f} ({min(ends):.1f} to {max(ends):.1f})"
 
 
 def shapes_text(widths: str) -> str:
