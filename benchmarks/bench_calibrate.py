@@ -128,7 +128,9 @@ def selection_seconds(layers: int = 45, heads: int = 16, channels: int = 128) ->
         rows = torch.nn.functional.silu(mixed + torch.randn(heads, 1024, channels, **kwargs))
         gram = rows.mT @ rows
         sums = st.LayerStatistics(1024, {"query_gram": gram, "key_gram": gram})
-        evidence.append(st.Evidence(rows[:, :, :0], rows[:, :, :0], generator, sums))
+        evidence.append(
+            st.Evidence(rows[:, :, :0], rows[:, :, :0], generator=generator, statistics=sums)
+        )
     select = find_method("drrqr").select
     start = time.perf_counter()
     for layer in evidence:

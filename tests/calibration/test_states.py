@@ -124,7 +124,7 @@ def test_heads_of_high_rank_and_norm_go() -> None:
     sums = torch.tensor([[4, 3.6, 8], [4, 2, 40], [4, 1.2, 40], [4, 4, 20]], dtype=torch.float64)
     evidence = HeadEvidence(
         torch.zeros(2, 2, 3, 5, dtype=torch.float64),
-        torch.Generator(),
-        LayerStatistics(64, {"state_ranks": sums}),
+        generator=torch.Generator(),
+        statistics=LayerStatistics(64, {"state_ranks": sums}),
     )
     assert by_rank(evidence, 1).tolist() == [[0], [0]]

@@ -53,7 +53,8 @@ def evidence(
         "state_read": random(HEADS, CHANNELS).square()[:, order],
     }
     kind = st.Evidence if axis == "key" else st.ValueEvidence
-    return kind(rows(), rows(), torch.Generator().manual_seed(1), LayerStatistics(200, sums))
+    generator, statistics = torch.Generator().manual_seed(1), LayerStatistics(200, sums)
+    return kind(rows(), rows(), generator=generator, statistics=statistics)
 
 
 @pytest.mark.parametrize("copies", [1, 3])
@@ -109,7 +110,7 @@ def test_greedy_on_channels_that_say_the_same_keeps_one_of_them() -> None:
     rows = torch.cat([rows, torch.zeros(100, 2, dtype=torch.float64)], dim=1)
     weight = torch.randn(1, 6, 1, 5, dtype=torch.float64, generator=generator)
     sums = LayerStatistics(100, {"readout_gram": (rows.mT @ rows).unsqueeze(0)})
-    layer_evidence = st.ValueEvidence(weight, weight, torch.Generator(), sums)
+    layer_evidence = st.ValueEvidence(weight, weight, generator=torch.Generator(), statistics=sums)
     select = find_method("readout_greedy").select
     assert select(layer_evidence, 3).tolist() == [[0, 2, 3]]
     assert select(layer_evidence, 6).tolist() == [[0, 1, 2, 3, 4, 5]]

@@ -44,7 +44,9 @@ def evidence(
     values = torch.randn(64, n, generator=generator, dtype=torch.float64) @ mixing
     weight = torch.randn(hidden, n, generator=generator, dtype=torch.float64)
     sums = LayerStatistics(64, {"readout_moment": values.mT @ values})
-    head_evidence = HeadEvidence(weight.mT.reshape(groups, heads, width, hidden), generator, sums)
+    head_evidence = HeadEvidence(
+        weight.mT.reshape(groups, heads, width, hidden), generator=generator, statistics=sums
+    )
     return head_evidence, values, weight
 
 

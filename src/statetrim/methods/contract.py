@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import torch
@@ -20,10 +20,13 @@ Score = Literal["qk", "q", "k"]
 Select = Callable[..., Tensor]
 
 
-class _HasStatistics:
-    """Access to one layer's calibration statistics, shared by all kinds of evidence."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _LayerEvidence:
+    """What a method sees of one layer besides its weights, whatever it selects."""
 
-    statistics: LayerStatistics | None
+    generator: torch.Generator  # seeded
+    statistics: LayerStatistics | None = None
+    notes: dict[str, Any] = field(default_factory=dict)  # by the method, for the plan
 
     def statistic(self, name: str) -> Tensor:
         """The sum of this name over calibration tokens, such as "query_gram". Raises StatetrimError
@@ -33,53 +36,42 @@ class _HasStatistics:
             raise StatetrimError(f"this method uses {name!r} without declaring that it needs it")
         return value
 
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """Field -> weight."""
+        names = [each.name for each in fields(self) if each.name.endswith("_weight")]
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of heads, and of channels per head; of `HeadEvidence` groups, and heads of each.
+        What is selected is one row per head or group."""
+        rows, choices = next(iter(self.weights.values())).shape[:2]
+        return rows, choices
+
 
 @dataclass(frozen=True, eq=False)
-class Evidence(_HasStatistics):
+class Evidence(_LayerEvidence):
     """Argument of a method that selects key channels: weights and statistics of one layer, and a
     seeded generator. The plan records what the method writes to `notes`."""
 
     query_weight: Tensor  # [heads, channels, copies, hidden], float64
     key_weight: Tensor  # [heads, channels, copies, hidden], float64
-    generator: torch.Generator
-    statistics: LayerStatistics | None = None
-    notes: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Number of heads, and of channels per head."""
-        return self.query_weight.shape[0], self.query_weight.shape[1]
 
 
 @dataclass(frozen=True, eq=False)
-class ValueEvidence(_HasStatistics):
+class ValueEvidence(_LayerEvidence):
     """Argument of a method that selects value channels; as `Evidence`, with other weights."""
 
-    value_weight: Tensor  # [heads, channels, copies, hidden], float64
-    output_weight: Tensor  # [heads, channels, copies, hidden], float64
-    generator: torch.Generator
-    statistics: LayerStatistics | None = None
-    notes: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Number of heads that select their own channels, and of channels per head."""
-        return self.value_weight.shape[0], self.value_weight.shape[1]
+    value_weight: Tensor  # [heads that select, channels, copies, hidden], float64
+    output_weight: Tensor  # [heads that select, channels, copies, hidden], float64
 
 
 @dataclass(frozen=True, eq=False)
-class HeadEvidence(_HasStatistics):
+class HeadEvidence(_LayerEvidence):
     """Argument of a method that selects heads, `keep` of each group; as `Evidence` otherwise."""
 
     output_weight: Tensor  # [groups, heads, channels, hidden], float64
-    generator: torch.Generator
-    statistics: LayerStatistics | None = None
-    notes: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Number of groups, and of heads per group to select from."""
-        return self.output_weight.shape[0], self.output_weight.shape[1]
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ Shapes = dict[int, tuple[int, int]]
 """Layer -> key and value channels per head."""
 Costs = Mapping[int, Mapping[tuple[int, int], float]]
 """Layer -> shape -> cost of pruning the layer to that shape."""
+_Cheapest = dict[tuple[int, bool], tuple[float, tuple[tuple[int, int], ...]]]
+"""Sum of sizes, and whether a layer has the required shape -> least cost, shapes by layer."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,7 @@ def cheapest_allocation(costs: Costs, share: float, head_numel: int) -> Allocati
     unit = gcd(*(k * v for shapes in costs.values() for k, v in shapes))
     budget = int(share * head_numel * len(costs) + 1e-9) // unit
     sizes = {shape: shape[0] * shape[1] // unit for shapes in costs.values() for shape in shapes}
-    chosen = _knapsack(costs, sizes, budget)
-    if chosen is None:
-        raise _too_wide(share)
-    shapes, cost = chosen
-    return Allocation(shapes, cost, _share(shapes, head_numel))
+    return _allocation(_knapsack(costs, sizes, budget), share, head_numel)
 
 
 def allocate_in_pages(
@@ -134,10 +132,7 @@ def cheapest_in_pages(
             chosen = _knapsack(costs, parts, fitting, required=narrowest)
             if chosen is not None and (best is None or chosen[1] < best[1]):
                 best = chosen
-    if best is None:
-        raise _too_wide(share)
-    shapes, cost = best
-    return Allocation(shapes, cost, _share(shapes, whole[0] * whole[1]))
+    return _allocation(best, share, whole[0] * whole[1])
 
 
 def _fitting_pages(paging: Paging, memory: float, page: float) -> int:
@@ -149,23 +144,6 @@ def _fitting_pages(paging: Paging, memory: float, page: float) -> int:
     return fitting
 
 
-@dataclass(frozen=True)
-class _Chosen:
-    """Shapes of the first layers, and the sum of their costs."""
-
-    cost: float = 0.0
-    shape: tuple[int, int] | None = None  # of the last of these layers
-    before: "_Chosen | None" = None
-
-    def shapes(self) -> list[tuple[int, int]]:
-        """In the order of the layers."""
-        backwards, last = [], self
-        while last.shape is not None and last.before is not None:
-            backwards.append(last.shape)
-            last = last.before
-        return backwards[::-1]
-
-
 def _knapsack(
     costs: Costs,
     sizes: Mapping[tuple[int, int], int],
@@ -175,46 +153,48 @@ def _knapsack(
     """The shapes by layer with the least sum of costs whose sizes sum to at most `budget`, and that
     sum; of equal ones, the largest. None if nothing fits. Shapes without a size are left out, and
     at least one layer has the `required` shape."""
-    Cheapest = dict[tuple[int, bool], _Chosen]
-    best: Cheapest = {(0, required is None): _Chosen()}  # sum of sizes, whether one has `required`
+    best: _Cheapest = {(0, required is None): (0.0, ())}
     for shapes in costs.values():
-        next_best: Cheapest = {}
-        for (used, has_required), chosen in best.items():
+        next_best: _Cheapest = {}
+        for (used, has_required), (cost_before, chosen) in best.items():
             for shape, added_cost in shapes.items():
                 size = used + sizes.get(shape, budget + 1)
                 key = size, has_required or shape == required
-                cost = chosen.cost + added_cost
-                if size <= budget and (key not in next_best or cost < next_best[key].cost):
-                    next_best[key] = _Chosen(cost, shape, chosen)
+                cost = cost_before + added_cost
+                if size <= budget and (key not in next_best or cost < next_best[key][0]):
+                    next_best[key] = cost, (*chosen, shape)
         best = _without_costlier(next_best)
-    complete = {size: chosen for (size, has_required), chosen in best.items() if has_required}
+    complete = [
+        (cost, -size, x) for (size, has_required), (cost, x) in best.items() if has_required
+    ]
     if not complete:
         return None
-    _, cheapest = min(complete.items(), key=lambda item: (item[1].cost, -item[0]))
-    return dict(zip(costs, cheapest.shapes(), strict=True)), cheapest.cost
+    cost, _, chosen = min(complete)
+    return dict(zip(costs, chosen, strict=True)), cost
 
 
-def _without_costlier(best: dict[tuple[int, bool], _Chosen]) -> dict[tuple[int, bool], _Chosen]:
+def _without_costlier(best: _Cheapest) -> _Cheapest:
     """Without the choices that cost more than a smaller one."""
     kept = {}
     least = {False: inf, True: inf}
     for key in sorted(best):
         _, has_required = key
-        if best[key].cost <= least[has_required]:
-            least[has_required] = best[key].cost
+        if best[key][0] <= least[has_required]:
+            least[has_required] = best[key][0]
             kept[key] = best[key]
     return kept
 
 
-def _share(shapes: Shapes, head_numel: int) -> float:
-    return sum(keys * values for keys, values in shapes.values()) / (head_numel * len(shapes))
-
-
-def _too_wide(share: float) -> StatetrimError:
-    return StatetrimError(
-        f"the narrowest widths that were measured take more than {share:.0%} of the state; "
-        f"measure narrower ones with --widths"
-    )
+def _allocation(chosen: tuple[Shapes, float] | None, share: float, head_numel: int) -> Allocation:
+    """What a knapsack for `share` of the state chose; raises StatetrimError if nothing fitted."""
+    if chosen is None:
+        raise StatetrimError(
+            f"the narrowest widths that were measured take more than {share:.0%} of the state; "
+            f"measure narrower ones with --widths"
+        )
+    shapes, cost = chosen
+    kept = sum(keys * values for keys, values in shapes.values())
+    return Allocation(shapes, cost, kept / (head_numel * len(shapes)))
 
 
 def _losses(

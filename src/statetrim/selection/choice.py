@@ -20,7 +20,6 @@ from ..version import __version__
 from .options import SelectOptions
 
 AnyEvidence = Evidence | ValueEvidence | HeadEvidence
-_WEIGHTS = ("query_weight", "key_weight", "value_weight", "output_weight")
 
 
 def check_used(methods: "str | Select | Sequence[str | Select]", axes: Sequence[Axis]) -> None:
@@ -99,7 +98,7 @@ class MethodChoice:
 
 def _restricted(evidence: AnyEvidence, heads: Tensor, needs: Sequence[Statistic]) -> AnyEvidence:
     """`evidence` of channels without those of other heads than `heads` [n]."""
-    weights = {name: getattr(evidence, name)[heads] for name in _WEIGHTS if hasattr(evidence, name)}
+    weights: dict[str, Any] = {name: x[heads] for name, x in evidence.weights.items()}
     axis: Axis = "key" if isinstance(evidence, Evidence) else "value"
     statistics = evidence.statistics
     if statistics is not None:
@@ -155,8 +154,7 @@ def _check_statistics(method: Method, statistics: Statistics | None, model: Chec
 def check_evidence(evidence: AnyEvidence, method: Method, model: Checkpoint, layer: int) -> None:
     """Raise StatetrimError if weights contain nan or infinity, or unless each needed sum exists, is
     finite and fits the model. Statistics may come from an untrusted file."""
-    for name in _WEIGHTS:
-        weight = getattr(evidence, name, None)
-        if weight is not None and not bool(weight.isfinite().all()):
+    for name, weight in evidence.weights.items():
+        if not bool(weight.isfinite().all()):
             raise StatetrimError(f"layer {layer} has {name.replace('_', ' ')}s that are not finite")
     check_sums(method.needs, evidence.statistics, model, layer)

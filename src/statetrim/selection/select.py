@@ -100,12 +100,15 @@ def _evidence(
     sums: LayerStatistics | None,
 ) -> AnyEvidence:
     """What a method sees of one layer to choose along `axis`, of all heads."""
+    generator = layer_generator(seed, layer, "" if axis == "key" else axis)
     if axis == "key":
-        return Evidence(*model.query_key_weights(layer), layer_generator(seed, layer), sums)
-    generator = layer_generator(seed, layer, axis)
+        weights = model.query_key_weights(layer)
+        return Evidence(*weights, generator=generator, statistics=sums)
     if axis == "value":
-        return ValueEvidence(*model.value_output_weights(layer), generator, sums)
-    return HeadEvidence(_reshape_by_group(model.output_weight(layer), target), generator, sums)
+        weights = model.value_output_weights(layer)
+        return ValueEvidence(*weights, generator=generator, statistics=sums)
+    groups = _reshape_by_group(model.output_weight(layer), target)
+    return HeadEvidence(groups, generator=generator, statistics=sums)
 
 
 def _keeps_key_heads(target: Target) -> bool:
