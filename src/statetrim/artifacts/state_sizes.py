@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..cut.geometry import Geometry
-from ..families.contract import text_config
 from ..maths.formatting import change_row, choices_text, count_of, relative_change_text
 from ..storage.checkpoint import Checkpoint
 
@@ -56,7 +55,7 @@ def stored_dtype(model: Checkpoint) -> str:
         _, largest = max(model.tensors.values(), key=lambda item: item[1].nbytes)
         if largest.dtype in SAFETENSORS_DTYPES:
             return SAFETENSORS_DTYPES[largest.dtype]
-    for config in (model.config, text_config(model.config)):
+    for config in (model.config, model.text_config):
         dtype = config.get("dtype") or config.get("torch_dtype")
         if isinstance(dtype, str) and dtype in DTYPE_BYTES:
             return dtype

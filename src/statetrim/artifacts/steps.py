@@ -7,7 +7,6 @@ from typing import Any, Literal, Self
 
 from ..cut.geometry import Geometry
 from ..errors import StatetrimError
-from ..families.contract import text_config
 from ..storage.auxiliary_files import copy_all_but_weights
 from ..storage.checkpoint import Checkpoint, open_checkpoint, require_prunable
 from ..storage.json_file import write_json, write_text
@@ -178,7 +177,7 @@ def shape_text(geometry: Geometry) -> str:
 
 def vocabulary_size(model: Checkpoint) -> int | None:
     """The vocabulary size by the config, which is the perplexity of guessing; None if unknown."""
-    for config in (model.config, text_config(model.config)):
+    for config in (model.config, model.text_config):
         if type(config.get("vocab_size")) is int:
             return int(config["vocab_size"])
     return None

@@ -12,7 +12,6 @@ from ..cut.geometry import KERNEL_TILE, Geometry
 from ..cut.request import Request, parse_request
 from ..cut.target import Target
 from ..errors import StatetrimError
-from ..families.contract import text_config
 from ..options import takes_options
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, as_checkpoint
@@ -216,7 +215,7 @@ def _parameters_after(model: Checkpoint, after: Geometry) -> int:
 
 def _total_layers(model: Checkpoint) -> int | None:
     """Decoder layers of the model, softmax layers included; None if its config does not say."""
-    for config in (model.config, text_config(model.config)):
+    for config in (model.config, model.text_config):
         for value in (config.get("num_hidden_layers"), config.get("layers_block_type")):
             if isinstance(value, int):
                 return value

@@ -15,7 +15,7 @@ from ..cut.rows import ChannelRows, Role
 from ..cut.shape import Axis
 from ..errors import StatetrimError
 from ..families import family_of
-from ..families.contract import Config, Family, geometry_of, layer_config
+from ..families.contract import Config, Family, geometry_of, layer_config, text_config
 from ..maths.formatting import shorten
 from .channel_rows import LayerRows, find_channel_rows, find_head_rows, names_by_layer
 from .digests import model_digest
@@ -62,6 +62,11 @@ class Checkpoint:
     def model_type(self) -> str:
         """The config's `model_type`."""
         return str(self.config.get("model_type"))
+
+    @property
+    def text_config(self) -> Config:
+        """The config of the text model inside a multimodal one, else `config`."""
+        return text_config(self.config)
 
     @cached_property
     def tensors(self) -> dict[str, tuple[Shard, TensorInfo]]:

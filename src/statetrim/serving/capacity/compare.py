@@ -8,7 +8,7 @@ from typing import Any
 from ...artifacts.state_sizes import DTYPE_BYTES, served_dtype, state_text
 from ...cut.geometry import MAX_CHANNELS, MAX_LAYERS, Geometry
 from ...errors import StatetrimError
-from ...families.contract import int_field, text_config
+from ...families.contract import int_field
 from ...families.mamba2 import Mamba2
 from ...maths.formatting import fit_text, list_text
 from ...maths.units import GIB
@@ -94,7 +94,7 @@ def capacity(model: Checkpoint, geometry: Geometry, settings: Settings, engine: 
     does: in parts, with the specs that give more. Raises StatetrimError if the devices cannot share
     the heads, and for a model with an indexer, for which vLLM packs pages of several sizes."""
     assert engine.fit is not None
-    if text_config(model.config).get("indexer_head_dim"):
+    if model.text_config.get("indexer_head_dim"):
         raise StatetrimError(
             f"{model.config.get('model_type')} has an indexer, whose caches are not counted yet; "
             "leave out --memory-gib, or give a share of the state"
@@ -242,7 +242,7 @@ def memory_lines(original: Checkpoint, cut: Geometry, serving: ServingOptions) -
 def cache_model(model: Checkpoint, geometry: Geometry) -> CacheModel:
     """The caches of `model` with the state of `geometry`. Raises StatetrimError if the size of its
     KV cache is not known."""
-    config = text_config(model.config)
+    config = model.text_config
     kv_cache = model.family.kv_cache_size(model.config, model.geometry)
     if kv_cache is None:
         raise StatetrimError(
@@ -292,7 +292,7 @@ def state_layers(geometry: Geometry) -> tuple[StateLayers, ...]:
 
 def default_state_dtype(engine: Engine, model: Checkpoint) -> str:
     """The dtype of the state without a flag."""
-    return engine.default_state_dtype(text_config(model.config), served_dtype(model))
+    return engine.default_state_dtype(model.text_config, served_dtype(model))
 
 
 def _draft_layers(config: dict[str, Any]) -> int:
