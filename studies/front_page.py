@@ -46,7 +46,8 @@ class Lever:
     request: str
     dtype: str
     needs: str
-    loss: Loss | None
+    loss: Loss | None  # None: not measured
+    kv_dtype: str = "auto"
 
 
 def measured(path: Path, **fields: Any) -> Row:
@@ -84,16 +85,23 @@ def levers(geometry: Geometry, results: Path) -> list[Lever]:
     half, flag = geometry.num_v_heads // 2, "bfloat16"
     return [
         Lever("as released", "", "float32", "", None),
-        Lever("state in 16 bits", "", flag, "a flag", loss_of_dtype(results)),
-        Lever("and half of the value heads", f"{half}heads", flag, "a cut", loss_of_heads(results)),
+        Lever("state in 16 bits", "", flag, "flag", loss_of_dtype(results)),
+        Lever("16 bits, fp8 KV cache", "", flag, "flags", None, "fp8"),
         Lever(
-            "and a third of the layers whole, others 64x64",
+            f"16 bits, {half} of {2 * half} value heads",
+            f"{half}heads",
+            flag,
+            "cut",
+            loss_of_heads(results),
+        ),
+        Lever(
+            "16 bits, a third of layers 128x128, others 64x64",
             squares(geometry),
             flag,
-            "a cut, a plugin",
+            "cut, plugin",
             by_layer,
         ),
-        Lever("and 64x64 in every layer", "64x64", flag, "a cut, then training", one_shape),
+        Lever("16 bits, 64x64 in every layer", "64x64", flag, "cut, training", one_shape),
     ]
 
 
@@ -103,25 +111,37 @@ def geometry_of(model: st.Checkpoint, lever: Lever) -> Geometry:
     return resolve_target(model, parse_request(lever.request)).after
 
 
-def fit(model: st.Checkpoint, lever: Lever, kv_dtype: str) -> Fit:
+SETTINGS: dict[str, dict[str, Any]] = {
+    "4K": {"context": 4096},
+    "32K": {"context": 32768},
+    "4K, no prefix cache": {"context": 4096, "prefix_caching": False},
+}
+"""Column of sequences -> how they are served."""
+
+
+def fit(model: st.Checkpoint, lever: Lever, settings: dict[str, Any]) -> Fit:
     """What vLLM holds in 40 GiB."""
     engine = find_engine("vllm")
-    serving = CacheOptions(memory_gib=40.0, kv_dtype=kv_dtype).in_engine(engine)
+    cache = CacheOptions(memory_gib=40.0, kv_dtype=lever.kv_dtype, **settings)
     after = geometry_of(model, lever)
-    return capacity(model, after, settings_for(model, serving, lever.dtype), engine)
+    chosen = settings_for(model, cache.in_engine(engine), lever.dtype)
+    return capacity(model, after, chosen, engine)
 
 
 def levers_table(results: Path) -> str:
     model = st.open(CONFIG)
     released, *others = levers(model.geometry, results)
-    baseline = fit(model, released, "auto").sequences
-    lines = []
-    for lever in (released, *others):
-        auto, fp8 = fit(model, lever, "auto"), fit(model, lever, "fp8")
-        counts = [f"{x.sequences:.1f} ({x.sequences / baseline:.2f}x)" for x in (auto, fp8)]
-        loss = lever.loss.cells() if lever.loss else ["", ""]
-        lines.append([lever.name, *counts, str(auto.shortest_prefix), *loss, lever.needs])
-    header = ["lever", "sequences", "and fp8 KV", "prefixes from", "perplexity", "recall", "needs"]
+    baselines = {name: fit(model, released, x).sequences for name, x in SETTINGS.items()}
+    prefix = fit(model, released, SETTINGS["4K"]).shortest_prefix
+    counts = [f"{baseline:.1f}" for baseline in baselines.values()]
+    lines = [[released.name, *counts, str(prefix), "", "", ""]]
+    for lever in others:
+        fits = {name: fit(model, lever, x) for name, x in SETTINGS.items()}
+        counts = [f"{x.sequences / baselines[name]:.2f}x" for name, x in fits.items()]
+        loss = lever.loss.cells() if lever.loss else ["not measured", ""]
+        prefix = fits["4K"].shortest_prefix
+        lines.append([lever.name, *counts, str(prefix), *loss, lever.needs])
+    header = ["lever", *SETTINGS, "prefixes from", "perplexity", "recall", "needs"]
     return table(header, lines)
 
 

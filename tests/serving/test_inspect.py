@@ -1,6 +1,7 @@
 """State sizes computed from a config, against known sizes of public models."""
 
 import json
+import re
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,13 @@ def test_it_answers_on_one_screen_of_80_columns(words: tuple[str, ...], tmp_path
     assert len(wrapped) <= 25 and max(map(len, wrapped)) <= 80, shown
     for wrong in ("keep 128", "+0.0", "refused (", "serves: --to 128x128", "MiB,"):
         assert wrong not in shown
+
+
+def test_key_heads_that_go_with_value_heads_are_shown(tmp_path: Path) -> None:
+    path = write_config(tmp_path, "Qwen3.5-27B")
+    for request, is_shown in (("24heads", True), ("16heads", False)):
+        shown = CliRunner().invoke(app, ["inspect", str(path), "--to", request]).output
+        assert bool(re.search(r"key heads +│ +16 │ +8 │ -50", shown)) == is_shown
 
 
 def test_what_the_engine_refuses_is_not_counted(tmp_path: Path) -> None:

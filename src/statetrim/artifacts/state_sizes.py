@@ -70,20 +70,23 @@ def served_dtype(model: Checkpoint) -> str:
 
 
 def state_rows(before: Geometry, after: Geometry) -> list[tuple[str, ...]]:
-    """The shape of a head's state, and the bytes of all in float32 and in bfloat16: name, before,
-    after, and the change."""
+    """The shape of a head's state, the bytes of all in float32 and in bfloat16, and the key heads
+    if they change: name, before, after, and the change."""
     shapes = before.describe_against(after), after.describe_against(before)
     old, new = before.state_numel, after.state_numel
-    return [
+    rows = [
         ("state of a head, keys x values", *shapes, relative_change_text(old, new)),
         change_row("state per sequence, float32", 4 * old, 4 * new),
         change_row("the same in bfloat16", 2 * old, 2 * new),
     ]
+    if before.num_k_heads != after.num_k_heads:
+        rows.append(change_row("key heads", before.num_k_heads, after.num_k_heads, "heads"))
+    return rows
 
 
 def state_text(before: Geometry, after: Geometry, *, with_bfloat16: bool = True) -> str:
     """The bytes of a sequence's state before and after a cut, for people."""
-    _, (_, *float32, change), (_, *bfloat16, _) = state_rows(before, after)
+    _, (_, *float32, change), (_, *bfloat16, _), *_ = state_rows(before, after)
     text = f"state per sequence: {' → '.join(float32)} in float32"
     if with_bfloat16:
         text += f", {' → '.join(bfloat16)} in bfloat16"
