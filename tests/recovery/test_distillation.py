@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import statetrim as st
 from helpers import tiny
 from helpers.forker import Forker
-from statetrim.recovery.distillation import LogitHead, chunked_loss, get_logit_head
+from statetrim.recovery.distillation import LogitHead, checked_logit_head, chunked_loss
 from statetrim.runtime.loading import load_live
 
 POSITIONS, HIDDEN, VOCABULARY = 37, 16, 101
@@ -119,7 +119,7 @@ def test_logits_of_the_head_are_the_stock_ones(model_type: str, checkpoint: Any)
         module.config.logits_scaling = 8.0
     if model_type == "falcon_h1":
         module.model.lm_head_multiplier = module.config.lm_head_multiplier = 0.25
-    head = get_logit_head(live_model)
+    head = checked_logit_head(live_model)
     ids = torch.randint(1, tiny.VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         hidden = live_model.hidden_states(ids)
@@ -138,4 +138,4 @@ def test_an_unknown_way_to_logits_is_refused(checkpoint: Any) -> None:
 
     live.module.forward = squared
     with pytest.raises(st.StatetrimError, match="in a way that statetrim does not know"):
-        get_logit_head(live)
+        checked_logit_head(live)

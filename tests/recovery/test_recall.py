@@ -14,7 +14,7 @@ from helpers import tiny
 from helpers.recovery_runs import record
 from statetrim.recovery.adapters import attach_adapters
 from statetrim.recovery.data import TrainingRows, load_training_rows
-from statetrim.recovery.distillation import Distillation, get_logit_head
+from statetrim.recovery.distillation import Distillation, checked_logit_head
 from statetrim.recovery.options import RecoverOptions
 from statetrim.runtime.loading import load_live, load_tokenizer
 from statetrim.tasks.generated import plain_tokens, recall_sequences
@@ -105,7 +105,7 @@ def test_the_loss_is_that_of_text_and_of_answers_by_their_rows(
     assert data.recall is not None
     ids, is_recall = data.ids[:3].long(), data.recall.is_recall[:3]
     assert is_recall.tolist() == [False, True, False]
-    heads = get_logit_head(student), get_logit_head(teacher)
+    heads = checked_logit_head(student), checked_logit_head(teacher)
     positions = data.recall.answer_positions
     models = student.module, heads[0], teacher.module, heads[1]
     distillation = Distillation(*models, 2.0, answer_positions=positions)

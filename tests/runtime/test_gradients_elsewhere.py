@@ -24,7 +24,7 @@ from statetrim.calibration.calibrate import _backward_loss, _enable_projection_g
 from statetrim.calibration.hooks import calibration_hooks
 from statetrim.calibration.sums import Sums
 from statetrim.recovery.adapters import Adapters, adapt_mixer, attach_adapters
-from statetrim.recovery.distillation import Distillation, get_logit_head
+from statetrim.recovery.distillation import Distillation, checked_logit_head
 from statetrim.recovery.mixer_repair import _MixerTraining
 from statetrim.recovery.options import RecoverOptions
 from statetrim.runtime.live import LiveModel, MixerCall, hook_mixers
@@ -108,7 +108,7 @@ def test_gradients_of_a_calibration(model_type: str, checkpoint: Load) -> None:
 def test_a_step_of_recovery(model_type: str, checkpoint: Load, tmp_path: Path) -> None:
     student, teacher = student_and_teacher(checkpoint(model_type), tmp_path / "small")
     attach_adapters(student, OPTIONS)
-    heads = [get_logit_head(live) for live in (student, teacher)]
+    heads = [checked_logit_head(live) for live in (student, teacher)]
     student, teacher = move_to_meta(student), move_to_meta(teacher)
     learned = [p for p in student.module.parameters() if p.requires_grad]
     answer_positions, generated = torch.arange(3), torch.zeros(2, dtype=torch.bool, device=META)

@@ -19,10 +19,10 @@ class PlainConsole(Console):
             super().print(*objects, **options)
 
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:
-        return super()._render_buffer(map(_plain, buffer))
+        return super()._render_buffer(map(_printable, buffer))
 
 
-def _plain(segment: Segment) -> Segment:
+def _printable(segment: Segment) -> Segment:
     """The segment with spaces for non-printable characters, except newlines."""
     if segment.control or segment.text.isprintable() or segment.text == "\n":
         return segment

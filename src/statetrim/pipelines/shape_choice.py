@@ -50,7 +50,7 @@ def choose_shape(job: Job, directory: Path, observer: Observer) -> StageRunner:
     within the limits.
     """
     original = OriginalResults(job.model, job.options.placement)
-    points, paths, scores = uncut_points(job), dict[str, Path](), dict[str, Scores]()
+    points, paths, scores = points_without_cut(job), dict[str, Path](), dict[str, Scores]()
     for point in points[1:]:
         stage = _rounded_scores(job, directory, observer, original)
         paths[str(point)] = stage.ensure(observer)
@@ -66,7 +66,7 @@ def choose_shape(job: Job, directory: Path, observer: Observer) -> StageRunner:
         prediction = Prediction.load(_prediction(any_runner, plans).ensure(observer))
         names = prediction.ranked[:MEASURED]
         predicted = {name: prediction.cost(name) for name in prediction.ranked}
-    points += cut_points(job)
+    points += points_of_cuts(job)
     expected = ""
     if job.options.by_layer:
         layers = layer_sensitivity(any_runner, job)
@@ -76,7 +76,7 @@ def choose_shape(job: Job, directory: Path, observer: Observer) -> StageRunner:
             expected = by_layer.expected
             observer.on_message(expected)
             by_layer_job = replace(any_runner.job, target=by_layer.target)
-            points.append(_shape_after(by_layer_job))
+            points.append(_point_of_cut(by_layer_job))
             names.append(str(points[-1]))
             runners[names[-1]] = replace(any_runner, job=by_layer_job, shape=BY_LAYER)
     for name in names:
@@ -141,7 +141,7 @@ def _after_flags(
     sentence = f"no cut needed for {job.goal.request}: serve the original with {flag}"
     if flags.worst:
         sentence += f" ({metric_label(flags.worst)}: {flags.worst.sentence})"
-    points = uncut_points(job)
+    points = points_without_cut(job)
     files = {name: path.name for name, path in paths.items()}
     decision = Decision(job.model.name, points, None, sentence, lineage=_lineage(job), files=files)
     decision.save(directory / DECISION)
@@ -162,7 +162,7 @@ def _candidate_runners(
     runners = {}
     for target in job.candidates:
         candidate = replace(job, options=options, target=target, candidates={})
-        runners[str(_shape_after(candidate))] = StageRunner(
+        runners[str(_point_of_cut(candidate))] = StageRunner(
             candidate,
             directory,
             observer,
@@ -259,40 +259,37 @@ def _rounded_scores(
     return runner.scores([], f"scores-{FLAG_DTYPE}.json", StateStorage(FLAG_DTYPE, piece=1))
 
 
-def uncut_points(job: Job) -> list[MeasuredShape]:
-    """The original; and if it is compared, with its state in bfloat16."""
+def points_without_cut(job: Job) -> list[MeasuredShape]:
+    """What is known of the original, and if that is compared, with its state in bfloat16."""
     dtypes = [None, FLAG_DTYPE] if job.compares_16_bit_state else [None]
-    return [_shape(job, job.model.geometry, "none", dtype) for dtype in dtypes]
+    return [_point(job, job.model.geometry, "none", dtype) for dtype in dtypes]
 
 
-def cut_points(job: Job) -> list[MeasuredShape]:
-    """The candidates, not measured yet."""
-    return [_shape_after(replace(job, target=target, candidates={})) for target in job.candidates]
+def points_of_cuts(job: Job) -> list[MeasuredShape]:
+    """What is known of the candidates before they are measured."""
+    return [_point_of_cut(replace(job, target=target, candidates={})) for target in job.candidates]
 
 
-def _shape_after(job: Job) -> MeasuredShape:
+def _point_of_cut(job: Job) -> MeasuredShape:
     """The state to which `job` cuts."""
-    shape = _shape(job, job.after, " and ".join(job.methods), job.flag_dtype)
-    needs = [shape.needs] if shape.needs else []
+    point = _point(job, job.after, " and ".join(job.methods), job.flag_dtype)
+    needs = [point.needs] if point.needs else []
     needs += ["a plugin"] if job.after.widths else []
     kept, all_heads = job.after.num_k_heads, job.model.geometry.num_k_heads
     return replace(
-        shape,
+        point,
         kept=str(job.target),
         needs=" and ".join(needs),
         key_heads=kept if kept < all_heads else 0,
     )
 
 
-def _shape(job: Job, geometry: Geometry, method: str, flag_dtype: str | None) -> MeasuredShape:
+def _point(job: Job, geometry: Geometry, method: str, flag_dtype: str | None) -> MeasuredShape:
     """A state that is served in the default dtype of the engine, or with a flag in another."""
-    rows = [
-        row for row in known_capacities(job.model, geometry, job.options.counted_in) if row.is_cut
-    ]
     fit = None
-    for row in rows:
-        if row.state_dtype == flag_dtype or (flag_dtype is None and row.is_default):
-            fit = row.fit
+    for row in known_capacities(job.model, geometry, job.options.counted_in):
+        is_served = row.is_default if flag_dtype is None else row.state_dtype == flag_dtype
+        fit = row.fit if row.is_cut and is_served else fit
     dtype = flag_dtype or "float32"
     return MeasuredShape(
         shape=geometry.widest,

@@ -51,7 +51,7 @@ class LogitHead:
         return (gradient.to(weight.dtype) @ weight).float() * self.scale
 
 
-def get_logit_head(live: LiveModel) -> LogitHead:
+def checked_logit_head(live: LiveModel) -> LogitHead:
     """The head of a live model. Raises StatetrimError if it does not give the model's logits."""
     config = live.module.config.get_text_config()
     scale = getattr(config, "lm_head_multiplier", 1.0) / getattr(config, "logits_scaling", 1.0)

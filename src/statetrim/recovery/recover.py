@@ -164,7 +164,7 @@ class _RecoveryRun:
 
     def _build_distillation(self, device: torch.device) -> tuple[Any, Adapters]:
         """Load student and teacher: the model that returns the loss, and what it trains."""
-        from .distillation import Distillation, get_logit_head
+        from .distillation import Distillation, checked_logit_head
 
         options = self.options
         placement = replace(options.placement, device=device, layerwise=options.shard)
@@ -178,14 +178,14 @@ class _RecoveryRun:
             checkpoint_activations(student.module)
         if sharder is not None:
             sharder.shard_remaining(student)
-        head = get_logit_head(student)
+        head = checked_logit_head(student)
         teacher = teacher_head = None
         if self.teacher is not None:
             teacher = load_live(self.teacher, placement)
             teacher.module.requires_grad_(False)
             if sharder is not None:
                 sharder.shard_model(teacher)
-            teacher_head = get_logit_head(teacher)
+            teacher_head = checked_logit_head(teacher)
             if len(teacher_head.weight) != len(head.weight):
                 raise StatetrimError(
                     f"the teacher has {len(teacher_head.weight)} logits and the student "

@@ -61,7 +61,7 @@ class Slot:
         return self.attribute in _CONVOLUTIONS and self._dimensions == 3
 
     @property
-    def is_coded(self) -> bool:
+    def saved_as_code(self) -> bool:
         """Whether a saved prompt holds it in coded form."""
         return self.is_state or self.is_convolution
 
@@ -208,7 +208,7 @@ def _stored_sizes(slot: Slot, contents: Contents) -> Sequence[int] | None:
     """What `_sizes_in_file` gave for this slot of the saved cache; None if it was of another kind
     or dtype."""
     value, info = slot.value, contents.tensors.get(slot.name)
-    if slot.is_coded:
+    if slot.saved_as_code:
         return contents.header.shapes.get(slot.name)
     if not isinstance(value, Tensor):
         counter = contents.header.counters.get(slot.name)
@@ -222,7 +222,7 @@ def _sizes_in_file(slot: Slot, model: Checkpoint) -> Sequence[int]:
     value = slot.value
     if not isinstance(value, Tensor):
         return [value]
-    return _as_matrices(slot, model).shape if slot.is_coded else value.shape
+    return _as_matrices(slot, model).shape if slot.saved_as_code else value.shape
 
 
 def restored(slot: Slot, stored: StateFile, model: Checkpoint) -> Any:
@@ -230,7 +230,7 @@ def restored(slot: Slot, stored: StateFile, model: Checkpoint) -> Any:
     present = slot.value
     if not isinstance(present, Tensor):
         return stored.header.counters[slot.name]
-    if slot.is_coded:
+    if slot.saved_as_code:
         decoded = decode(stored.coded[slot.name])
         turned = keys_first(decoded, model) if slot.is_state else decoded.mT
         value = turned.reshape(-1, *present.shape[1:]).to(present).contiguous()

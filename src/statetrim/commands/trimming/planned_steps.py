@@ -15,7 +15,7 @@ from ...judging.decision_table import HEADER, decision_rows
 from ...maths.formatting import bytes_text
 from ...pipelines.estimate import Step
 from ...pipelines.job import Job
-from ...pipelines.shape_choice import cut_points, predicts_shapes, uncut_points
+from ...pipelines.shape_choice import points_of_cuts, points_without_cut, predicts_shapes
 from ...serving.matrix import ServedBy, unserved_text
 from .. import terminal
 
@@ -116,9 +116,9 @@ def _show_shape(job: Job) -> None:
 
 def _show_candidates(job: Job, *, to_stderr: bool) -> None:
     serving = job.options.counted_in
-    points = [*uncut_points(job), *cut_points(job)]
+    points = [*points_without_cut(job), *points_of_cuts(job)]
     cells = decision_rows(Decision(points=points), {})
-    refused = [""] * len(uncut_points(job))
+    refused = [""] * len(points_without_cut(job))
     for engines in job.candidates.values():
         refused.append(", ".join(engines) or "none known")
     rows = [(*row[:4], by) for row, by in zip(cells, refused, strict=True)]
