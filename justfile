@@ -161,6 +161,11 @@ quantised-matrix WORK:
     python studies/quantised_matrix.py run --work {{WORK}}
     python studies/quantised_matrix.py page
 
+# Every cut that trim compares for a share and an engine, measured: does it choose well (results/levers.md)?
+compare-levers MODEL TEXT WORK *OPTIONS:
+    python studies/levers.py run {{MODEL}} --text {{TEXT}} --work {{WORK}} {{OPTIONS}}
+    python studies/levers.py page
+
 # Does trim choose a shape well? Every shape of the same bytes beside its choice (results/shapes.md).
 compare-shapes MODEL TEXT TEST WORK *OPTIONS:
     python studies/shapes.py run {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}

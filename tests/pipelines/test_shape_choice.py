@@ -24,7 +24,7 @@ from statetrim.pipelines import stages
 from statetrim.pipelines.job import Job
 from statetrim.pipelines.observer import Observer
 from statetrim.pipelines.options import TrimOptions
-from statetrim.pipelines.shape_choice import prediction_sources
+from statetrim.pipelines.shape_choice import prediction_sources, shortlist
 from statetrim.serving import matrix
 from statetrim.serving.matrix import NEEDS_PLUGIN, ServedBy, Shape, compatibility_of_shape
 
@@ -78,7 +78,8 @@ def test_half_of_the_bytes_by_the_best_of_three(
     costs = list(decision["predicted"].values())
     assert costs == sorted(costs)
     assert {item["kept"] for item in decision["points"][1:]} == candidates
-    assert measured == list(decision["predicted"])[:3] and chosen in measured
+    assert measured[:2] == list(decision["predicted"])[:2] and chosen in measured
+    assert len(measured) == 3 and any("heads" in name for name in measured)
     assert (out / "statetrim" / "refit.json").exists(), "every shape is refitted"
     ends = {item.end for item in read_seen_texts(small)}
     assert ends == {1024 + 2 * 512}, "calibration, and the text that decided"
@@ -88,6 +89,13 @@ def test_half_of_the_bytes_by_the_best_of_three(
     watch = RecordingObserver()
     st.trim(model, to=0.5, text=text, out=out, watch=watch, **OPTIONS)
     assert not watch.started, "a finished job has nothing left to do"
+
+
+def test_one_of_the_three_has_fewer_heads() -> None:
+    ranked = ["32x64", "48x40", "40x48", "2heads:48x64", "2heads"]
+    assert shortlist(ranked, []) == ["32x64", "48x40", "40x48"]
+    assert shortlist(ranked, ["2heads", "2heads:48x64"]) == ["32x64", "48x40", "2heads:48x64"]
+    assert shortlist(ranked[::-1], ["2heads"]) == ["2heads", "2heads:48x64", "40x48"]
 
 
 def test_listed_shapes_are_all_measured_and_the_winner_is_the_result(

@@ -12,8 +12,9 @@ from helpers.forker import Forker
 
 ROOT = Path(__file__).parents[2]
 STUDIES = (
-    "demo", "front_page", "methods", "paper/ledger", "parts", "precision", "prefix_replay",
-    "quantised_matrix", "quantisers", "recall/tables", "recovery", "shapes", "snapshots", "uneven",
+    "demo", "front_page", "levers", "methods", "paper/ledger", "parts", "precision",
+    "prefix_replay", "quantised_matrix", "quantisers", "recall/tables", "recovery", "shapes",
+    "snapshots", "uneven",
 )  # fmt: skip
 
 
