@@ -379,6 +379,7 @@ def main() -> None:
         rows.append(row)
         show(line)
     write_rows(record.HAND_WRITTEN_ROWS, rows)
+    record.main()
     counts = Counter(line.outcome.partition(":")[0] for line in lines)
     print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
     sys.exit("changed" in counts)
