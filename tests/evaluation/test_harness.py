@@ -187,5 +187,8 @@ def test_a_definition_that_lm_eval_cannot_load_is_one_sentence(
     (tmp_path / "broken.jsonl").unlink()
     with pytest.raises(st.StatetrimError, match="lm-eval cannot load the task broken: "):
         harness.load_tasks(["broken"], tmp_path, tokenizer)
+    write_rows(tmp_path / "rows.jsonl", [None, {"question": "w1"}])
+    with pytest.raises(st.StatetrimError, match="has a row that is null"):
+        harness.load_tasks(["broken"], tmp_path, tokenizer)
     with pytest.raises(st.StatetrimError, match="--data is a directory"):
         harness.load_tasks(["broken"], tmp_path / "absent", tokenizer)

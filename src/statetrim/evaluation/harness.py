@@ -193,12 +193,17 @@ def _with_local_rows(manager: Any, name: str, data: Path | None) -> Any:
 
 
 def check_data_directory(data: Path) -> None:
-    """Refuse what is not a directory of files: reading a pipe would never end."""
+    """Refuse what is not a directory of files, since reading a pipe would never end, and rows that
+    are null, on which pyarrow crashes if they come first."""
     if not data.is_dir():
         raise StatetrimError(f"--data is a directory, and {data} is none")
     for path in data.rglob("*"):
         if not (path.is_file() or path.is_dir()):
             raise StatetrimError(f"{path} is not a file; leave it out of --data")
+        if path.suffix in (".json", ".jsonl") and path.is_file():
+            with path.open("rb") as file:
+                if any(line.lstrip().startswith(b"null") for line in file):
+                    raise StatetrimError(f"{path} has a row that is null; remove the row")
 
 
 def _task_manager(names: Sequence[str], data: Path | None, metadata: dict[str, Any]) -> Any:
