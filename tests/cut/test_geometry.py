@@ -51,6 +51,7 @@ def test_survivors_along_both_axes_and_dimensions() -> None:
         (33, 128, 33),
         (Fraction(1, 2), 128, 64),
         (Fraction(1, 10), 100, 16),  # exactly 10, then up to a tile of 16
+        (Fraction(1, 3), 64, 32),
         (Fraction(1, 10), 20, 2),
         (Fraction(3, 10), 128, 48),  # 38.4 -> 39 -> 48
         (Fraction(9, 10), 72, 72),  # a tile more would be more than all
@@ -59,6 +60,13 @@ def test_survivors_along_both_axes_and_dimensions() -> None:
 )
 def test_a_width_is_a_count_or_a_part(requested: Side, channels: int, width: int) -> None:
     assert resolve_width(requested, channels) == width
+
+
+def test_widths_by_layer_are_within_those_of_the_heads() -> None:
+    by_layer = Geometry((0, 3), 2, 4, 8, 6, widths=((8, 4), (2, 6)))
+    by_layer.validate()
+    with pytest.raises(ValueError, match="widths are other than"):
+        replace(by_layer, head_k_dim=9).validate()
 
 
 @pytest.mark.parametrize("requested", [0, 129, 10**6])

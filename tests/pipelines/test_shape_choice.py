@@ -24,7 +24,7 @@ from statetrim.pipelines import stages
 from statetrim.pipelines.job import Job
 from statetrim.pipelines.observer import Observer
 from statetrim.pipelines.options import TrimOptions
-from statetrim.pipelines.shape_choice import prediction_sources, shortlist
+from statetrim.pipelines.shape_choice import _shape, prediction_sources, shortlist
 from statetrim.serving import matrix
 from statetrim.serving.matrix import NEEDS_PLUGIN, ServedBy, Shape, compatibility_of_shape
 
@@ -286,11 +286,15 @@ def test_the_plan_says_who_refuses_which_shape(
 
 
 def test_for_alone_means_half_of_the_bytes(checkpoint: Load, text: Path) -> None:
-    options = TrimOptions(for_="sglang", text=str(text))
+    options = TrimOptions(for_="sglang", text=str(text), memory_gib=0.01, context=64)
     job = Job.from_options(st.open(checkpoint("qwen3_next")), options)
     assert job.after.state_numel <= job.model.geometry.state_numel / 2
     heads = [target for target in job.candidates if "head" in target.axes]
     assert heads and all(target.share <= 0.5 for target in job.candidates)
+    in_dtype = {
+        flag: _shape(job, job.after, "", flag).sequences or 0 for flag in (None, "bfloat16")
+    }
+    assert 0 < in_dtype[None] < in_dtype["bfloat16"], "half of the bytes, by a flag"
     sources = prediction_sources(job.corpus, 64, 64, seed=1)
     assert [len(each.ids) for each in sources.values()] == [1, 1], "recall of few tokens too"
 

@@ -215,6 +215,7 @@ def test_all_query_heads_of_a_key_head_are_summed(tmp_path: Path) -> None:
     exact = query.double().reshape(3, 5, 2, 2, width)
     assert torch.allclose(query_gram, torch.einsum("bthgc,bthgd->hcd", exact, exact))
     assert torch.allclose(key_gram, torch.einsum("bthc,bthd->hcd", key.double(), key.double()))
+    assert sums.layer_statistics[0]["query_gram"] is query_gram, "no copy of what is on the CPU"
 
 
 def test_every_argument_with_key_channels_is_masked(tmp_path: Path) -> None:

@@ -241,6 +241,8 @@ def test_every_figure_of_a_sequence_of_mlx_follows_by_hand() -> None:
         host_bytes=0,
         transfer_bytes=coded + 300 * token,
     )
+    uncached = replace(settings, prefix_caching=False)
+    assert arithmetic.arrays_of_sequences(caches, uncached).shortest_prefix == 0
 
 
 def test_users_figures_follow_from_their_settings() -> None:

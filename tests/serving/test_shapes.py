@@ -7,7 +7,7 @@ import pytest
 
 from statetrim import Geometry, StatetrimError
 from statetrim.serving.matrix import Shape, compatibility_of_shape
-from statetrim.serving.shapes import candidate_shapes, check_engine
+from statetrim.serving.shapes import candidate_shapes, check_engine, common_shapes
 
 QWEN = Geometry((0, 1, 2), 16, 32, 128, 128)
 
@@ -32,6 +32,11 @@ def test_every_candidate_fits_and_is_served(
     for shape, refused in result.items():
         assert shape.numel <= share * 128 * 128
         assert set(refused) == refusing(model_type, shape) and engine not in refused
+
+
+def test_narrow_heads_have_no_empty_and_repeated_cuts() -> None:
+    shapes = common_shapes(Geometry((0,), 1, 1, 3, 2))
+    assert shapes and len(shapes) == len({*shapes}) and all(shape.numel for shape in shapes)
 
 
 def test_a_half_that_vllm_serves_is_no_key_cut() -> None:

@@ -25,7 +25,7 @@ from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.live import find_mixers
 from statetrim.runtime.loading import load
 from statetrim.statistics.readouts import REFIT_STATISTICS, fit_projection
-from statetrim.surgery.refit import layer_errors
+from statetrim.surgery.refit import _check_statistics, layer_errors
 
 # One of each way a mixer is called, of biased output projections (bamba), and KDA, keys only.
 TYPES = ("gated_deltanet", "kda", "qwen3_next", "olmo_hybrid", "bamba")
@@ -192,6 +192,8 @@ def test_it_is_refused_without_fitting_data(checkpoint: Any, text: Path, tmp_pat
     few = st.calibrate(small, text, original=model, tokens=12, length=6, batch_size=1, recall=0.0)
     enough = st.calibrate(small, text, original=model, **SETTINGS)
     other = cut(st.open(checkpoint("qwen3_5_moe_text")), tmp_path / "other")
+    least = {layer: replace(sums, tokens=16) for layer, sums in enough.layers.items()}
+    _check_statistics(small, replace(enough, layers=least))
     first = next(iter(enough.layers))
     sums = enough.layers[first]
     for statistics, target, message in (
