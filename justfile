@@ -66,6 +66,11 @@ interface:
 model-types:
     pytest -m "slow or not slow" tests/analysis tests/runtime tests/recovery tests/snapshots tests/pipelines tests/surgery/test_uneven.py
 
+# Build the packages into DIST, and run README and quickstart from them in PYTHONS: environments with torch, without statetrim.
+release TAG DIST *PYTHONS:
+    python -m build --outdir {{DIST}}
+    python tools/check_release.py {{TAG}} {{DIST}}/*.whl {{DIST}}/*.tar.gz {{ if PYTHONS == "" { "" } else { "--in " + PYTHONS } }}
+
 # The documentation site, in site/; `mkdocs serve` shows it while you write.
 docs:
     mkdocs build --strict

@@ -97,6 +97,7 @@ def test_a_release_needs_its_version_everywhere(tmp_path: Path) -> None:
         shutil.copy(ROOT / name, tmp_path)
     tool = load_module(RELEASE_TOOL)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert not list(tool.tree_faults(f"v{project['version']}"))
     faults = list(tool.tree_faults("v9.9.9", tmp_path))
     assert len(faults) == 3 and project["version"] in faults[0]
     (tmp_path / "CHANGELOG.md").write_text("## [9.9.9] - 2030-01-01\n")

@@ -1,7 +1,7 @@
 """Print the tests that a change needs: those of the changed folders, and the GUARDS.
 
     pytest $(python tools/changed_tests.py)          since origin/main (`just check`)
-    pytest $(python tools/changed_tests.py v0.2.0)   since another commit
+    pytest $(python tools/changed_tests.py v1.0.0)   since another commit
 
 Committed, staged, edited and new files count. `.ci/run` runs every test.
 """

@@ -1,10 +1,19 @@
-"""Check that the tree is ready for a release, and that a wheel holds the right files.
+"""Check that the tree is ready for a release, and try what was built.
 
-python tools/check_release.py v0.2.0             version, citation and changelog agree
-python tools/check_release.py v0.2.0 dist/*.whl  and the wheel holds the package, nothing else
+python tools/check_release.py v1.0.0rc1          version, citation and changelog agree
+python tools/check_release.py v1.0.0rc1 dist/*   and the wheel holds the package, nothing else
+python tools/check_release.py v1.0.0rc1 dist/* --in A/bin/python B/bin/python
+                                                 and README and quickstart run from both packages
+
+`just release TAG DIST A/bin/python B/bin/python` builds them first. A and B are virtual
+environments with torch and without statetrim: make one for each version of Python. The wheel is
+tried in all of them, the source distribution in the first.
 """
 
+import argparse
+import os
 import re
+import subprocess
 import sys
 import tomllib
 import zipfile
@@ -55,15 +64,34 @@ def wheel_faults(path: Path) -> Iterator[str]:
         yield f"the wheel has {path.stat().st_size:,} bytes, more than {MOST_BYTES:,}"
 
 
-def main(tag: str, wheels: list[str]) -> int:
-    faults = [
-        *tree_faults(tag),
-        *(fault for wheel in wheels for fault in wheel_faults(Path(wheel))),
-    ]
+def installed_faults(package: Path, python: Path) -> Iterator[str]:
+    """Install a package, and run the commands of the README and the quickstart from it."""
+    settings = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    pip = [sys.executable, "-m", "pip", "--quiet", "--python", python]
+    subprocess.run([*pip, "uninstall", "--yes", "statetrim"], check=True, env=settings)
+    subprocess.run([*pip, "install", f"{package}[recover,report]"], check=True, env=settings)
+    tests = [sys.executable, "-m", "pytest", "-q", "tests/test_readme.py"]
+    done = subprocess.run(tests, cwd=ROOT, env=os.environ | {"STATETRIM_PYTHON": str(python)})
+    if done.returncode:
+        yield f"README or quickstart do not run from {package.name} in {python}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("tag", help="such as v1.0.0rc1")
+    parser.add_argument("packages", type=Path, nargs="*", help="a wheel, a source distribution")
+    parser.add_argument("--in", type=Path, nargs="+", default=[], dest="pythons", metavar="PYTHON")
+    options = parser.parse_args()
+    faults = list(tree_faults(options.tag))
+    for package in options.packages:
+        is_wheel = package.suffix == ".whl"
+        faults += wheel_faults(package) if is_wheel else []
+        for python in options.pythons if is_wheel else options.pythons[:1]:
+            faults += installed_faults(package.absolute(), python.absolute())
     for fault in faults:
         print(f"check_release: {fault}", file=sys.stderr)
     return int(bool(faults))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    sys.exit(main())

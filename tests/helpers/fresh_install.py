@@ -63,7 +63,23 @@ def in_shell(python: Path, command: str, folder: Path) -> subprocess.CompletedPr
 
 @pytest.fixture(scope="session")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreshEnvironment]:
+    """The environment that STATETRIM_PYTHON names (tools/check_release.py), or else a new one."""
     folder = tmp_path_factory.mktemp("wheel")
+    python = Path(os.environ.get("STATETRIM_PYTHON") or installed_wheel(folder))
+    import_check = in_shell(
+        python, "python -c 'import statetrim; print(statetrim.__file__)'", folder
+    )
+    place = Path(import_check.stdout.strip())
+    assert place.is_relative_to(python.parents[1] / "lib"), import_check.stderr
+    version_check = in_shell(python, "statetrim --version", folder)  # the one that pip wrote
+    assert version_check.returncode == 0, version_check.stderr
+    forker = Forker(*modules(), python=python, environment=environment(python))
+    yield FreshEnvironment(python, forker)
+    forker.close()
+
+
+def installed_wheel(folder: Path) -> Path:
+    """The Python of a new environment with nothing but the wheel."""
     pip: list[str | Path] = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT]
     subprocess.run(build, check=True, cwd=folder)
@@ -74,12 +90,4 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreshEnvironment
     subprocess.run(install, check=True, cwd=folder)
     (packages,) = (folder / "venv" / "lib").glob("python*/site-packages")
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    import_check = in_shell(
-        python, "python -c 'import statetrim; print(statetrim.__file__)'", folder
-    )
-    assert Path(import_check.stdout.strip()).is_relative_to(packages), import_check.stderr
-    version_check = in_shell(python, "statetrim --version", folder)  # the one that pip wrote
-    assert version_check.returncode == 0, version_check.stderr
-    forker = Forker(*modules(), python=python, environment=environment(python))
-    yield FreshEnvironment(python, forker)
-    forker.close()
+    return python
