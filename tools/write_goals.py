@@ -18,13 +18,15 @@ GAINS = ("1.5x", "2x", "3x", "4x")
 
 
 def table() -> str:
-    """A row per model and engine."""
+    """A row per engine and state; models that differ in the format of their weights share it."""
     header = ["model", "engine", "sequences", "flag alone", *GAINS]
     lines = [f"| {' | '.join(header)} |", "|---|---|" + "---:|" * 2 + "---|" * len(GAINS)]
+    names: dict[tuple[str, ...], list[str]] = {}
     for path in sorted(CONFIGS.glob("*_config.json")):
         name = path.name.removesuffix("_config.json").partition("--")[2]
         for key in ("vllm", "sglang"):
-            lines.append(f"| {name} | {' | '.join(cells(st.open(path), key))} |")
+            names.setdefault(tuple(cells(st.open(path), key)), []).append(name)
+    lines += [f"| {', '.join(names[row])} | {' | '.join(row)} |" for row in names]
     return "\n".join(lines)
 
 

@@ -177,8 +177,8 @@ def _candidate_runners(
 
 def shortlist(ranked: Sequence[str], with_heads: Sequence[str]) -> list[str]:
     """The cuts to measure, of those `ranked` by predicted cost: the three cheapest. If no cut
-    `with_heads` removed is among them, the cheapest of these takes the third place: heads lose less
-    than the error of a layer's output says."""
+    `with_heads` removed is among them, the cheapest of these takes the third place: the error of
+    a layer's output overstates what heads cost where they share a key head."""
     chosen = list(ranked[:MEASURED])
     if with_heads and not set(chosen) & set(with_heads):
         chosen[-1] = min(with_heads, key=ranked.index)
