@@ -77,6 +77,7 @@ class Candidates:
         goal["candidates"] = [str(cut) for cut in job.candidates or [job.target]]
         goal["shapes"] = [str(cut) for cut in dict.fromkeys(shapes)]
         goal["flags"] = job.compares_16_bit_state
+        goal["heads_share_keys"] = self.model.geometry.group > 1
         for cut in job.candidates or [job.target]:
             self.cuts[str(cut), job.state_dtype] = cut
         for cut in shapes:
@@ -223,18 +224,19 @@ def run() -> None:
 def decisive(goals: list[Row], costs: dict[str, float]) -> Iterator[tuple[str, str]]:
     """What the decisions need, and so is measured first: name, dtype of the state."""
     for goal in goals:
-        yield from ((name, goal["dtype"]) for name in cheapest(goal["candidates"], costs))
-        yield from ((name, "float32") for name in cheapest(goal["shapes"], costs))
+        yield from ((name, goal["dtype"]) for name in cheapest(goal, goal["candidates"], costs))
+        yield from ((name, "float32") for name in cheapest(goal, goal["shapes"], costs))
         if "by_layer" in goal:
             yield goal["by_layer"], goal["dtype"]
         if goal["flags"]:
             yield FLAGS, "bfloat16"
 
 
-def cheapest(names: list[str], costs: dict[str, float]) -> list[str]:
-    """Those that `trim` measures."""
+def cheapest(goal: Row, names: list[str], costs: dict[str, float]) -> list[str]:
+    """Those of `names` that `trim` measures."""
     ranked = sorted(names, key=costs.__getitem__)
-    return shortlist(ranked, [name for name in ranked if "heads" in name])
+    with_heads = [name for name in ranked if "heads" in name and goal["heads_share_keys"]]
+    return shortlist(ranked, with_heads)
 
 
 class Replay:
@@ -253,16 +255,16 @@ class Replay:
         measured = self.measured.keys()
         return [goal for goal in self.goals if set(decisive([goal], self.costs)) <= measured]
 
-    def three(self, names: list[str], dtype: str) -> list[Row]:
-        """The three of these cuts that are predicted to cost least."""
-        return [self.measured[name, dtype] for name in cheapest(names, self.costs)]
+    def three(self, goal: Row, names: list[str], dtype: str) -> list[Row]:
+        """The three of these cuts that `trim` measures."""
+        return [self.measured[name, dtype] for name in cheapest(goal, names, self.costs)]
 
     def choice(self, goal: Row, *, by_layer: bool = False) -> Row:
         """The flag if it is enough, else the best of the three, and of widths by layer."""
         flags = self.measured.get((FLAGS, "bfloat16"))
         if flags and goal["flags"] and goal["dtype"] == "float32" and not flags["rank"][0]:
             return flags
-        cuts = self.three(goal["candidates"], goal["dtype"])
+        cuts = self.three(goal, goal["candidates"], goal["dtype"])
         if by_layer:
             cuts.append(self.measured[goal["by_layer"], goal["dtype"]])
         return best(cuts)
@@ -277,7 +279,7 @@ class Replay:
             if len(names) > MEASURED and {(name, dtype) for name in names} <= self.measured.keys():
                 first = best([self.measured[name, dtype] for name in names])["cut"]
                 by_cost.append(first in sorted(names, key=self.costs.__getitem__)[:MEASURED])
-                by_rule.append(first in cheapest(names, self.costs))
+                by_rule.append(first in cheapest(goal, names, self.costs))
         return [f"{sum(hits)} of {len(hits)}" for hits in (by_cost, by_rule)]
 
     def correlations(self, *, heads: bool) -> list[float]:
@@ -314,7 +316,7 @@ def page(results: Path) -> None:
         replay = Replay(list(group))
         for goal in replay.decided:
             start = [model, str(seed), f"{goal['share']:g}", goal["engine"]]
-            alone = cells(best(replay.three(goal["shapes"], "float32")))
+            alone = cells(best(replay.three(goal, goal["shapes"], "float32")))
             decisions.append([*start, *alone, *cells(replay.choice(goal))])
             if "by_layer" in goal:
                 start[3] += ", by layer"

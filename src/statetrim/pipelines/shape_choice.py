@@ -1,10 +1,10 @@
 """Compare several cuts and choose one.
 
 Shapes that are listed are all measured. Of the cuts that reach a goal, if there are more than
-three, the cost is predicted, and the three cheapest are measured, one with fewer heads among them.
-If a flag of the engine stores the state in fewer bits, that is measured first, without a cut. All
-share one calibration. The choice uses the text that follows the calibration text, and the final
-evaluation the text after that.
+three, the cost is predicted, and the three cheapest are measured, one with fewer heads among them
+where value heads share a key head. If a flag of the engine stores the state in fewer bits, that is
+measured first, without a cut. All share one calibration. The choice uses the text that follows the
+calibration text, and the final evaluation the text after that.
 """
 
 from collections.abc import Mapping, Sequence
@@ -65,7 +65,8 @@ def choose_shape(job: Job, directory: Path, observer: Observer) -> StageRunner:
     if predicts_shapes(job):
         prediction = Prediction.load(_prediction(any_runner, plans).ensure(observer))
         with_heads = [name for name in names if "head" in runners[name].job.target.axes]
-        names = shortlist(prediction.ranked, with_heads)
+        shares_keys = job.model.geometry.group > 1
+        names = shortlist(prediction.ranked, with_heads if shares_keys else [])
         predicted = {name: prediction.cost(name) for name in prediction.ranked}
     points += points_of_cuts(job)
     expected = ""
