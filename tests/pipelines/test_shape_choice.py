@@ -24,7 +24,7 @@ from statetrim.pipelines import stages
 from statetrim.pipelines.job import Job
 from statetrim.pipelines.observer import Observer
 from statetrim.pipelines.options import TrimOptions
-from statetrim.pipelines.shape_choice import _shape, prediction_sources, shortlist
+from statetrim.pipelines.shape_choice import _point, prediction_sources, shortlist
 from statetrim.serving import matrix
 from statetrim.serving.matrix import NEEDS_PLUGIN, ServedBy, Shape, compatibility_of_shape
 
@@ -292,7 +292,7 @@ def test_for_alone_means_half_of_the_bytes(checkpoint: Load, text: Path) -> None
     heads = [target for target in job.candidates if "head" in target.axes]
     assert heads and all(target.share <= 0.5 for target in job.candidates)
     in_dtype = {
-        flag: _shape(job, job.after, "", flag).sequences or 0 for flag in (None, "bfloat16")
+        flag: _point(job, job.after, "", flag).sequences or 0 for flag in (None, "bfloat16")
     }
     assert 0 < in_dtype[None] < in_dtype["bfloat16"], "half of the bytes, by a flag"
     sources = prediction_sources(job.corpus, 64, 64, seed=1)
