@@ -72,7 +72,7 @@ def test_every_kind_of_mixer_can_be_timed(
 def test_taking_turns_gives_the_ratio_of_each_round() -> None:
     times = RoundTimes({"slow": [2.0, 4.0, 40.0], "fast": [1.0, 2.0, 20.0]})
     assert times.speedup_quartiles("fast")[0] == 2.0
-    assert times.rate("slow", 8.0) == (2.0, (1.1, 3.0))
+    assert times.rate_quartiles("slow", 8.0) == (2.0, (1.1, 3.0))
     order: list[str] = []
     work = {name: lambda name=name: order.append(name) or time.sleep(0.001) for name in "ab"}
     timed = time_in_turns(work, rounds=2, device=CPU, min_seconds=0.0, warm_up=0)
