@@ -33,6 +33,7 @@ def test_prediction_equals_the_cut_on_disk(
         "keys": st.select(model, "l1", f"{half}x100%"),
         "values": st.select(model, to=f"100%x{values}", method="readout_l1"),
         "both": st.select(model, "l1,readout_l1", f"{half}x{values}"),
+        "heads": st.select(model, "rand", f"{model.geometry.num_v_heads // 2}heads"),
     }
     fitted = {"a": drawn(0), "b": drawn(1)}
     measured = {"a": drawn(2), "b": drawn(3)}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from statetrim import Geometry, Plan
 from statetrim.artifacts.plan import AxisPlan
-from statetrim.cut.shape import CHANNEL_AXES, Axis, ChannelAxis
+from statetrim.cut.shape import CHANNEL_AXES, Axis
 
 GATED_DELTA = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
 FLA = ("delta_rule", "gated_delta_rule", "kda")
@@ -27,7 +27,8 @@ _OUTPUT = re.compile(r".*layers\.(\d+)\.(?:\w+\.)*(?:linear_attn|attn|mixer|mamb
 @contextmanager
 def masked(model: torch.nn.Module, plan: Plan, before: Geometry) -> Iterator[None]:
     """While active, the kernels of `model` get q and k with only the kept channels of their layer,
-    and return only the kept value channels, scaled so that the output norm averages over these."""
+    and return only the kept value channels, scaled so that the output norm averages over these.
+    Heads are masked in Mamba-2, whose norm runs over them, and nowhere else."""
     module = text_code(model)
     names = kernel_names(module)
     layers = _cycle(sorted(plan.layers))
@@ -36,10 +37,10 @@ def masked(model: torch.nn.Module, plan: Plan, before: Geometry) -> Iterator[Non
             kernel = getattr(module, name)
             stack.callback(setattr, module, name, kernel)
             setattr(module, name, _wrap(kernel, plan, layers, before))
-        if "value" in plan.axes:
+        shrink = _kept_share(plan, before, of_heads=MAMBA[0] in names) ** 0.5
+        if shrink < 1:
             # The norm averages over all channels instead of the kept ones. _wrap scales its input
             # by the root of the ratio of widths; this undoes the scaling of its output.
-            shrink = (_width(plan, "value") / before.head_v_dim) ** 0.5
             for projection in output_projections(model, plan):
                 hook = projection.register_forward_pre_hook(lambda _, args: (args[0] * shrink,))
                 stack.callback(hook.remove)
@@ -47,8 +48,8 @@ def masked(model: torch.nn.Module, plan: Plan, before: Geometry) -> Iterator[Non
 
 
 def for_all_heads(plan: Plan, geometry: Geometry) -> Plan:
-    """The channels of a plan that cuts heads too, with any channels for the heads that go."""
-    axes: dict[Axis, AxisPlan] = {}
+    """The heads of a plan, and its channels with any channels for the heads that go."""
+    axes: dict[Axis, AxisPlan] = {"head": plan.axes["head"]}
     for axis in CHANNEL_AXES:
         tables = {}
         for layer, kept in plan.axes[axis].kept.items() if axis in plan.axes else ():
@@ -126,12 +127,23 @@ def _wrap(
             values = _mask(kept["value"], before.head_v_dim)
             values = values.repeat_interleave(output.shape[-2] // len(values), dim=0)
             output = output * values * (before.head_v_dim / _width(plan, "value")) ** 0.5
+        if "head" in kept and names == ("B", "C"):
+            heads = _mask(kept["head"].view(1, -1), before.num_v_heads).view(-1, 1)
+            output = output * heads * (before.num_v_heads / kept["head"].numel()) ** 0.5
         return (output, *other_results) if isinstance(result, tuple) else output
 
     return call
 
 
-def _width(plan: Plan, axis: ChannelAxis) -> int:
+def _kept_share(plan: Plan, before: Geometry, *, of_heads: bool) -> float:
+    """Of the channels over which the output norm averages."""
+    share = _width(plan, "value") / before.head_v_dim if "value" in plan.axes else 1.0
+    return share * (
+        _width(plan, "head") / before.num_v_heads if of_heads and "head" in plan.axes else 1.0
+    )
+
+
+def _width(plan: Plan, axis: Axis) -> int:
     return max(plan.counts(axis).values())
 
 

@@ -28,7 +28,7 @@ PUBLISHING = "publish"
 METHOD = """import torch
 
 def select(evidence, keep):
-    heads, channels = evidence.shape
+    heads, channels = evidence.table_shape
     return torch.arange({first}, {first} + keep).repeat(heads, 1)
 """
 SAMPLES: dict[str, tuple[Any, ...]] = {

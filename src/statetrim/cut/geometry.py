@@ -132,7 +132,8 @@ class Geometry:
         return replace(self, head_k_dim=keys, head_v_dim=values, widths=())
 
     def with_shapes(self, shapes: Mapping[int, tuple[int, int]]) -> "Geometry":
-        """A geometry with these (key width, value width) by layer; no `widths` if all are equal."""
+        """A geometry with these (key width, value width), those of every layer; no `widths` if all
+        are equal."""
         widths = tuple(shapes[layer] for layer in self.layers)
         keys, values = (max(axis) for axis in zip(*widths, strict=True))
         uniform = len(set(widths)) == 1

@@ -66,6 +66,9 @@ class Family(ABC):
     """Whether the kernel divides q and k by their L2 norms."""
     scales_queries: ClassVar[bool] = True
     """Whether the kernel divides q by the square root of the key width."""
+    norm_over_heads: ClassVar[bool] = False
+    """Whether the output norm takes its mean over several heads, so that removing some changes the
+    scale of the others."""
     state_key_axis: ClassVar[int] = -2
     """The axis of the key channels in the kernel's states."""
     projections: ClassVar[tuple[str, ...]] = ()

@@ -10,7 +10,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..cut.geometry import MAX_LAYERS, Geometry
-from ..cut.rows import ChannelRows, Role, row_indices
+from ..cut.rows import ChannelRows, Role, head_rows_from_channels, per_head_rows, row_indices
 from ..cut.shape import ChannelAxis
 from ..errors import StatetrimError
 from .contract import (
@@ -109,6 +109,11 @@ NESTED_TEXT_CONFIGS = {
 Nemotron 3.5 Transcribe)."""
 
 
+_NUMBERS_OF_HEADS = (
+    "A_log", "D", "dt_bias", "_fp32_params.A_log", "_fp32_params.D", "_fp32_params.dt_bias",
+)  # fmt: skip
+
+
 class Mamba2(Family):
     model_types: ClassVar[tuple[str, ...]] = (*FIELDS_BY_TYPE, *NESTED_TEXT_CONFIGS)
     mixer_prefixes: ClassVar[tuple[str, ...]] = (
@@ -121,10 +126,7 @@ class Mamba2(Family):
         "llm.model.layers.{layer}.mixer",
         "model.language_model.layers.{layer}.mixer",
     )
-    unchanged_tensors: ClassVar[tuple[str, ...]] = (
-        "A_log", "D", "dt_bias", "_fp32_params.A_log", "_fp32_params.D", "_fp32_params.dt_bias",
-        "out_proj.bias",
-    )  # fmt: skip
+    unchanged_tensors: ClassVar[tuple[str, ...]] = (*_NUMBERS_OF_HEADS, "out_proj.bias")
     kernels: ClassVar[tuple[str, ...]] = ("mamba2_chunk_scan", "mamba2_selective_state_update")
     query_and_key = (("C", "B"),)  # C reads and B writes
     row_buffers = {"mup_vector": "in_proj.weight"}  # noqa: RUF012
@@ -134,6 +136,7 @@ class Mamba2(Family):
     }
     normalizes_keys = False
     scales_queries = False
+    norm_over_heads = True
     state_key_axis = -1
     projections = ("in_proj", "out_proj")
     fused_training = True
@@ -181,14 +184,33 @@ class Mamba2(Family):
             ]
         return channel_rows
 
+    def head_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+        """The rows of a group's B and C are those of its key head."""
+        heads, channel_rows = geometry.num_v_heads, self.channel_rows(config, geometry)
+        size = next(rows.size for rows in channel_rows if rows.tensor == "in_proj.weight")
+        steps = row_indices(heads, 1, start=size - heads)  # dt
+        return head_rows_from_channels(
+            channel_rows,
+            [
+                ChannelRows("in_proj.weight", "gate", steps, size, "value"),
+                ChannelRows("in_proj.bias", "gate", steps, size, "value", optional=True),
+            ],
+            per_head_rows(_NUMBERS_OF_HEADS, heads),
+        )
+
     def resized(self, config: Config, geometry: Geometry) -> Config:
         if config["model_type"] in NESTED_TEXT_CONFIGS:
             names = NESTED_TEXT_CONFIGS[config["model_type"]]
             name = next(name for name in names if config.get(name) is not None)
             return config | {name: self.resized(_text_config(config), geometry)}
         fields = FIELDS_BY_TYPE[config["model_type"]]
+        groups = int_field(config, *fields.groups, default=fields.default_groups)
+        if geometry.num_k_heads != groups:
+            raise StatetrimError(
+                f"the groups of {config['model_type']} stay: keep a multiple of {groups} heads"
+            )
         edited = config | {fields.state: geometry.head_k_dim}
-        if geometry.head_v_dim == _heads_and_width(config, fields)[1]:
+        if (geometry.num_v_heads, geometry.head_v_dim) == _heads_and_width(config, fields):
             return edited
         edited |= {fields.heads: geometry.num_v_heads}
         if fields.head_dim:
@@ -200,11 +222,6 @@ class Mamba2(Family):
     def auto_class(self, config: Config) -> str:
         is_multimodal = config["model_type"] in NESTED_TEXT_CONFIGS
         return "AutoModelForMultimodalLM" if is_multimodal else super().auto_class(config)
-
-    def head_refusal(self, config: Config) -> str | None:
-        return (
-            "its output norm runs over the heads together, so that the others would change as well"
-        )
 
     def cache_argument(self, config: Config) -> str:
         return "cache_params" if config.get("model_type") == "mamba2" else "past_key_values"
@@ -242,8 +259,8 @@ def _text_config(config: Config) -> Config:
 
 
 def _inner_width_fields(config: Config, fields: ConfigFields, geometry: Geometry) -> Config:
-    """The fields that hold the inner width (heads x head width) of `geometry`. Refuses widths for
-    which `expand` would not be an integer."""
+    """The fields that hold the inner width (heads x head width) of `geometry`. Refuses one that
+    is no integer `expand`."""
     inner = geometry.num_v_heads * geometry.head_v_dim
     if config["model_type"] == "nemotron_h":
         return {}  # its inner width is not a field
@@ -251,12 +268,14 @@ def _inner_width_fields(config: Config, fields: ConfigFields, geometry: Geometry
         return {fields.inner: inner}
     hidden = int_field(config, "hidden_size")
     if inner % hidden:
-        fewer = range(1, _heads_and_width(config, fields)[1])
-        widths = [str(width) for width in fewer if geometry.num_v_heads * width % hidden == 0]
+        heads, width = _heads_and_width(config, fields)
+        widths = [str(n) for n in range(1, width) if n * heads % hidden == 0]
+        counts = [str(n) for n in range(1, heads) if n * width % hidden == 0]
         raise StatetrimError(
             f"a stock {config['model_type']} config gives heads times their width as a whole "
-            f"multiple of hidden_size = {hidden}, so value channels can only be cut to "
-            f"{' or '.join(widths) or 'none below what they have'} per head"
+            f"multiple of hidden_size = {hidden}, so value channels alone can only be cut to "
+            f"{' or '.join(widths) or 'none below what they have'} per head, and heads alone to "
+            f"{' or '.join(counts) or 'none below what there are'}"
         )
     return {fields.expand: inner // hidden}
 

@@ -97,12 +97,12 @@ def compare_with_controls(scores: Scores, x: Loss, limit: float) -> ControlCompa
     try:
         original = headline_score(scores, scores.baseline, x.task, x.metric)
         own = headline_score(scores, compared, x.task, x.metric)
-        cut = _figures(headline_score(scores, compared, x.task, metric))
+        cut = _lower_is_better(headline_score(scores, compared, x.task, metric))
         for name in controls_of(scores, x.model):
             if (name, x.task) in _measured(scores):
                 score = headline_score(scores, name, x.task, x.metric)
                 losses.append(_loss(original, score, len(score.samples)))
-                rows.append(_figures(headline_score(scores, name, x.task, metric)))
+                rows.append(_lower_is_better(headline_score(scores, name, x.task, metric)))
     except StatetrimError:  # other metrics or samples than the cut's
         return None
     if len(rows) < MIN_CONTROLS:
@@ -123,8 +123,8 @@ def trained_control_is_as_good(scores: Scores, model: str, tasks: Sequence[str])
         for task in tasks:
             metric = "kl" if "kl" in scores.metrics(task) else scores.metrics(task)[0]
             pairs = Pairs(
-                _figures(headline_score(scores, model, task, metric)),
-                _figures(headline_score(scores, name, task, metric)),
+                _lower_is_better(headline_score(scores, model, task, metric)),
+                _lower_is_better(headline_score(scores, name, task, metric)),
             )
             if difference_interval([pairs]).low <= 0:
                 return True
@@ -135,7 +135,7 @@ def _measured(scores: Scores) -> set[tuple[str, str]]:
     return {(score.model, score.task) for score in scores.scores}
 
 
-def _figures(score: Score) -> Tensor:
+def _lower_is_better(score: Score) -> Tensor:
     """A figure per sample, of which less is better: the logarithm of KL, nats per token, or the
     share that is wrong."""
     samples = torch.tensor(score.samples, dtype=torch.float64)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..artifacts.scores import Scores
 from ..errors import StatetrimError
@@ -163,6 +163,14 @@ def cut_warnings(scores: Scores, model: str) -> list[str]:
     return texts
 
 
+class _Answer(NamedTuple):
+    """An outcome, why, and the group of the loss that decides against the cut, "" if none does."""
+
+    outcome: Outcome
+    reason: str
+    group: str
+
+
 @dataclass(frozen=True)
 class _Evidence:
     """The informative losses of a cut that have a limit, the worst first."""
@@ -202,19 +210,19 @@ def _decide_outcome(
     served: Sequence[str] | None,
     doubts: Sequence[str],
     earlier: Scores | None,
-) -> tuple[Outcome, str, str]:
-    """Outcome, reason, and the group of the loss that decides against the cut."""
+) -> _Answer:
+    """What the evidence says of the cut: the first of the rules that applies."""
     if served is not None and not served:
-        return Outcome.STOP, "no known engine serves its shape", ""
+        return _Answer(Outcome.STOP, "no known engine serves its shape", "")
     scores, model = evidence.scores, evidence.model
     beyond = [x for x in evidence.limited if limit_status(x) is LimitStatus.BEYOND]
     if beyond:
         return _beyond_limits(evidence, beyond)
     if doubts:
-        return Outcome.UNKNOWN, doubts[0], ""
+        return _Answer(Outcome.UNKNOWN, doubts[0], "")
     for group in REQUIRED_GROUPS:
         if evidence.worst_of_group(group) is None:
-            return Outcome.UNKNOWN, _missing_evidence_text(scores, model, group), group
+            return _Answer(Outcome.UNKNOWN, _missing_evidence_text(scores, model, group), group)
     for x in evidence.limited:
         if limit_status(x) is LimitStatus.UNCLEAR:
             reason = (
@@ -222,16 +230,16 @@ def _decide_outcome(
                 f"the loss is between {x.loss.low:.1f} and {x.loss.high:.1f}{x.unit.suffix} (limit "
                 f"{ship_limit(x):g})"
             )
-            return Outcome.UNKNOWN, reason, x.group
+            return _Answer(Outcome.UNKNOWN, reason, x.group)
     shown = _Evidence.of(earlier, earlier.models[-1]) if earlier else None
     for x in shown.limited if shown else ():
         if limit_status(x) is LimitStatus.BEYOND:
             reason = f"on the samples that chose its shape {loss_text(x)}, and on others not"
-            return Outcome.UNKNOWN, reason, x.group
-    return _against_controls(evidence, shown)
+            return _Answer(Outcome.UNKNOWN, reason, x.group)
+    return _verdict_against_controls(evidence, shown)
 
 
-def _beyond_limits(evidence: _Evidence, beyond: Sequence[Loss]) -> tuple[Outcome, str, str]:
+def _beyond_limits(evidence: _Evidence, beyond: Sequence[Loss]) -> _Answer:
     """The verdict on a cut of which these losses are beyond their limits."""
     worst = max(beyond, key=severity)
     text, group = loss_text(worst), worst.group
@@ -241,15 +249,17 @@ def _beyond_limits(evidence: _Evidence, beyond: Sequence[Loss]) -> tuple[Outcome
             f", and by {setting.unit.loss_text(setting.loss.estimate)} at {setting.setting_name}"
         )
     if recorded_origin(evidence.scores, evidence.model).get("recovered") is True:
-        return Outcome.STOP, f"{text}, after recovery", group
+        return _Answer(Outcome.STOP, f"{text}, after recovery", group)
     for x in beyond:
         if x.loss.estimate > LIMITS[x.group].recoverable:
             most = f"{LIMITS[x.group].recoverable:g}{x.unit.suffix}"
-            return Outcome.STOP, f"{text}; recovery restored up to {most} in measurements", group
-    return Outcome.RECOVER, f"{text}, which recovery may restore", group
+            return _Answer(
+                Outcome.STOP, f"{text}; recovery restored up to {most} in measurements", group
+            )
+    return _Answer(Outcome.RECOVER, f"{text}, which recovery may restore", group)
 
 
-def _against_controls(evidence: _Evidence, shown: _Evidence | None) -> tuple[Outcome, str, str]:
+def _verdict_against_controls(evidence: _Evidence, shown: _Evidence | None) -> _Answer:
     """The verdict on a cut whose losses are all within their limits."""
     scores, model = evidence.scores, evidence.model
     count = len(controls_of(scores, model))
@@ -261,28 +271,28 @@ def _against_controls(evidence: _Evidence, shown: _Evidence | None) -> tuple[Out
                 comparisons.setdefault(group, compared)
     if len(comparisons) < len(REQUIRED_GROUPS):
         reason = f"{count or 'no'} random cuts of its shape were measured, and {MIN_CONTROLS} are "
-        return Outcome.UNKNOWN, f"{reason}needed for comparison", ""
+        return _Answer(Outcome.UNKNOWN, f"{reason}needed for comparison", "")
     tasks = list(control_tasks(comparisons))
     if not tasks:
         reason = (
             "random cuts keep the limits too, and are as good: these tasks do not show the state"
         )
-        return Outcome.UNKNOWN, reason, ""
+        return _Answer(Outcome.UNKNOWN, reason, "")
     for group, compared in comparisons.items():
         if compared.shows_state and not compared.is_better:
             reason = f"on {compared.task} it is within the spread of {count} random cuts"
-            return Outcome.UNKNOWN, reason, group
+            return _Answer(Outcome.UNKNOWN, reason, group)
     text = _within_limits_text(evidence, comparisons, count)
     if recorded_origin(scores, model).get("recovered") is True:
         as_good = trained_control_is_as_good(scores, model, tasks)
         if as_good:
-            return Outcome.UNKNOWN, "a random cut with the same training does as well", ""
+            return _Answer(Outcome.UNKNOWN, "a random cut with the same training does as well", "")
         if as_good is None:
             text += "; it was trained after the cut, and how much text it learned is not known"
     if shown and shown.main:
         losses = [x.unit.loss_text(x.loss.estimate) + f" on {x.task}" for x in shown.main]
         text += f"; the samples that chose its shape show {' and '.join(losses)}"
-    return Outcome.SHIP, text, ""
+    return _Answer(Outcome.SHIP, text, "")
 
 
 def _missing_evidence_text(scores: Scores, model: str, group: str) -> str:

@@ -43,7 +43,7 @@ class _LayerEvidence:
         return {name: getattr(self, name) for name in names}
 
     @property
-    def shape(self) -> tuple[int, int]:
+    def table_shape(self) -> tuple[int, int]:
         """Number of heads, and of channels per head; of `HeadEvidence` groups, and heads of each.
         What is selected is one row per head or group."""
         rows, choices = next(iter(self.weights.values())).shape[:2]

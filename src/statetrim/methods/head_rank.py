@@ -19,4 +19,4 @@ def select(evidence: HeadEvidence, keep: int) -> Tensor:
     states, ranks, norms = evidence.statistic("state_ranks").unbind(-1)  # [value heads]
     norm_share = norms / norms.max().clamp_min(1e-300)
     saturation = RANK_WEIGHT * ranks / states + (1 - RANK_WEIGHT) * norm_share
-    return top(-saturation.reshape(*evidence.shape, -1).mean(-1), keep)
+    return top(-saturation.reshape(*evidence.table_shape, -1).mean(-1), keep)

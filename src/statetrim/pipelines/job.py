@@ -130,11 +130,11 @@ class Job:
             **{name: value for name, value in values.items() if name not in left_out},
             "text_stamp": file_stamps(Path(options.text)),
             "data_stamp": file_stamps(Path(options.data)) if options.data else [],
-            "files": self.file_digests,
+            "files": self.auxiliary_digests,
         }
 
     @cached_property
-    def file_digests(self) -> dict[str, str]:
+    def auxiliary_digests(self) -> dict[str, str]:
         """Digests of the files besides weights and text that the result depends on: the model's
         own, such as the tokenizer, and a method or family of the user."""
         files = dict(auxiliary_files(self.model))
@@ -244,7 +244,7 @@ class Job:
     def refits_from_original(self) -> bool:
         """Whether the statistics of the original are enough for a refit: heads that stay whole have
         the same read-out."""
-        return self.target.axes == ("head",)
+        return self.target.axes == ("head",) and not self.model.family.norm_over_heads
 
     @property
     def runs_refit(self) -> bool:

@@ -28,7 +28,7 @@ from ..maths.units import MIB
 from ..progress import OnProgress, Progress
 from ..storage.atomic import atomic_write, sync
 from ..storage.json_file import read_json
-from ..storage.safetensors_file import write_tensors
+from ..storage.safetensors_file import write_tensors_in_place
 from .data import TrainingRows
 from .distillation import Distillation
 from .fsdp import check_sharded, gather_full, shard_like
@@ -176,7 +176,7 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
             with atomic_write(target) as scratch:
                 scratch.mkdir()
                 contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-                write_tensors(scratch / TENSORS_FILE, contiguous)
+                write_tensors_in_place(scratch / TENSORS_FILE, contiguous)
                 (scratch / SCHEDULE_FILE).write_text(json.dumps(schedule))
                 self.state.save_to_json(str(scratch / STATE_FILE))
             sync(target.parent)

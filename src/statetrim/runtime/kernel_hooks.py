@@ -75,8 +75,9 @@ def hook_kernels(
     All but what `kept` lists by layer is masked. Of "key", channels of q and k are masked, and the
     output is scaled as by a kernel of the kept width. Of "value", those of the kernel's output are,
     and the output norm takes its mean over the kept channels. Of "head", the input of the output
-    projection is. Callbacks get masked tensors. Raises StatetrimError on exit if one of `layers`
-    (default: all) called no kernel, or with `on_readout` no output projection.
+    projection is, or the kernel's output as for "value" if the norm runs over heads. Callbacks get
+    masked tensors. Raises StatetrimError on exit if one of `layers` (default: all) called no
+    kernel, or with `on_readout` no output projection.
     """
     geometry = live.checkpoint.geometry
     kept = {layer: over_all_heads(of_layer, geometry) for layer, of_layer in (kept or {}).items()}
@@ -174,6 +175,8 @@ def _scale_readout(live: LiveModel, layer: int, kept: Kept) -> Iterator[None]:
     factors = torch.ones(geometry.num_v_heads, 1)
     if "value" in kept:
         factors *= (kept["value"].shape[1] / geometry.head_v_dim) ** 0.5
+    if "head" in kept and live.checkpoint.family.norm_over_heads:
+        factors *= (kept["head"].numel() / geometry.num_v_heads) ** 0.5
     if "head" in kept:
         removed = torch.ones(len(factors), dtype=torch.bool)
         removed[kept["head"].flatten()] = False
@@ -246,6 +249,10 @@ class _Recorder:
                 mask = _kept_mask(kept["value"], shape.num_v_heads, shape.head_v_dim)
                 scale = (shape.head_v_dim / kept["value"].shape[1]) ** 0.5  # see _scale_readout
                 result = _scale_output(result, mask * scale)
+            if "head" in kept and self.family.norm_over_heads:
+                of_heads = torch.zeros(shape.num_v_heads, 1)
+                of_heads[kept["head"].flatten()] = (shape.num_v_heads / kept["head"].numel()) ** 0.5
+                result = _scale_output(result, of_heads)
             output = result[0] if isinstance(result, tuple) else result
             query, key = arguments[query_name].detach(), arguments[key_name].detach()
             if shape.shared_values == 1:  # else each query head has queries of its own (GLA)

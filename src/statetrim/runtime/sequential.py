@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..storage.atomic import move_into_place, scratch_path
-from ..storage.safetensors_file import write_tensors
+from ..storage.safetensors_file import write_tensors_in_place
 from .live import LiveModel, MixerCall, hook_mixers, output_hidden_states
 
 
@@ -154,7 +154,7 @@ class DiskHiddenStore(HiddenStore):
             self._partial = scratch_path(self._output_directory)
             self._partial.mkdir()
         path, metadata = self._partial / f"{step}.safetensors", {"values": str(self.tuple_size)}
-        write_tensors(path, {"hidden": self._states.pop(step).contiguous()}, metadata)
+        write_tensors_in_place(path, {"hidden": self._states.pop(step).contiguous()}, metadata)
 
     def next_layer(self) -> None:
         assert self._partial is not None

@@ -73,7 +73,7 @@ class MethodChoice:
         """
         if of_heads is not None:
             evidence = _restricted(evidence, of_heads, self.method.needs)
-        name, (heads, channels) = self.method.name, evidence.shape
+        name, (heads, channels) = self.method.name, evidence.table_shape
         if keep == channels:  # in a plan by layer, this layer keeps all
             return torch.arange(channels).repeat(heads, 1)
         try:

@@ -49,7 +49,7 @@ def encode(states: Tensor, tolerance: float = 0.05, metric: Tensor | None = None
     """
     states = _check_states(states, tolerance, metric)
     if metric is not None:
-        metric = _normalize(metric).to(states)
+        metric = _scale_by_power_of_two(metric).to(states)
     heads, keys, values = states.shape
     cycle = 1 if metric is None else len(metric)
     coded = []
@@ -140,7 +140,7 @@ def _scale(states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return scaled, exponents, extreme
 
 
-def _normalize(metric: Tensor) -> Tensor:
+def _scale_by_power_of_two(metric: Tensor) -> Tensor:
     """The metric [heads, keys, keys] with a largest entry of each head from 0.5 to 1: divided by a
     power of two, so that no digit changes."""
     metric = metric.detach().double()

@@ -79,7 +79,7 @@ def snapshot(model: ModelLike, options: SnapshotOptions) -> Snapshots:
             with torch.inference_mode():
                 results = [trial.result(code) for code in codes]
                 tolerance = min(options.tolerances, key=lambda value: abs(value - 0.05))
-                ranks, lengths = trial.ranks[tolerance], trial.shares_by_length(tolerance)
+                ranks, lengths = trial.ranks[tolerance], trial.measure_byte_shares(tolerance)
         lineage = {**record, "statetrim": __version__, "data": data.lineage}
         lineage |= {"runtime": live.runtime.name}
         return Snapshots([trial.float32(), *results], tolerance, ranks, lengths, lineage)
@@ -146,7 +146,7 @@ class _Trial:
         state_bytes = 4 * geometry.num_v_heads * sum(k * v for k, v in geometry.shapes.values())
         return CodeResult("float32", 1.0, state_bytes, (0.0, 0.0, 0.0), 0.0, 0.0)
 
-    def shares_by_length(self, tolerance: float) -> dict[int, float]:
+    def measure_byte_shares(self, tolerance: float) -> dict[int, float]:
         """Tokens read -> share of the float32 bytes, on the first batch."""
         shares, cache, read = dict[int, float](), None, 0
         for length in (self.length // 4, self.length // 2, self.length, 2 * self.length):

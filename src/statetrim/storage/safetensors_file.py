@@ -189,10 +189,10 @@ def save_tensors(
 ) -> None:
     """Write a safetensors file atomically, replacing an existing one."""
     with atomic_write(path) as scratch:
-        write_tensors(scratch, tensors, metadata)
+        write_tensors_in_place(scratch, tensors, metadata)
 
 
-def write_tensors(
+def write_tensors_in_place(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write a safetensors file in place, not atomically, for directories published as a whole."""

@@ -76,15 +76,18 @@ def _compare_mixers(plan: Plan, before: LiveModel, after: LiveModel, ids: Tensor
 def _mixer_gap(plan: Plan, before: LiveModel, after: LiveModel, call: MixerCall) -> Tensor:
     """The largest relative gap of kernel and mixer outputs: the cut against the masked original."""
     actual, kept = _kernel_and_mixer_outputs(after, call, {}), plan.kept_in_layer(call.layer)
-    masked: Kept = {axis: table for axis, table in kept.items() if axis != "value"}
+    normed = ("value", "head") if before.checkpoint.family.norm_over_heads else ("value",)
+    masked: Kept = {axis: table for axis, table in kept.items() if axis not in normed}
     expected = _kernel_and_mixer_outputs(before, call, masked)
+    if not kept.keys().isdisjoint(normed):
+        # The cut's norm averages over fewer channels, so only the kernels' outputs can agree.
+        expected = {"kernel": expected["kernel"]}
     device = expected["kernel"].device
     if "head" in kept:
         heads = kept["head"].flatten().to(device)
         expected["kernel"] = expected["kernel"].index_select(-2, heads)
     if "value" in kept:
-        # The cut's norm averages over fewer channels, so only the kernels' outputs can agree.
-        expected = {"kernel": _kept_channels(expected["kernel"], kept["value"].to(device))}
+        expected["kernel"] = _kept_channels(expected["kernel"], kept["value"].to(device))
     gaps = [_relative_gap(value, actual[name]) for name, value in expected.items()]
     return torch.stack(gaps).max()
 

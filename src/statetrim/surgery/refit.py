@@ -175,7 +175,7 @@ def restrict_to_heads(small: Checkpoint, statistics: Statistics) -> Statistics:
     StatetrimError if recovery has trained `small`, or if these sums are missing.
     """
     plan = load_carried_plan(small)
-    if plan is None or set(plan.axes) != {"head"}:
+    if plan is None or set(plan.axes) != {"head"} or small.family.norm_over_heads:
         return statistics
     if plan.lineage.get("source") != statistics.lineage.get("source"):
         return statistics

@@ -75,7 +75,7 @@ class Paging:
         taps = caches.conv_width - 1 + settings.speculative
 
         def size(heads: Heads) -> float:
-            group = _registered(heads, 1, geometry, devices)
+            group = _layers_over_devices(heads, 1, geometry, devices)
             return layer_bytes(group, caches, settings, taps)
 
         unit = settings.alignment * layer_token_bytes(caches, settings)
@@ -129,12 +129,14 @@ def in_parts(caches: CacheModel, geometry: Geometry, settings: Settings) -> tupl
         count = counts[group.keys, group.values]
         part = paging.heads(group.keys, group.values).part(count)
         assert part is not None
-        divided.append(_registered(part, group.layers * count, geometry, settings.devices))
+        divided.append(_layers_over_devices(part, group.layers * count, geometry, settings.devices))
     return tuple(divided)
 
 
-def _registered(heads: Heads, layers: int, geometry: Geometry, devices: int) -> StateLayers:
-    """Layers with these heads on each device, as the arithmetic counts them."""
+def _layers_over_devices(
+    heads: Heads, layers: int, geometry: Geometry, devices: int
+) -> StateLayers:
+    """Layers of which every device has these heads, with the heads of all devices."""
     key_heads, value_heads = heads.num_k_heads * devices, heads.num_v_heads * devices
     return StateLayers(
         layers=layers,
