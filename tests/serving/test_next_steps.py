@@ -53,6 +53,23 @@ def test_a_loss_is_met_by_other_cuts_first(folder: Path) -> None:
     assert not any("--by-layer" in step.command for step in for_sglang), "it serves none"
 
 
+def test_a_flag_for_16_bits_leaves_half_of_the_share(folder: Path) -> None:
+    by_layer, _, larger = steps_after(
+        folder, Outcome.STOP, "recall", engine="vllm", flag_dtype="bfloat16"
+    )
+    assert "--to 0.25 --by-layer " in by_layer.command and "--for vllm" in by_layer.command
+    assert "--to 0.375 " in larger.command and "75%" in larger.reason
+
+
+def test_after_a_cut_of_heads_come_widths_by_layer(folder: Path) -> None:
+    model = st.open(folder / "model")
+    heads = st.prune(model, st.select(model, to="2heads", method="rand"), folder / "HEADS")
+    verdict = Verdict("HEADS", Outcome.STOP, "because", [], [], "recall")
+    facts = RunFacts("model", "HEADS", "text.jsonl", "1k", samples=2)
+    by_layer, larger, _ = next_steps(verdict, model, heads, facts)
+    assert "--to 0.5 --by-layer " in by_layer.command and "--to 0.75 " in larger.command
+
+
 def test_recovery_trains_recall_where_recall_was_lost(folder: Path) -> None:
     recall = steps_after(folder, Outcome.RECOVER, "recall")
     assert names_of(recall) == ["recover", "evaluate", "trim"]

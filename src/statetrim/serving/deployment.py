@@ -281,7 +281,7 @@ def _steps_to_know(original: Checkpoint, cut: Checkpoint, facts: RunFacts) -> It
     yield NextStep(
         "measure it on more samples", _evaluate(facts, facts.cut, 4 * facts.samples, more)
     )
-    yield _larger_share(original.geometry, cut.geometry, facts)
+    yield _larger_share(_numbers_kept(original.geometry, cut.geometry), facts)
 
 
 def _steps_to_lose_less(
@@ -289,7 +289,7 @@ def _steps_to_lose_less(
 ) -> Iterator[NextStep]:
     """Recovery first if it may be enough, else other cuts."""
     before, after = original.geometry, cut.geometry
-    recovered = f"{facts.cut}-recovered"
+    kept, recovered = _numbers_kept(before, after), f"{facts.cut}-recovered"
     has_heads = before.num_v_heads != after.num_v_heads
     if verdict.outcome is Outcome.RECOVER:
         yield NextStep("train it, distilled from the original", _recover(verdict, facts, recovered))
@@ -299,28 +299,38 @@ def _steps_to_lose_less(
     is_layered = bool(after.widths) or facts.tried_by_layer or len(before.layers) < 2
     model_type = original.model_type
     has_plugin = model_type in find_engine(facts.engine).plugin_types
-    if has_plugin and not has_heads and not is_layered:
+    if has_plugin and not is_layered:
         reason = "widths by layer, which lost least in measurements; engines need a plugin"
-        yield NextStep(reason, _trim(facts, str(_share(before, after)), "by-layer", "--by-layer"))
-    if before.num_v_heads > before.num_k_heads and not has_heads:
-        target = _fewer_heads(original, _share(before, after))
+        yield NextStep(reason, _trim(facts, _share_text(kept, facts), "by-layer", "--by-layer"))
+    # In Mamba-2, whose norm runs over heads, they were not measured.
+    if before.group > 1 and not has_heads and not original.family.norm_over_heads:
+        target = _fewer_heads(original, kept)
         if target is not None:
             reason = f"remove heads instead: {target.after.num_v_heads} of {before.num_v_heads}"
             yield NextStep(reason, _trim(facts, str(target), "heads"))
-    yield _larger_share(before, after, facts)
+    yield _larger_share(kept, facts)
     if verdict.outcome is Outcome.STOP:
         reason = "train it, which restores a part"
         yield NextStep(reason, _recover(verdict, facts, recovered))
 
 
-def _larger_share(before: Geometry, after: Geometry, facts: RunFacts) -> NextStep:
-    share = round((1 + _share(before, after)) / 2, 2)
-    return NextStep(f"keep more: {share:.0%} of the state", _trim(facts, str(share), "larger"))
+def _larger_share(kept: float, facts: RunFacts) -> NextStep:
+    """Halfway from what is kept of the state's numbers to all of them."""
+    more = round((1 + kept) / 2, 2)
+    return NextStep(
+        f"keep more: {more:.0%} of the state", _trim(facts, _share_text(more, facts), "larger")
+    )
 
 
-def _share(before: Geometry, after: Geometry) -> float:
-    """The part of the state that is kept, rounded up to whole percent."""
+def _numbers_kept(before: Geometry, after: Geometry) -> float:
+    """The part of the state's numbers that is kept, rounded up to whole percent."""
     return min(0.99, -(-100 * after.state_numel // before.state_numel) / 100)
+
+
+def _share_text(kept: float, facts: RunFacts) -> str:
+    """`--to` for a part of the state's numbers: a share of its bytes in the engine's default dtype,
+    of which a flag for 16 bits leaves half."""
+    return f"{kept / 2 if facts.flag_dtype else kept:.3g}"
 
 
 def _fewer_heads(original: Checkpoint, share: float) -> Target | None:
