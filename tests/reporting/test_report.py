@@ -214,8 +214,8 @@ def test_charts_stand_any_number(value: float) -> None:
 
 def test_a_chart_shows_its_points_in_the_colours_of_the_page() -> None:
     """Positions in the SVG are an affine map of the numbers."""
-    points = [Point(1.0, 5.0, 4.0, 6.0), Point(2.0, 1.0), Point(4.0, 3.0)]
-    chart = line_chart([Series("<a & $b$>", points)], "title", x="x", y="y", marks=True)
+    points = [Point(1.0, 5.0), Point(2.0, 1.0), Point(4.0, 3.0)]
+    chart = line_chart([Series("<a & $b$>", points)], "title", x="x", y="y")
     assert chart is not None
     root = ElementTree.fromstring(inline_svg(chart))
     paths = [element for element in root.iter() if element.tag.endswith("path")]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from math import isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,14 +52,11 @@ def sheet(panels: Sequence[Chart | None], caption: str) -> Sheet:
     return Sheet([panel for panel in panels if panel is not None], caption)
 
 
-@dataclass(frozen=True)
-class Point:
-    """A value with an optional interval (low, high)."""
+class Point(NamedTuple):
+    """A point of a line."""
 
     x: float
     y: float
-    low: float | None = None
-    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -82,13 +79,12 @@ def line_chart(
     log: bool = False,
     log_x: bool = False,
     from_zero: bool = False,
-    marks: bool = False,
 ) -> Chart | None:
     """Lines over one pair of axes; None if no point can be drawn.
 
     `x` and `y` are axis labels; `log` makes the y axis logarithmic, `log_x` the x axis. `from_zero`
-    includes 0 in a linear y axis. `marks` draws dots and intervals of the points. Points that are
-    not finite, or not positive on a logarithmic axis, are left out.
+    includes 0 in a linear y axis. Points that are not finite, or not positive on a logarithmic
+    axis, are left out.
     """
     drawable = []
     for line in series:
@@ -100,7 +96,10 @@ def line_chart(
 
     def draw(axes: "Axes") -> None:
         for line, style in zip(drawable, _assign_styles(drawable), strict=True):
-            _draw_line(axes, line, style, marks)
+            colour = LIGHT["ink" if style == ORIGINAL else style]
+            across, up = zip(*line.points, strict=True)
+            name, dash = shorten(line.name, 46), DASHES.get(style, "solid")
+            axes.plot(across, up, color=colour, linestyle=dash, label=name)
         if log_x:
             axes.set_xscale("log")
         if log:
@@ -117,17 +116,6 @@ def line_chart(
             axes.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
 
     return Chart(title, PLOT_HEIGHT + 0.2 * len(drawable), draw)
-
-
-def _draw_line(axes: "Axes", line: Series, style: str, marks: bool) -> None:
-    """A line, and with `marks` its dots and intervals."""
-    colour = LIGHT["ink" if style == ORIGINAL else style]
-    x, y = [point.x for point in line.points], [point.y for point in line.points]
-    name, dash = shorten(line.name, 46), DASHES.get(style, "solid")
-    axes.plot(x, y, color=colour, linestyle=dash, label=name, marker="o" if marks else None)
-    for point in line.points if marks else ():
-        if point.low is not None and point.high is not None:
-            axes.vlines(point.x, point.low, point.high, color=colour)
 
 
 def interval_chart(
@@ -200,8 +188,7 @@ def _assign_styles(series: Sequence[Series]) -> list[str]:
 
 def _is_drawable(point: Point, log: bool, log_x: bool) -> bool:
     is_positive = (point.y > SMALLEST_DRAWN or not log) and (point.x > SMALLEST_DRAWN or not log_x)
-    bounds = [value for value in (point.low, point.high) if value is not None]
-    return is_positive and all(map(_is_in_range, (point.x, point.y, *bounds)))
+    return is_positive and all(map(_is_in_range, point))
 
 
 def _is_in_range(value: float) -> bool:

@@ -1,22 +1,18 @@
-"""Pictures of rank analyses and of sensitivities.
+"""Pictures of rank analyses, and of models whose states are emptied.
 
 Of several analyses the first is the original's; a method has one colour in all pictures.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import torch
 
 from ..artifacts.analysis import BINS, BINS_PER_DECADE, LOWEST_DECADE, Analysis
 from ..artifacts.memory import Memory
-from ..artifacts.samples import Changed, ChangedLayers
-from ..artifacts.sensitivity import Sensitivity, variant_text
 from ..errors import StatetrimError
 from ..maths.formatting import evenly_spaced, percent_text
-from ..maths.paired import Interval
 from ..reporting import charts
-from .charts import ORIGINAL, Chart, Point, Series, Sheet, line_chart, sheet
+from .charts import ORIGINAL, Point, Series, Sheet, sheet
 from .theme import SERIES
 
 METHODS = ("drrqr", "grad", "l1", "s_wanda", "rand", "energy", "product")  # by number of colour
@@ -132,77 +128,18 @@ def _with_styles(analyses: Mapping[str, Analysis]) -> Iterator[tuple[str, Analys
             yield label, analysis, ""
 
 
-def sensitivity_sheet(sensitivity: Sensitivity) -> Sheet:
-    """Recall and text by layer that is cut, with a line per variant."""
-    lines = {}
-    for variant in sensitivity.variants:
-        cuts = [(layer, sensitivity.find(layer, *variant)) for layer in sensitivity.layers]
-        lines[variant_text(sensitivity, variant)] = cuts
-    return sheet(
-        _losses_by_layer(sensitivity, lines, "when one layer is cut"),
-        "How to read it: each point is the whole model with one layer cut and all others as they "
-        "were; a line is one width of one axis of the state. Bars are 95% intervals of the "
-        "difference to the original. A layer that stands out carries the loss; layers near zero "
-        "can be cut further.",
-    )
-
-
-def _losses_by_layer(
-    compared: ChangedLayers, lines: Mapping[str, Sequence[tuple[int, Changed]]], words: str
-) -> list[Chart | None]:
-    """A chart of recall and one of text over the layer that is changed. Recall has no points if
-    the original does not recall."""
-    nll: list[Series] = []
-    recall: list[Series] = []
-    for name, by_layer in lines.items():
-        nll_points, recall_points = [], []
-        for layer, changed in by_layer:
-            nll_points.append(_interval_point(layer, compared.nll_increase(changed)))
-            drop = compared.recall_drop(changed)
-            if drop is not None:
-                recall_points.append(_interval_point(layer, drop, 100))
-        nll.append(Series(name, nll_points))
-        recall.append(Series(name, recall_points))
-    drawn: Any = {"x": "layer", "from_zero": True, "marks": True}
-    return [
-        line_chart(recall, f"Recall lost {words}", y="points", **drawn),
-        line_chart(nll, f"Text: increase of NLL {words}", y="nats", **drawn),
-    ]
-
-
 def memory_sheet(memory: Memory) -> Sheet:
-    """Text and recall without the memory of each layer; how far back the states matter."""
-    lines: dict[str, list[tuple[int, Changed]]] = {"state": [], "KV cache": []}
-    for alone in (forgetting for forgetting in memory.forgetting if forgetting.is_single):
-        lines[alone.kind].append((alone.layers[0], alone))
-    horizon = [_interval_point(x.every, memory.nll_increase(x)) for x in memory.horizons]
-    curves = {f"emptied every {x.every:,}": x.samples for x in memory.horizons}
-    by_position = list[Series]()
-    for name, samples in {"as it is": memory.original, **curves}.items():
+    """The loss by tokens read, of the model as it is and with its states emptied."""
+    lines = {"as it is": memory.original}
+    lines |= {f"emptied every {x.every:,}": x.samples for x in memory.horizons}
+    series = list[Series]()
+    for name, samples in lines.items():
         values = zip(memory.positions, samples.nll_by_position, strict=False)
         points = [Point(position, value) for position, value in values]
-        by_position.append(Series(name, points, "" if by_position else ORIGINAL))
-    panels = _losses_by_layer(memory, lines, "when a layer forgets")
-    panels += [
-        line_chart(
-            [Series("", horizon)],
-            "Text: increase of NLL when all states are emptied",
-            x="every so many tokens",
-            y="nats",
-            log_x=True,
-            from_zero=True,
-            marks=True,
-        ),
-        line_chart(by_position, "NLL by position", x="tokens read", y="nats", log_x=True),
-    ]
+        series.append(Series(name, points, "" if series else ORIGINAL))
+    chart = charts.line_chart(series, "NLL by position", x="tokens read", y="nats", log_x=True)
     return sheet(
-        panels,
-        "How to read it: a layer forgets if no token finds an earlier one in its state or cache. "
-        "A layer that stands out is needed. Then all states are emptied at intervals (1: after "
-        "every token); where that costs nothing, older tokens do not matter to them. Bars are "
-        "95% intervals of the difference to the model as it is.",
+        [chart],
+        "How to read it: all states are emptied at intervals (1: after every token); where that "
+        "costs nothing, older tokens do not matter to them.",
     )
-
-
-def _interval_point(x: float, interval: Interval, scale: float = 1.0) -> Point:
-    return Point(x, scale * interval.estimate, scale * interval.low, scale * interval.high)

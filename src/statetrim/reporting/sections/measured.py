@@ -54,7 +54,7 @@ def copies(findings: Findings) -> Iterator[Block]:
 
 
 def layers(findings: Findings) -> Iterator[Block]:
-    """Each layer cut alone: pictures, and a table of every layer and width."""
+    """Each layer cut alone: which carry recall, and a table of every layer and width."""
     sensitivity = findings.sensitivity
     if sensitivity is None:
         yield missing(
@@ -63,13 +63,12 @@ def layers(findings: Findings) -> Iterator[Block]:
             "statetrim analyze {model} --sensitivity --text {text} -o sensitivity.json",
         )
         return
-    yield from _changes(
-        sensitivity.sentence, pictures.sensitivity_sheet(sensitivity), sensitivity.table()
-    )
+    yield Text(sensitivity.sentence)
+    yield _changes(sensitivity.table())
 
 
 def memory(findings: Findings) -> Iterator[Block]:
-    """Layers that forget: pictures, and a table of everything that was made to forget."""
+    """Layers that forget: a picture, and a table of everything that was made to forget."""
     memory = findings.memory
     if memory is None:
         yield missing(
@@ -78,14 +77,14 @@ def memory(findings: Findings) -> Iterator[Block]:
             "statetrim analyze {model} --memory --text {text} -o memory.json",
         )
         return
-    yield from _changes(memory.sentence, pictures.memory_sheet(memory), memory.table())
+    yield Text(memory.sentence)
+    yield from _pictures(pictures.memory_sheet(memory))
+    yield _changes(memory.table())
 
 
-def _changes(sentence: str, sheet: Sheet, table: NamedRows) -> Iterator[Block]:
-    yield Text(sentence)
-    yield from _pictures(sheet)
+def _changes(table: NamedRows) -> Table:
     caption = "Change of NLL in nats per token and of recall in points, with 95 % intervals"
-    yield Table(table.header, table.rows, caption, folded=True)
+    return Table(table.header, table.rows, caption, folded=True)
 
 
 def _pictures(sheet: Sheet) -> Iterator[Block]:
