@@ -1,15 +1,13 @@
-"""Fill the table of the README: what each lever gains, and what a cut in the same proportion loses.
+"""Fill the table of the README: what each lever gains, and what a small model loses by it.
 
     python studies/front_page.py page
 
-Gains are computed for Qwen3.5-27B in vLLM. Losses were measured on a small model of that layout by
-the studies whose rows are read here, recall as the mean of 32 and 63 pairs.
+Gains are computed for Qwen3.5-35B-A3B in vLLM, which has two value heads for each key head, as the
+small hybrid on which `studies/levers.py` measured the losses.
 """
 
 from dataclasses import dataclass
-from math import exp
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import statetrim as st
@@ -23,98 +21,71 @@ from statetrim.serving.options import CacheOptions
 from statetrim.serving.target import resolve_target
 
 ROOT = Path(__file__).parents[1]
-CONFIG = ROOT / "tests" / "data" / "hub_configs" / "Qwen--Qwen3.5-27B_config.json"
+CONFIG = ROOT / "tests" / "data" / "hub_configs" / "Qwen--Qwen3.5-35B-A3B_config.json"
 MEASURED = "tiny-qwen3_5_hybrid"
-PAIRS = ("recall 32", "recall 63")
-
-
-@dataclass(frozen=True)
-class Loss:
-    nats: float
-    recall: float  # a change in points
-    share: float = 1.0  # of the state's numbers that the measured cut keeps
-
-    def cells(self) -> list[str]:
-        return [f"{100 * (exp(self.nats) - 1):.1f} %", f"{abs(self.recall):.1f}"]
+NO_CUT = "no cut"
 
 
 @dataclass(frozen=True)
 class Lever:
-    """What is served: what is kept (all if empty), the dtype of the state, and what it takes."""
+    """What is served, what it takes, and the cut of the small hybrid that keeps the same parts."""
 
     name: str
-    request: str
-    dtype: str
+    request: str  # as --to says it; empty: all is kept
     needs: str
-    loss: Loss | None  # None: not measured
-    kv_dtype: str = "auto"
-
-
-def measured(path: Path, **fields: Any) -> Row:
-    """The row of the small hybrid with these fields."""
-    fields |= {"model": MEASURED}
-    return next(row for row in read_rows(path) if fields.items() <= row.items())
-
-
-def loss_of_dtype(results: Path) -> Loss:
-    row = measured(results / "precision.jsonl", part="full", dtype="bfloat16", stochastic=False)
-    return Loss(row["nll"][1], fmean(row[pairs][1] for pairs in PAIRS))
-
-
-def loss_of_heads(results: Path) -> Loss:
-    path = results / "recall" / f"cut-heads-{MEASURED}.jsonl"
-    row = measured(path, part="1/2", method="head_refit", refitted=True)
-    middles = [fmean(row[pairs][1:]) for pairs in PAIRS]  # of the two ends of an interval
-    return Loss(row["increase"][0], 100 * fmean(middles), 0.5)
-
-
-def loss_of_shapes(results: Path, kind: str, share: float) -> Loss:
-    row = measured(results / "uneven.jsonl", kind=kind, share=share, seed=0)
-    return Loss(row["nll"][1], 100 * fmean(row[pairs][1] for pairs in PAIRS), row["taken"])
+    measured: str = NO_CUT
+    dtype: str = "bfloat16"
 
 
 def squares(geometry: Geometry) -> str:
-    """A third of the layers whole, as in the half by layer that was measured."""
+    """A third of the layers whole, the others half as wide along both axes."""
     whole = list(geometry.layers)[: len(geometry.layers) // 3]
-    return "".join(f"{layer}=128x128," for layer in whole) + "others=64x64"
+    shape = f"{geometry.head_k_dim}x{geometry.head_v_dim}"
+    half = f"{geometry.head_k_dim // 2}x{geometry.head_v_dim // 2}"
+    return "".join(f"{layer}={shape}," for layer in whole) + f"others={half}"
+
+
+def measured_by_layer(results: Path) -> str:
+    """The widths by layer of half of the state that were measured."""
+    return str(measured(results, share=0.25, engine="vllm")["by_layer"])
+
+
+def measured(results: Path, **fields: Any) -> Row:
+    """The row of the small hybrid and the first seed with these fields."""
+    fields |= {"model": MEASURED, "seed": 0}
+    return next(row for row in read_rows(results / "levers.jsonl") if fields.items() <= row.items())
 
 
 def levers(geometry: Geometry, results: Path) -> list[Lever]:
-    by_layer = loss_of_shapes(results, "squares", 0.5)
-    one_shape = loss_of_shapes(results, "uniform", 0.25)
-    half, flag = geometry.num_v_heads // 2, "bfloat16"
+    heads = geometry.num_v_heads
     return [
-        Lever("as released", "", "float32", "", None),
-        Lever("state in 16 bits", "", flag, "flag", loss_of_dtype(results)),
-        Lever("16 bits, fp8 KV cache", "", flag, "flags", None, "fp8"),
+        Lever("as released", "", "", dtype="float32"),
+        Lever("state in 16 bits", "", "flag"),
         Lever(
-            f"16 bits, {half} of {2 * half} value heads",
-            f"{half}heads",
-            flag,
-            "cut",
-            loss_of_heads(results),
+            f"16 bits, {heads // 2} of {heads} value heads",
+            f"{heads // 2}heads",
+            "cut, training",
+            f"{heads // 2 * 4 // heads}heads",
         ),
+        Lever("16 bits, 96x80 in every layer", "96x80", "cut, training", "48x40"),
         Lever(
             "16 bits, a third of layers 128x128, others 64x64",
             squares(geometry),
-            flag,
             "cut, plugin",
-            by_layer,
+            measured_by_layer(results),
         ),
-        Lever("16 bits, 64x64 in every layer", "64x64", flag, "cut, training", one_shape),
+        Lever("16 bits, 64x64 in every layer", "64x64", "cut, training", "32x32"),
     ]
 
 
-def geometry_of(model: st.Checkpoint, lever: Lever) -> Geometry:
-    if not lever.request:
-        return model.geometry
-    return resolve_target(model, parse_request(lever.request)).after
+def geometry_of(model: st.Checkpoint, request: str) -> Geometry:
+    return resolve_target(model, parse_request(request)).after if request else model.geometry
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "4K": {"context": 4096},
     "32K": {"context": 32768},
-    "4K, no prefix cache": {"context": 4096, "prefix_caching": False},
+    "4K, fp8 KV cache": {"context": 4096, "kv_dtype": "fp8"},
 }
 """Column of sequences -> how they are served."""
 
@@ -122,10 +93,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def fit(model: st.Checkpoint, lever: Lever, settings: dict[str, Any]) -> Fit:
     """What vLLM holds in 40 GiB."""
     engine = find_engine("vllm")
-    cache = CacheOptions(memory_gib=40.0, kv_dtype=lever.kv_dtype, **settings)
-    after = geometry_of(model, lever)
+    cache = CacheOptions(memory_gib=40.0, **settings)
+    after = geometry_of(model, lever.request)
     chosen = settings_for(model, cache.in_engine(engine), lever.dtype)
     return capacity(model, after, chosen, engine)
+
+
+def loss_cells(lever: Lever, results: Path) -> list[str]:
+    row = measured(results, cut=lever.measured, dtype=lever.dtype)
+    return [f"{abs(row['perplexity'][0]):.1f} %", f"{abs(row['recall'][0]):.1f}"]
 
 
 def levers_table(results: Path) -> str:
@@ -138,9 +114,9 @@ def levers_table(results: Path) -> str:
     for lever in others:
         fits = {name: fit(model, lever, x) for name, x in SETTINGS.items()}
         counts = [f"{x.sequences / baselines[name]:.2f}x" for name, x in fits.items()]
-        loss = lever.loss.cells() if lever.loss else ["not measured", ""]
         prefix = fits["4K"].shortest_prefix
-        lines.append([lever.name, *counts, str(prefix), *loss, lever.needs])
+        losses = loss_cells(lever, results)
+        lines.append([lever.name, *counts, str(prefix), *losses, lever.needs])
     header = ["lever", *SETTINGS, "prefixes from", "perplexity", "recall", "needs"]
     return table(header, lines)
 
