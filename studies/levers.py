@@ -323,8 +323,9 @@ def page(results: Path) -> None:
                 decisions.append([*start, *alone, *cells(replay.choice(goal, by_layer=True))])
         for heads in (False, True):
             numbers = [f"{number:+.2f}" for number in replay.correlations(heads=heads)]
-            kind = "all" if heads else "shapes"
-            predictions.append([model, str(seed), kind, *numbers, *replay.hits(heads=heads)])
+            kind, hits = "all" if heads else "shapes", replay.hits(heads=heads)
+            if "+nan" not in numbers:  # with at least two cuts
+                predictions.append([model, str(seed), kind, *numbers, *hits])
     losses = ["perplexity, %", "recall, points"]
     header = ["model", "seed", "bytes", "engine", "shapes alone", *losses, "now", *losses]
     correlation = ["cuts", "rank correlation, perplexity", "recall"]
