@@ -14,7 +14,8 @@ from torch.nn import functional
 
 import statetrim as st
 from helpers.reads import record_tensor_reads
-from statetrim.analysis.sensitivity import LENGTH, sensitivity
+from statetrim.analysis import sensitivity as analysis
+from statetrim.analysis.options import SensitivityOptions
 from statetrim.artifacts.plan import AxisPlan
 from statetrim.artifacts.samples import Samples
 from statetrim.artifacts.sensitivity import LayerCut, Sensitivity
@@ -22,11 +23,16 @@ from statetrim.cut.shape import ChannelAxis
 from statetrim.progress import Progress
 from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.live import find_mixers
-from statetrim.runtime.placement import Placement
 from statetrim.tasks.recall import associations
 
-WINDOWS, ROWS = 4, 4
+WINDOWS, ROWS, LENGTH = 4, 4, SensitivityOptions.length
 TYPES = ("gated_deltanet", "qwen3_next", "olmo_hybrid", "mamba2")
+
+
+def sensitivity(
+    model: st.Checkpoint, plans: list[st.Plan], text: Path, **options: Any
+) -> Sensitivity:
+    return analysis.sensitivity(model, plans, SensitivityOptions(text, **options))
 
 
 @contextmanager
@@ -97,7 +103,7 @@ def test_from_disk_it_is_the_same_and_weights_are_read_once_for_a_cut(
     options: dict[str, Any] = {"windows": WINDOWS, "rows": ROWS, "batch_size": 1}
     in_memory = sensitivity(model, [plan], text, **options)
     with record_tensor_reads(model) as read_names:
-        streamed = sensitivity(model, [plan], text, placement=Placement(layerwise=True), **options)
+        streamed = sensitivity(model, [plan], text, layerwise=True, **options)
     assert streamed == in_memory
     first = f"layers.{model.geometry.layers[0]}."
     of_the_first = {name: read_names.count(name) for name in read_names if first in name}

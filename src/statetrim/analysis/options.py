@@ -1,15 +1,25 @@
-"""The options of `analyze`."""
+"""The options of `analyze`, `analyze_memory` and `sensitivity`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import option_checks as checks
-from ..common_options import BATCH_SIZE_HELP, SKIP_HELP, TEXT_HELP, ProgressOptions
+from ..common_options import (
+    BATCH_SIZE_HELP,
+    METHODS_HELP,
+    SKIP_HELP,
+    TEXT_HELP,
+    ProgressOptions,
+)
+from ..defaults import DEFAULT_METHODS
 from ..errors import StatetrimError
 from ..options import option, options
 from ..runtime.placement import Placement
 
 if TYPE_CHECKING:
+    from ..cut.shape import ChannelAxis
+    from ..runtime.corpus import Corpus
     from ..storage.models import ModelLike
 
 
@@ -66,4 +76,25 @@ class MemoryOptions(Placement, ProgressOptions):
     rows: int = option(default=32, help="Recall sequences of each load.", check=checks.at_least_one)
     skip: int | str = option(default=0, default_text="0", help=SKIP_HELP, check=checks.token_count)
     batch_size: int = option(default=1, help=BATCH_SIZE_HELP, check=checks.at_least_one)
+    out: str | Path | None = option(default=None, help="JSON file to write.")
+
+
+@options
+class SensitivityOptions(Placement, ProgressOptions):
+    """The options of `sensitivity`."""
+
+    text: "str | Path | Corpus" = option(help=TEXT_HELP, check=checks.text_source, kw_only=False)
+    widths: Sequence[int | float | str] = option(
+        default=(0.5, 0.25), help="Channels to keep in the layer that is cut."
+    )
+    axes: "Sequence[ChannelAxis] | None" = option(
+        default=None, help="Axes to cut: keys, and values where the config can hold them."
+    )
+    method: str = option(default=DEFAULT_METHODS, help=METHODS_HELP, check=checks.methods)
+    calibration_tokens: int = option(default=2**15, help="Tokens to choose channels on.")
+    windows: int = option(default=64, help="Windows of text to measure.")
+    length: int = option(default=256, help="Tokens per window.", check=checks.at_least_one)
+    rows: int = option(default=32, help="Recall sequences of each load.")
+    skip: int | str = option(default=0, default_text="0", help=SKIP_HELP, check=checks.token_count)
+    batch_size: int = option(default=8, help=BATCH_SIZE_HELP, check=checks.at_least_one)
     out: str | Path | None = option(default=None, help="JSON file to write.")

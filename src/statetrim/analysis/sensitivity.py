@@ -16,18 +16,17 @@ from ..artifacts.plan import Plan
 from ..artifacts.sensitivity import LayerCut, Sensitivity
 from ..cut.shape import CHANNEL_AXES, ChannelAxis, Kept
 from ..errors import StatetrimError
-from ..progress import OnProgress, ignore_progress
-from ..runtime.corpus import Corpus, as_corpus
+from ..maths.units import parse_token_count
+from ..progress import progress_reporter
+from ..runtime.corpus import as_corpus
 from ..runtime.kernel_hooks import hook_kernels
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live
-from ..runtime.placement import Placement
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.output import run_and_save
 from ..version import __version__
 from .experiment import SO_FAR, Experiment
-
-LENGTH = 256  # tokens per window; slightly more than the longest recall sequence
+from .options import SensitivityOptions
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,50 +44,41 @@ class _Variant:
 
 
 def sensitivity(
-    model: Checkpoint,
-    plans: Sequence[Plan],
-    text: str | Path | Corpus,
-    *,
-    windows: int = 64,
-    length: int = LENGTH,
-    rows: int = 32,
-    skip: int = 0,
-    batch_size: int = 8,
-    placement: Placement | None = None,
-    out: str | Path | None = None,
-    progress: OnProgress = ignore_progress,
+    model: Checkpoint, plans: Sequence[Plan], options: SensitivityOptions
 ) -> Sensitivity:
     """Measure the loss of pruning each layer alone, for each of `plans` and each axis it prunes.
 
-    An evaluation reads `windows` windows of `length` tokens of `text`, after `skip` tokens, and
-    `rows` sequences of each recall load. There is one for the original and one per layer, plan and
-    axis. With weights on disk, each evaluation reads them once.
-    With `out` the result is written there, and intermediate results to `OUT.partial`, from which
-    the same call resumes after an interruption; StatetrimError is raised if `out` exists.
+    There is an evaluation of the original and one per layer, plan and axis. With weights on disk,
+    each evaluation reads them once. With `out` intermediate results are in `OUT.partial`, from
+    which the same call resumes after an interruption; StatetrimError is raised if `out` exists.
     """
     variants = list(_variants(require_prunable(model), plans))
     tables = [[*variant.identity, variant.kept.tolist()] for variant in variants]
-    data = as_corpus(text, model).read(tokens=windows * length, length=length, skip=skip)
+    length, skip = options.length, parse_token_count(options.skip)
+    data = as_corpus(options.text, model).read(
+        tokens=options.windows * length, length=length, skip=skip
+    )
     lineage = {
         "statetrim": __version__,
         "source": model.digest,
-        "dtype": (placement or Placement()).dtype_text,
+        "dtype": options.dtype_text,
         "data": data.lineage,
-        "rows": rows,
+        "rows": options.rows,
         "plans": hashlib.sha256(json.dumps(tables).encode()).hexdigest(),
     }
-    record = {"format": "statetrim sensitivity job", **lineage}
 
     def measure(directory: Path | None) -> Sensitivity:
-        live = load_live(model, placement)
-        experiment = Experiment(live, data, rows, batch_size)
+        live = load_live(model, options.placement)
+        experiment = Experiment(live, data, options.rows, options.batch_size)
         changes = [_masked(live, variant) for variant in variants]
-        samples = experiment.all_samples(changes, directory, progress)
+        with progress_reporter(options.progress, "cutting each layer alone") as report:
+            samples = experiment.all_samples(changes, directory, report)
         cuts = [LayerCut(*x.identity, y) for x, y in zip(variants, samples, strict=True)]
         widths: dict[ChannelAxis, int] = {x: model.geometry.width(x) for x in CHANNEL_AXES}
         return Sensitivity(experiment.samples(), cuts, widths, lineage)
 
-    return run_and_save(out, record, measure, Sensitivity.load, temporary_patterns=[SO_FAR])
+    record = {"format": "statetrim sensitivity job", **lineage}
+    return run_and_save(options.out, record, measure, Sensitivity.load, temporary_patterns=[SO_FAR])
 
 
 def _variants(model: Checkpoint, plans: Sequence[Plan]) -> Iterator[_Variant]:

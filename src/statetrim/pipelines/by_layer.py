@@ -1,9 +1,10 @@
 """Widths by layer as one of the shapes that `trim` compares: every layer is cut alone, and the
 widths with the least predicted loss within the requested share are chosen."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ..analysis.sensitivity import LENGTH, sensitivity
+from ..analysis.options import SensitivityOptions
+from ..analysis.sensitivity import sensitivity
 from ..artifacts.sensitivity import Sensitivity
 from ..artifacts.statistics import Statistics
 from ..cut.request import parse_request
@@ -21,7 +22,6 @@ from ..serving.target import resolve_target
 from ..storage.checkpoint import Checkpoint
 from .job import Job, check_one_shape
 from .observer import Observer
-from .options import SensitivityOptions
 from .sensitivity import layer_plans
 from .stage import Stage
 from .stages import SENSITIVITY, StageRunner
@@ -95,7 +95,7 @@ def layer_sensitivity(runner: StageRunner, job: Job) -> Stage:
     """What text and recall lose when each layer is cut alone; written to `SENSITIVITY`."""
     path, options = runner.directory / SENSITIVITY, job.options
     statistics = runner.statistics() if runner.calibrated_methods else None
-    length = min(LENGTH, options.length)
+    length = min(SensitivityOptions.length, options.length)
     chosen = derive(
         SensitivityOptions,
         options,
@@ -108,17 +108,8 @@ def layer_sensitivity(runner: StageRunner, job: Job) -> Stage:
 
     def make(progress: OnProgress) -> None:
         sums = Statistics.load(statistics.artifact) if statistics else None
-        sensitivity(
-            job.model,
-            list(layer_plans(job.model, chosen, sums)),
-            job.slices.choice,
-            windows=chosen.windows,
-            length=length,
-            batch_size=options.batch_size,
-            placement=options.placement,
-            out=path,
-            progress=progress,
-        )
+        plans = list(layer_plans(job.model, chosen, sums))
+        sensitivity(job.model, plans, replace(chosen, out=path, progress=progress))
 
     by_name = {"sensitivity": chosen, "job": job.identity}
     inputs = [statistics] if statistics else []

@@ -5,26 +5,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from .. import option_checks as checks
-from ..common_options import (
-    BATCH_SIZE_HELP,
-    METHODS_HELP,
-    SKIP_HELP,
-    TEXT_HELP,
-    ProgressOptions,
-)
+from ..common_options import BATCH_SIZE_HELP, METHODS_HELP, ProgressOptions
 from ..cut.request import REQUEST_HELP, Request, To, check_request, parse_request
 from ..defaults import DEFAULT_METHODS, RECALL_SHARE
 from ..errors import StatetrimError
 from ..maths.formatting import choices_text
 from ..options import option, options, output_option
-from ..runtime.placement import Devices, Placement
+from ..runtime.placement import Devices
 from ..serving.engines import find_engine, named_engines
 from ..serving.engines.engine import Engine
 from ..serving.options import CacheOptions, ServingOptions
 
 if TYPE_CHECKING:
-    from ..cut.shape import ChannelAxis
-    from ..runtime.corpus import Corpus
     from .observer import Observer
 
 DEFAULT_SHARE = 0.5  # of the state's bytes, if the options name only an engine
@@ -164,24 +156,3 @@ class TrimRunOptions(TrimOptions, ProgressOptions):
     watch: "Observer | None" = option(
         default=None, help="Notified of each stage; replaces `progress`.", flags=(), in_record=False
     )
-
-
-@options
-class SensitivityOptions(Placement, ProgressOptions):
-    """The options of `sensitivity`."""
-
-    text: "str | Path | Corpus" = option(help=TEXT_HELP, check=checks.text_source, kw_only=False)
-    widths: Sequence[int | float | str] = option(
-        default=(0.5, 0.25), help="Channels to keep in the layer that is cut."
-    )
-    axes: "Sequence[ChannelAxis] | None" = option(
-        default=None, help="Axes to cut: keys, and values where the config can hold them."
-    )
-    method: str = option(default=DEFAULT_METHODS, help=METHODS_HELP, check=checks.methods)
-    calibration_tokens: int = option(default=2**15, help="Tokens to choose channels on.")
-    windows: int = option(default=64, help="Windows of text to measure.")
-    length: int = option(default=256, help="Tokens per window.", check=checks.at_least_one)
-    rows: int = option(default=32, help="Recall sequences of each load.")
-    skip: int | str = option(default=0, default_text="0", help=SKIP_HELP, check=checks.token_count)
-    batch_size: int = option(default=8, help=BATCH_SIZE_HELP, check=checks.at_least_one)
-    out: str | Path | None = option(default=None, help="JSON file to write.")

@@ -1,10 +1,12 @@
 """Sensitivity by layer: calibrate, choose channels at a few widths, prune each layer alone."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 from ..analysis import sensitivity as analysis
+from ..analysis.options import SensitivityOptions
 from ..artifacts.plan import Plan
 from ..artifacts.sensitivity import Sensitivity
 from ..artifacts.statistics import Statistics
@@ -17,7 +19,7 @@ from ..errors import StatetrimError
 from ..maths.units import parse_token_count
 from ..methods import find_method, methods_by_axis
 from ..options import derive, takes_options
-from ..progress import ignore_progress, progress_reporter
+from ..progress import ignore_progress
 from ..runtime.corpus import as_corpus
 from ..selection.options import SelectOptions
 from ..selection.select import select_for_target
@@ -26,7 +28,6 @@ from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.models import ModelLike, as_checkpoint
 from ..storage.output import check_absent, partial_path
 from ..storage.space import check_writable
-from .options import SensitivityOptions
 
 
 @takes_options(SensitivityOptions)
@@ -59,20 +60,8 @@ def sensitivity(model: ModelLike, options: SensitivityOptions) -> Sensitivity:
         )
         statistics = calibrate.run(checkpoint, calibration)
     plans = list(layer_plans(checkpoint, options, statistics))
-    with progress_reporter(options.progress, "cutting each layer alone") as on_progress:
-        return analysis.sensitivity(
-            checkpoint,
-            plans,
-            corpus,
-            windows=options.windows,
-            length=options.length,
-            rows=options.rows,
-            skip=skip + options.calibration_tokens,
-            batch_size=options.batch_size,
-            placement=options.placement,
-            out=options.out,
-            progress=on_progress,
-        )
+    skip += options.calibration_tokens
+    return analysis.sensitivity(checkpoint, plans, replace(options, text=corpus, skip=skip))
 
 
 def layer_plans(

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ...selection.allocate import Allocation
     from ...storage.checkpoint import Checkpoint
 
-SENSITIVITY_WINDOW = 256  # tokens; `analyze` itself reads longer sequences
 SHARES = (0.5, 0.25)  # of the bytes, for which --sensitivity proposes widths by layer
 
 Output = Annotated[Path, typer.Option("-o", "--output", help="JSON file to write.")]
@@ -160,14 +159,14 @@ def _run_sensitivity(
     output: Path,
     as_json: bool,
 ) -> None:
+    from ...analysis.options import SensitivityOptions
     from ...maths.units import parse_token_count
     from ...pipelines.by_layer import allocate_for_engine
-    from ...pipelines.options import SensitivityOptions
     from ...pipelines.sensitivity import sensitivity as run
     from ...serving.engines import counted_engines
     from ..progress import run_with_progress
 
-    length = options.length or SENSITIVITY_WINDOW
+    length = options.length or SensitivityOptions.length
     chosen = derive(
         SensitivityOptions,
         options,
