@@ -36,22 +36,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from runner import fill, start, study_parser
+from statetrim.artifacts.analysis import Analysis
 from statetrim.artifacts.scores import Scores
 from statetrim.commands.app import app
 from statetrim.commands.demo import muted, run_story
-from statetrim.judging.losses import Loss, task_losses
+from statetrim.judging.losses import task_losses
 from statetrim.judging.verdict import Verdict
 from statetrim.pipelines.demo.material import write_model, write_text
-from statetrim.pipelines.demo.story import (
-    MEASURED_FROM,
-    ORIGINAL,
-    QUARTER,
-    RANDOM,
-    RECOVERY,
-    SAMPLES,
-    steps,
-)
-from statetrim.serving.deployment import ship_verdict
+from statetrim.pipelines.demo.story import ORIGINAL, RANDOM, scenes
+from statetrim.serving.deployment import ship_verdict, ship_verdicts
 from statetrim.storage.checkpoint import open_checkpoint
 from statetrim.tasks import recall
 
@@ -145,40 +138,40 @@ def run() -> None:
 
 def run_demo(seed: int) -> dict[str, Any]:
     """What the demo's story shows."""
-    result = run_story(Path("demo"), seed=seed, on_step=lambda line: None)
-    scores, models = Scores.load(Path("demo/scores.json")), {}
-    for model in result.models:
-        losses = task_losses(scores, model.name) if model.name != ORIGINAL else []
-        models[model.name] = summary(model.perplexity, model.recall, losses, model.verdict)
-    return {"used": round(result.used_share, 3), "models": models}
+    out = Path("demo")
+    run_story(out, seed=seed, on_step=lambda line: None)
+    scores, used = Scores.load(out / "scores.json"), Analysis.load(out / "analysis.json")
+    cuts = [out / name for name in scores.models[1:]]
+    verdicts = {verdict.model: verdict for verdict in ship_verdicts(scores, cuts)}
+    models = {name: measured(scores, name, verdicts.get(name)) for name in scores.models}
+    return {"used": round(float(used.mean_utilization.nanmean()), 3), "models": models}
 
 
 def run_recovery(seed: int) -> dict[str, Any]:
     """What is left of the loss of QUARTER after the recovery that the demo proposes."""
     write_model(Path(ORIGINAL))
     write_text(Path("text.jsonl"), seed)
+    *_, (recover, evaluate, *_) = scenes(seed).values()
     commands = [
-        *calibrate_and_cut([QUARTER, RANDOM], seed),
-        f"recover {QUARTER} --teacher {ORIGINAL} {RECOVERY} --seed {seed} -o RECOVERED",
-        f"evaluate RECOVERED {RANDOM} --baseline {ORIGINAL} --tasks text,mqar --text text.jsonl "
-        f"--skip {MEASURED_FROM} --limit {SAMPLES} -o scores.json",
+        *calibrate_and_cut(["QUARTER", RANDOM], seed),
+        f"{recover} --seed {seed}",
+        evaluate.replace("RECOVERED", f"RECOVERED {RANDOM}"),
     ]
     with muted(True):
         for command in commands:
             app(shlex.split(command), standalone_mode=False)
-    scores, name = Scores.load(Path("scores.json")), "RECOVERED"
+    scores, name = Scores.load(Path("recovered.json")), "RECOVERED"
     verdict = ship_verdict(scores, name, open_checkpoint(Path(name)))
-    perplexity = scores.find(name, "text", "perplexity").value
-    recall = scores.find(name, "mqar", "accuracy").value
-    return {"models": {name: summary(perplexity, recall, task_losses(scores, name), verdict)}}
+    return {"models": {name: measured(scores, name, verdict)}}
 
 
 def calibrate_and_cut(names: Sequence[str], seed: int) -> list[str]:
     """The demo's commands that make these cuts."""
-    commands = [command for step in steps(seed) for command in step.commands]
+    *story, _ = scenes(seed).values()
     own = [f"calibrate {ORIGINAL} "]
     for name in names:
         own += [f" {name}.json", f" {name}-"]
+    commands = [command for scene in story for command in scene]
     return [command for command in commands if any(part in command for part in own)]
 
 
@@ -193,26 +186,20 @@ def run_trim(seed: int) -> dict[str, Any]:
     models = {}
     original, final = scores.models[:2]
     for label, name in (("MODEL", original), ("OUT", final), ("rand", "rand")):
-        models[label] = summary(
-            scores.find(name, "text", "perplexity").value,
-            scores.find(name, "mqar", "accuracy").value,
-            task_losses(scores, name) if name != original else [],
-            ship_verdict(scores, name, cut) if name == final else None,
-        )
+        verdict = ship_verdict(scores, name, cut) if name == final else None
+        models[label] = measured(scores, name, verdict)
     return {"shape": cut.geometry.shape.replace(" x ", "x"), "models": models}
 
 
-def summary(
-    perplexity: float, recall: float, losses: Sequence[Loss], verdict: Verdict | None
-) -> dict[str, Any]:
+def measured(scores: Scores, name: str, verdict: Verdict | None) -> dict[str, Any]:
     """The figures of one model, with the intervals of what it lost."""
     lost = {}
-    for loss in losses:
+    for loss in task_losses(scores, name) if name != scores.baseline else ():
         interval = (loss.loss.estimate, loss.loss.low, loss.loss.high)
         lost[loss.task] = [round(bound, 3) for bound in interval]
     return {
-        "perplexity": round(perplexity, 4),
-        "recall": round(recall, 4),
+        "perplexity": round(scores.find(name, "text", "perplexity").value, 4),
+        "recall": round(scores.find(name, "mqar", "accuracy").value, 4),
         "lost": lost,
         "verdict": verdict and str(verdict.outcome),
     }

@@ -24,8 +24,7 @@ from rich.console import Console
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME
 
 from statetrim.commands import terminal
-from statetrim.commands.demo import run_story, show_beginning
-from statetrim.commands.demo_result import show_result
+from statetrim.commands.demo import BEGINNING, run_story, show_result
 
 THEMES = {"dark": SVG_EXPORT_THEME, "light": DEFAULT_TERMINAL_THEME}
 # Without Rich's web font, which would be fetched from another server.
@@ -52,21 +51,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         began = time.monotonic()
-        result = run_story(Path("statetrim-demo"), on_step=steps.append)
+        run_story(Path("statetrim-demo"), on_step=steps.append)
         seconds = time.monotonic() - began
-    for columns in (80, 120):
-        for name, theme in THEMES.items():
-            screen = Screen(record=True, width=columns, markup=False, force_terminal=True)
-            terminal.out = lambda screen=screen: screen
-            screen.print("$ statetrim demo", style="bold")
-            show_beginning()
-            for step in steps:
-                terminal.print_text(step)
-            show_result(result, Path("statetrim-demo"), seconds)
-            is_main = (columns, name) == (80, "dark")
-            path = out if is_main else out.with_name(f"{out.stem}-{columns}-{name}.svg")
-            svg = screen.export_svg(title="statetrim demo", theme=theme, code_format=PAGE)
-            path.write_text(svg, encoding="utf-8")
+        for columns in (80, 120):
+            for name, theme in THEMES.items():
+                screen = Screen(record=True, width=columns, markup=False, force_terminal=True)
+                terminal.out = lambda screen=screen: screen
+                screen.print("$ statetrim demo", style="bold")
+                terminal.print_text(BEGINNING, style="bold")
+                for step in steps:
+                    terminal.print_text(step)
+                show_result(Path("statetrim-demo"), seconds)
+                is_main = (columns, name) == (80, "dark")
+                path = out if is_main else out.with_name(f"{out.stem}-{columns}-{name}.svg")
+                svg = screen.export_svg(title="statetrim demo", theme=theme, code_format=PAGE)
+                path.write_text(svg, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 """statetrim demo"""
 
-from __future__ import annotations
-
 import logging
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,8 +14,8 @@ from . import arguments, terminal
 from .app import app
 from .group import Interrupted
 
-if TYPE_CHECKING:
-    from ..pipelines.demo.story import Result
+BEGINNING = "A Qwen3.5 model of 589 thousand parameters loses parts of its recurrent state."
+BAR_WIDTH = 8
 
 
 def demo(
@@ -28,20 +27,10 @@ def demo(
     ] = False,
 ) -> None:
     arguments.check_output_free(output)
-    from .demo_result import show_result
-
     began = time.monotonic()
-    show_beginning()
-    result = run_story(output, verbose=verbose)
-    show_result(result, output, time.monotonic() - began)
-
-
-def show_beginning() -> None:
-    """Say what the demo starts from."""
-    terminal.print_text(
-        "A Qwen3.5 model of 589 thousand parameters loses parts of its recurrent state.",
-        style="bold",
-    )
+    terminal.print_text(BEGINNING, style="bold")
+    run_story(output, verbose=verbose)
+    show_result(output, time.monotonic() - began)
 
 
 def run_story(
@@ -50,7 +39,7 @@ def run_story(
     verbose: bool = False,
     seed: int = 0,
     on_step: Callable[[str], None] = terminal.print_text,
-) -> Result:
+) -> None:
     """Run the demo's commands. `on_step` gets a line per step; `verbose` shows all they print."""
     import torch
 
@@ -68,7 +57,7 @@ def run_story(
         except Interrupted:  # the demo's own message says what is kept
             raise KeyboardInterrupt from None
 
-    return run(output, run_command, on_step, seed)
+    run(output, run_command, on_step, seed)
 
 
 @contextmanager
@@ -79,3 +68,44 @@ def muted(quiet: bool) -> Iterator[None]:
         yield
     finally:
         terminal.out().quiet = False
+
+
+def show_result(out: Path, seconds: float) -> None:
+    """Print a table of all models of the demo in `out`, why the bad cuts are bad, and the next
+    commands, which can be copied as written."""
+    from ..artifacts.analysis import Analysis
+    from ..artifacts.scores import Scores
+    from ..judging.verdict import Outcome
+    from ..pipelines.demo.story import ORIGINAL, RANDOM, scenes
+    from ..serving.deployment import ship_verdicts
+    from ..storage.checkpoint import open_checkpoint
+
+    used = float(Analysis.load(out / "analysis.json").mean_utilization.nanmean())
+    scores, rows = Scores.load(out / "scores.json"), []
+    models = {name: open_checkpoint(out / name) for name in scores.models}
+    verdicts = ship_verdicts(scores, list(models.values())[1:])
+    remarks = {ORIGINAL: "the original", RANDOM: "at random"}
+    remarks |= {verdict.model: str(verdict.outcome) for verdict in verdicts}
+    for name, model in models.items():
+        share = model.geometry.state_numel / models[ORIGINAL].geometry.state_numel
+        perplexity = scores.find(name, "text", "perplexity").value
+        recall = scores.find(name, "mqar", "accuracy").value
+        bar = ("█" * round(BAR_WIDTH * recall)).ljust(BAR_WIDTH, "░")
+        shape = model.geometry.shape.replace(" x ", "x")
+        figures = (f"{share:.0%}", f"{perplexity:.2f}", f"{bar} {recall:4.0%}")
+        rows.append((name, shape, *figures, remarks[name]))
+    terminal.print_text("")
+    terminal.print_text(
+        f"The model uses {used:.0%} of the rank of its states. What does a cut lose?"
+    )
+    header = ("", "heads", "state", "perplexity", "recall", "verdict")
+    terminal.print_table("", header, rows, left=(0, 5))
+    for verdict in verdicts:
+        if verdict.outcome is not Outcome.SHIP:
+            terminal.print_text(f"{verdict.model}: {verdict.outcome}: {verdict.reason}")
+    report = out / "report" / "report.html"
+    terminal.print_text("")
+    terminal.print_text(f"{seconds:.0f} seconds; the report is {report}. Next:")
+    *_, proposed = scenes().values()
+    for line in (f"cd {shlex.quote(str(out))}", *(f"statetrim {words}" for words in proposed)):
+        terminal.print_command(f"  {line}")
