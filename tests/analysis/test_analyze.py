@@ -4,7 +4,6 @@ import functools
 import hashlib
 import inspect
 import json
-import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +16,8 @@ import torch
 from torch import Tensor
 
 import statetrim as st
-from helpers import reference
 from helpers.forker import Forker
+from helpers.recurrences import step_by_step
 from statetrim.artifacts.analysis import BINS, Analysis
 from statetrim.families import families
 from statetrim.runtime.corpus import Corpus
@@ -72,30 +71,18 @@ def recorded(live: LiveModel) -> Iterator[list[dict[str, Any]]]:
     setattr(module, name, kernel)
 
 
-def oracle(
-    model_type: str, arguments: dict[str, Any], sequence: int, head: int
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Queries and keys [T, d_k] as the recurrence uses them, and states [d_v, d_k] of one head."""
-
-    def of_head(name: str) -> Tensor:  # [T, ...] of this head, or of the key head it shares
-        x = arguments[name][sequence].double()
-        heads = arguments["beta" if "beta" in arguments else "dt"].shape[2]
-        return x[:, head * x.shape[1] // heads]
-
+def oracle(model_type: str, arguments: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys [batch, time, heads, d_k] as the recurrence uses them, and states [batch,
+    time, value heads, d_k, d_v]."""
+    given = {name: x.double() for name, x in arguments.items() if isinstance(x, Tensor)}
     if model_type in MAMBA:
-        q, k = of_head("C"), of_head("B")
-        step = torch.log1p((of_head("dt") + arguments["dt_bias"][head].double()).exp())
-        step = step.clamp(*arguments["dt_limit"])
-        decay = step * arguments["A"][head].double()
-        v = step[:, None] * of_head("hidden_states")
-        return q, k, reference.linear_attention(q, k, v, decay)[1]
+        step = torch.log1p((given["dt"] + given["dt_bias"]).exp()).clamp(*arguments["dt_limit"])
+        q, k, v = given["C"], given["B"], step[..., None] * given["hidden_states"]
+        return q, k, step_by_step(q, k, v, g=step * given["A"])[1]
     short = model_type in PORTABLE
-    q, k, v = (of_head(name) for name in (("q", "k", "v") if short else ("query", "key", "value")))
+    q, k, v = (given[name] for name in (("q", "k", "v") if short else ("query", "key", "value")))
     q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
-    if model_type == "delta_net":
-        return q, k, reference.delta_rule(q, k, v, of_head("beta"))[1]
-    rule = reference.kda if model_type == "kda" else reference.gated_delta_rule
-    return q, k, rule(q, k, v, of_head("beta"), of_head("g"))[1]
+    return q, k, step_by_step(q, k, v, g=given.get("g"), beta=given["beta"])[1]
 
 
 def token_ids(model: st.Checkpoint, text: Path) -> Tensor:
@@ -121,36 +108,19 @@ def test_states_and_spectra_equal_the_step_by_step_oracle(
 
     for arguments, call in zip(calls, hooked, strict=True):
         layer = analysis.layers[call.layer]
-        states_by_stride = {
-            n: torch.cat([b.states for b in walk_states(call, model.family, n)], 1) for n in (64, 1)
-        }
-        assert states_by_stride[1].shape[1] == LENGTH and states_by_stride[64].shape[
-            1
-        ] == math.ceil(LENGTH / 64)
-        keys: dict[int, list[Tensor]] = {}
-        queries: dict[int, list[Tensor]] = {}
-        for head in range(geometry.num_v_heads):
-            ranks, spectra = [], []
-            for sequence in range(2):
-                q, k, states = oracle(model_type, arguments, sequence, head)
-                stacked = torch.stack(states)  # [T, d_v, d_k]
-                size = stacked.abs().max()
-                for every, actual in states_by_stride.items():
-                    ends = [*range(every, LENGTH, every), LENGTH]
-                    truth = stacked[[end - 1 for end in ends]].mT
-                    assert (actual[sequence, :, head] - truth).abs().max() < 1e-10 * size
-                sampled = stacked[[p - 1 for p in positions]].numpy()
-                singular = np.linalg.svd(sampled, compute_uv=False)
-                spectra.append(singular[[p > BURN_IN for p in positions]])
-                ranks.append((singular**2).sum(1) / singular[:, 0] ** 2)
-                group = head * geometry.num_k_heads // geometry.num_v_heads
-                if head * geometry.num_k_heads % geometry.num_v_heads == 0:
-                    keys.setdefault(group, []).append(k)
-                    queries.setdefault(group, []).append(q)
-            np.testing.assert_allclose(
-                layer.effective_rank[head], np.mean(ranks, axis=0), rtol=1e-9
-            )
-            pooled = np.concatenate(spectra)
+        queries, keys, states = oracle(model_type, arguments)
+        size = states.abs().amax((1, 3, 4))  # of each head in each sequence
+        for every in (64, 1):
+            actual = torch.cat([b.states for b in walk_states(call, model.family, every)], 1)
+            truth = states[:, [end - 1 for end in (*range(every, LENGTH, every), LENGTH)]]
+            assert actual.shape == truth.shape
+            assert ((actual - truth).abs().amax((1, 3, 4)) < 1e-10 * size).all()
+        sampled = states[:, [p - 1 for p in positions]].permute(2, 0, 1, 3, 4).numpy()
+        singular = np.linalg.svd(sampled, compute_uv=False)  # [heads, sequences, positions, rank]
+        ranks = (singular**2).sum(-1) / singular[..., 0] ** 2
+        np.testing.assert_allclose(layer.effective_rank, ranks.mean(1), rtol=1e-9)
+        late = singular[:, :, [p > BURN_IN for p in positions]]
+        for head, pooled in enumerate(late.reshape(len(late), -1, late.shape[-1])):
             np.testing.assert_allclose(
                 layer.spectrum[head], pooled.mean(0), rtol=0, atol=1e-10 * pooled.max()
             )
@@ -159,7 +129,8 @@ def test_states_and_spectra_equal_the_step_by_step_oracle(
             # rounding may move a value over a bin's edge
             assert np.abs(layer.histogram[head].numpy().cumsum() - counts.cumsum()).max() <= 1
         for actual, rows in ((layer.key_condition, keys), (layer.query_condition, queries)):
-            truth = [np.linalg.cond(torch.cat(rows[group]).numpy()) for group in sorted(rows)]
+            of_key_heads = rows[:, :, :: rows.shape[2] // geometry.num_k_heads]
+            truth = [np.linalg.cond(x.flatten(0, 1).numpy()) for x in of_key_heads.unbind(2)]
             np.testing.assert_allclose(actual, truth, rtol=1e-6)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import statetrim as st
+from helpers.recurrences import step_by_step
 from helpers.refusal import run
 from statetrim.artifacts.memory import Forgetting, Memory
 from statetrim.artifacts.samples import Samples
@@ -28,26 +29,15 @@ SAMPLES = Samples([3.0, 3.2], [0.0, 0.0], {16: [0.9, 0.8]}, [3.5, 3.0])
 
 def naive_delta_rule(call: KernelCall, every: int) -> Tensor:
     """The gated delta rule token by token in float64, from an empty state every `every` tokens."""
-    arguments = call.arguments
-    q, k = (call.query.double(), call.key.double())
-    if arguments.get("use_qk_l2norm_in_kernel"):
+    given = {name: x.double() for name, x in call.arguments.items() if isinstance(x, Tensor)}
+    q, k = call.query.double(), call.key.double()
+    if call.arguments.get("use_qk_l2norm_in_kernel"):
         q, k = functional.normalize(q, dim=-1), functional.normalize(k, dim=-1)
-    value = next(arguments[name] for name in ("value", "v") if name in arguments).double()
-    group = value.shape[2] // k.shape[2]
-    q, k = q.repeat_interleave(group, 2) * q.shape[-1] ** -0.5, k.repeat_interleave(group, 2)
-    beta, output = arguments["beta"].double(), torch.zeros_like(value)
-    log_decay = arguments.get("g")
-    decay = torch.ones_like(beta) if log_decay is None else log_decay.double().exp()
-    for row in range(len(value)):
-        for head in range(value.shape[2]):
-            for t in range(value.shape[1]):
-                if t % every == 0:
-                    state = torch.zeros(k.shape[-1], value.shape[-1], dtype=torch.float64)
-                state = state * decay[row, t, head]
-                wrong = value[row, t, head] - k[row, t, head] @ state
-                state = state + beta[row, t, head] * torch.outer(k[row, t, head], wrong)
-                output[row, t, head] = q[row, t, head] @ state
-    return output
+    value = next(given[name] for name in ("value", "v") if name in given)
+    return step_by_step(
+        q, k, value, g=given.get("g"), beta=given["beta"],
+        after=lambda state, t: state if (t + 1) % every else torch.zeros_like(state),
+    )[0]  # fmt: skip
 
 
 @pytest.mark.parametrize("every", [1, 5, 16])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from helpers.step_by_step import step_by_step
+from helpers.recurrences import step_by_step
 
 CALLS: Counter[str] = Counter()
 INFINITY = float("inf")
@@ -49,8 +49,8 @@ def _delta_rule(
     if normalize:
         q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))
     state = None if initial is None else initial.double()
-    output, state = step_by_step(q, k, v, g=g, beta=beta, initial_state=state)
-    return output.to(dtype), state.float() if final else None
+    output, states = step_by_step(q, k, v, g=g, beta=beta, initial_state=state)
+    return output.to(dtype), states[:, -1].float() if final else None
 
 
 def mamba_chunk_scan_combined(
@@ -65,19 +65,13 @@ def mamba_chunk_scan_combined(
     assert isinstance(chunk_size, int) and z is None
     step = dt.double() + (0.0 if dt_bias is None else dt_bias.double())
     step = (functional.softplus(step) if dt_softplus else step).clamp(*dt_limit)
-    heads = x.shape[2]
-    b, c = (m.double().repeat_interleave(heads // m.shape[2], dim=2) for m in (B, C))
-    state = x.new_zeros(*x[:, 0].shape, b.shape[-1]).double()
-    state = state if initial_states is None else initial_states.double()
-    outputs = []
-    for t in range(x.shape[1]):
-        token = x[:, t].double()
-        state = state * (step[:, t] * A.double()).exp()[..., None, None]
-        state = state + torch.einsum("bh,bhp,bhn->bhpn", step[:, t], token, b[:, t])
-        read = torch.einsum("bhpn,bhn->bhp", state, c[:, t])
-        outputs.append(read if D is None else read + token * D.double()[:, None])
-    output = torch.stack(outputs, 1).to(x.dtype)
-    return (output, state.float()) if return_final_states else output
+    token, first = x.double(), None if initial_states is None else initial_states.double().mT
+    output, states = step_by_step(
+        C.double(), B.double(), step[..., None] * token, g=step * A.double(), scale=1.0,
+        initial_state=first,
+    )  # fmt: skip
+    output = (output if D is None else output + token * D.double()[:, None]).to(x.dtype)
+    return (output, states[:, -1].mT.float()) if return_final_states else output
 
 
 def selective_state_update(

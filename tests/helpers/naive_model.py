@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from helpers.recurrences import step_by_step
 
 
 class NaiveModel:
@@ -43,18 +44,13 @@ class NaiveModel:
         q, k, v = (self._convolved(block, name, x).view(batch, time, heads, -1) for name in "qkv")
         q, k = (each / (each.square().sum(-1, keepdim=True) + 1e-6).sqrt() for each in (q, k))
         beta = (x @ block["attn.b_proj.weight"].T).sigmoid()
-        decay = torch.ones_like(beta)
+        log_decay = None
         if "attn.A_log" in block:
             step = F.softplus(x @ block["attn.a_proj.weight"].T + block["attn.dt_bias"])
-            decay = (-block["attn.A_log"].exp() * step).exp()
-        state, outputs = x.new_zeros(batch, heads, q.shape[-1], v.shape[-1]), []
-        for t in range(time):
-            state = decay[:, t, :, None, None] * state
-            error = v[:, t] - torch.einsum("bhkv,bhk->bhv", state, k[:, t])
-            state = state + torch.einsum("bhk,bhv->bhkv", k[:, t], beta[:, t, :, None] * error)
-            outputs.append(torch.einsum("bhkv,bhk->bhv", state, q[:, t]) * q.shape[-1] ** -0.5)
-        self.states[layer] = state
-        y = self._norm(torch.stack(outputs, 1), block["attn.o_norm.weight"])
+            log_decay = -block["attn.A_log"].exp() * step
+        output, states = step_by_step(q, k, v, g=log_decay, beta=beta)
+        self.states[layer] = states[:, -1]
+        y = self._norm(output, block["attn.o_norm.weight"])
         if "attn.g_proj.weight" in block:
             y = y * F.silu(x @ block["attn.g_proj.weight"].T).view_as(y)
         return y.flatten(2) @ block["attn.o_proj.weight"].T

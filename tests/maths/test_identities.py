@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from helpers.reference import Run, delta_rule, gated_delta_rule, linear_attention
+from helpers.recurrences import step_by_step
 
 # Derandomized, so that a failure is reproducible everywhere.
 settings.register_profile("theory", max_examples=60, deadline=None, derandomize=True, database=None)
@@ -36,6 +36,21 @@ def assert_equal(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-9)
 
 
+Run = tuple[Tensor, Tensor]
+"""The outputs of one head [T, d_v], and its states [T, d_v, d_k]."""
+
+
+def delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None = None, log_decay: Tensor | None = None
+) -> Run:
+    """`S = decay S (I - beta k k') + beta v k'`; without beta `S = decay S + v k'`."""
+    given = {"g": log_decay, "beta": beta}
+    one_head = {name: x[None, :, None] for name, x in given.items() if x is not None}
+    tokens = (x[None, :, None] for x in (q, k, v))
+    outputs, states = step_by_step(*tokens, **one_head, scale=1.0)
+    return outputs[0, :, 0], states[0, :, 0].mT
+
+
 class Tokens(NamedTuple):
     q: Tensor
     k: Tensor
@@ -58,10 +73,9 @@ def tokens(seed: int, length: int, d_k: int, d_v: int) -> Tokens:
 def scalar_decay_runs(x: Tokens) -> list[Run]:
     """Every recurrence whose decay, if any, is one number per token."""
     return [
-        linear_attention(x.q, x.k, x.v),
-        linear_attention(x.q, x.k, x.v, x.log_decay),
-        delta_rule(x.q, x.k, x.v, x.beta),
-        gated_delta_rule(x.q, x.k, x.v, x.beta, x.log_decay),
+        delta_rule(x.q, x.k, x.v, beta, log_decay)
+        for beta in (None, x.beta)
+        for log_decay in (None, x.log_decay)
     ]
 
 
@@ -122,8 +136,8 @@ def test_identity_renormalising_a_key_only_raises_the_write_strength(
     x, keep = tokens(seed, length, d_k, d_v), max(1, d_k // 2)
     short, q = x.k[:, :keep], x.q[:, :keep]
     c = short.norm(dim=1)
-    plain = gated_delta_rule(q, short, x.v, x.beta, x.log_decay)
-    renormalised = gated_delta_rule(
+    plain = delta_rule(q, short, x.v, x.beta, x.log_decay)
+    renormalised = delta_rule(
         q, normalized(short), x.v / c[:, None], x.beta * c.square(), x.log_decay
     )
     assert_equal(renormalised[0], plain[0])

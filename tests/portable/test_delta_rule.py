@@ -15,7 +15,7 @@ from torch import Tensor
 
 from helpers import tiny
 from helpers.forker import Forker
-from helpers.step_by_step import step_by_step
+from helpers.recurrences import step_by_step
 from statetrim.portable import kernels as rules
 from statetrim.portable.kernels import DeferredState
 
@@ -66,7 +66,8 @@ def arguments(
 
 
 def run_stepwise(kind: str, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    return step_by_step(**inputs)
+    output, states = step_by_step(**inputs)
+    return output, states[:, -1]
 
 
 def run_chunked(kind: str, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

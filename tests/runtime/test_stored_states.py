@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import statetrim as st
+from helpers.recurrences import step_by_step
 from statetrim.maths.quantization import FORMATS, fake_quantize, stored_bytes
 from statetrim.runtime.kernel_hooks import KernelCall, hook_kernels
 from statetrim.runtime.live import LiveModel
@@ -61,8 +62,13 @@ def reference_rounding(x: np.ndarray, dtype: str) -> np.ndarray:
 
 def reference_walk(
     call: KernelCall, live: LiveModel, dtype: str, piece: int
-) -> tuple[np.ndarray, list[np.ndarray]]:
+) -> tuple[np.ndarray, np.ndarray]:
     """Output of the kernel call, recomputed, and the state after every token, rounded if due."""
+
+    def rounded(state: Tensor, t: int) -> Tensor:
+        due = (t + 1) % piece == 0
+        return torch.from_numpy(reference_rounding(state.numpy(), dtype)) if due else state
+
     family = live.checkpoint.family
     recurrence = family.recurrence(call.kernel)
     assert recurrence is not None
@@ -71,31 +77,13 @@ def reference_walk(
     q, k = call.query.double(), call.key.double()
     if arguments.get("use_qk_l2norm_in_kernel"):
         q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
-    if family.scales_queries:
-        q = q * q.shape[-1] ** -0.5
-    heads = writes.value.shape[2]
-    q, k = (x.repeat_interleave(heads // x.shape[2], dim=2).numpy() for x in (q, k))
-    v = writes.value.numpy()
-    batch, time = v.shape[:2]
-    state = np.zeros((batch, heads, k.shape[-1], v.shape[-1]))
-    output, states = np.zeros(v.shape), []
-    for t in range(time):
-        if writes.log_decay is not None:
-            state = state * np.exp(writes.log_decay[:, t].numpy())[..., None]
-        write = v[:, t]
-        if writes.beta is not None:
-            recalled = np.einsum("bhk,bhkv->bhv", k[:, t], state)
-            write = writes.beta[:, t].numpy()[..., None] * (write - recalled)
-        state = state + k[:, t][..., None] * write[..., None, :]
-        output[:, t] = np.einsum("bhk,bhkv->bhv", q[:, t], state)
-        if (t + 1) % piece == 0:
-            state = reference_rounding(state, dtype)
-        states.append(state)
+    output, states = step_by_step(
+        q, k, writes.value, g=writes.log_decay, beta=writes.beta, after=rounded,
+        scale=None if family.scales_queries else 1.0,
+    )  # fmt: skip
     if arguments.get("D") is not None:
-        output = (
-            output + arguments["D"].double().numpy()[:, None] * arguments["hidden_states"].numpy()
-        )
-    return output, states
+        output = output + arguments["D"].double()[:, None] * arguments["hidden_states"]
+    return output.numpy(), states.numpy()
 
 
 def slowly_forgetting(path: Path) -> LiveModel:
@@ -143,8 +131,8 @@ def test_the_analysis_looks_at_stored_states(
     for call in record_calls(live, live.random_ids(2, time), StateStorage(dtype, PIECE)):
         blocks = analysed(call, live.checkpoint.family, every, dtype, PIECE)
         states = torch.cat([block.states for block in blocks], 1).numpy()
-        expected = np.stack(reference_walk(call, live, dtype, PIECE)[1][every - 1 :: every], 1)
-        plain = np.stack(reference_walk(call, live, dtype, 10**6)[1][every - 1 :: every], 1)
+        expected = reference_walk(call, live, dtype, PIECE)[1][:, every - 1 :: every]
+        plain = reference_walk(call, live, dtype, 10**6)[1][:, every - 1 :: every]
         off = np.abs(states - expected) > 1e-6 * np.abs(expected).max()
         assert off.mean() < 1e-3, "only where a sum falls on a border"
         assert np.abs(plain - expected)[:, 1::2].max() > 1e-4 * np.abs(expected).max()

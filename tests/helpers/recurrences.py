@@ -1,0 +1,48 @@
+"""Recurrences one token at a time, directly from their definitions: slow but easy to check."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def step_by_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    g: Tensor | None = None,
+    beta: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    scale: float | None = None,
+    after: Callable[[Tensor, int], Tensor] = lambda state, t: state,
+) -> tuple[Tensor, Tensor]:
+    """The output [batch, time, value heads, head_v_dim], and the state after every token [batch,
+    time, value heads, head_k_dim, head_v_dim], in the dtype of the inputs.
+
+    `S = decay S + k (beta (v - decay S k))'`, read by `q`. The log decay `g` is [batch, time, value
+    heads] or [..., head_k_dim] (None: no decay); without `beta` nothing is erased, as in linear
+    attention and Mamba-2. Queries are scaled by `head_k_dim ** -0.5` or `scale`. `after` may change
+    the state after a token was read.
+    """
+    group = v.shape[2] // k.shape[2]
+    q = q.repeat_interleave(group, 2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    k = k.repeat_interleave(group, 2)
+    state = v.new_zeros(v.shape[0], v.shape[2], k.shape[-1], v.shape[-1])
+    if initial_state is not None:
+        state = initial_state
+    if g is not None and g.dim() == 3:
+        g = g.unsqueeze(-1)
+    outputs, states = [], []
+    for t in range(v.shape[1]):
+        if g is not None:
+            state = g[:, t].exp().unsqueeze(-1) * state
+        write = v[:, t]
+        if beta is not None:
+            error = write - torch.einsum("bhkv,bhk->bhv", state, k[:, t])
+            write = beta[:, t].unsqueeze(-1) * error
+        state = state + torch.einsum("bhk,bhv->bhkv", k[:, t], write)
+        outputs.append(torch.einsum("bhkv,bhk->bhv", state, q[:, t]))
+        state = after(state, t)
+        states.append(state)
+    return torch.stack(outputs, 1), torch.stack(states, 1)
