@@ -9,7 +9,6 @@ from helpers.untrusted import (
     Cases,
     inspect,
     prune,
-    refused_within_a_gigabyte,
     select,
 )
 
@@ -85,6 +84,3 @@ add("an empty directory", empty_directory, r"config\.json is missing")
 
 
 test_refused = CASES.refused()
-
-
-test_refused_within_a_gigabyte = refused_within_a_gigabyte(CASES.named("select --to '1e999'"))

@@ -12,10 +12,8 @@ from helpers.cases import load_cases
 from helpers.refusal import run
 from helpers.untrusted import (
     BAD_JSON,
-    ESCAPE,
     MIB,
     NOT_OBJECTS,
-    Case,
     Cases,
     SpoilCheckpoint,
     edited_config,
@@ -23,7 +21,7 @@ from helpers.untrusted import (
     inspect,
     many_names,
     prune,
-    refused_within_a_gigabyte,
+    put,
     select,
 )
 
@@ -95,26 +93,15 @@ for model_types, name, values in load_cases("config-layers"):
     for model_type, value in itertools.product(model_types, values):
         message = f"{name}|no linear-attention layer"
         add(f"{model_type} {name} {value!r:.40}", field(name, value), message, model_type)
-for value in (1, "yes", [], {}, 0.0):
-    for model_type in ("delta_net", "kda"):
-        spoil = field("use_short_conv", value)
-        add(f"{model_type} use_short_conv {value!r}", spoil, "true or false", model_type)
-for value in (None, [], "x", 3, True):
-    spoil = edited_config(lambda c, v=value: c.update(text_config=v))
-    add(f"text_config {value!r}", spoil, "text_config", "qwen3_5")
-for value in ([], [1], {}, 3, True):
-    spoil = field("model_type", value)
-    add(f"text_config.model_type {value!r}", spoil, "'model_type' of .*'text_config'", "qwen3_5")
+CASES.add_values(
+    "config-values", lambda place, value: edited_config(lambda c: put(c, place, value))
+)
 for value in (3, "x", [1]):
     spoil = update({"model_type": "kimi_linear", "linear_attn_config": value})
     add(f"linear_attn_config {value!r}", spoil, "linear_attn_config")
 for value in ("x", {"a": 1}, [1.0], [True], [10**9], [-3]):
     spoil = update({"model_type": "kimi_linear", "linear_attn_config": {"kda_layers": value}})
     add(f"kda_layers {value!r}", spoil, "kda_layers")
-for value in (None, "", 3, [], {}, True, "x" * 101, "llama", "Qwen3_next", "../qwen3_next", ESCAPE):
-    add(f"model_type {value!r:.40}", field("model_type", value), "model_type|not supported")
-for value in ("rwkv7", "hgrn2", "retnet", "mesa_net", "linear_attn", "bailing_hybrid"):
-    add(f"model_type {value}", field("model_type", value), "cannot be pruned")
 for command in (select, prune):
     spoil = edited_config(lambda c: {"model_type": "kimi_linear"}, command)
     add(f"kimi_linear, {command.__name__}", spoil, "kimi_linear cannot be pruned|layer 0 lacks")
@@ -150,7 +137,13 @@ def big_config(root: Path) -> list[str]:
     return inspect(root)
 
 
+def many_softmax_layers(c: dict[str, Any]) -> None:
+    c.update(num_hidden_layers=4096, attn_layer_indices=[10**9] * 1_000_000)
+
+
 add("config of a tebibyte", big_config, "larger than 16 MiB")
+add("config names", heavy_file("config.json", many_names(15 * MIB, '"x":0')), "model_type")
+add("softmax layers", edited_config(many_softmax_layers), "attn_layer_indices", "bamba")
 
 
 def test_the_sound_ones_pass(sound: Callable[[str], Path], tmp_path: Path) -> None:
@@ -162,16 +155,3 @@ def test_the_sound_ones_pass(sound: Callable[[str], Path], tmp_path: Path) -> No
 
 
 test_refused = CASES.refused()
-
-
-def many_softmax_layers(c: dict[str, Any]) -> None:
-    c.update(num_hidden_layers=4096, attn_layer_indices=[10**9] * 1_000_000)
-
-
-HEAVY = [
-    Case("config names", heavy_file("config.json", many_names(15 * MIB, '"x":0')), "model_type"),
-    Case("softmax layers", edited_config(many_softmax_layers), "attn_layer_indices", "bamba"),
-]
-
-
-test_refused_within_a_gigabyte = refused_within_a_gigabyte(HEAVY)

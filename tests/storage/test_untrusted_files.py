@@ -11,22 +11,18 @@ from typing import Any
 from helpers import raw
 from helpers.untrusted import (
     BAD_JSON,
-    ESCAPE,
     FIRST,
     MIB,
     NOT_OBJECTS,
     QKV,
     SECOND,
-    Case,
     Cases,
-    SoundCheckpoint,
     SpoilCheckpoint,
-    check_refused_by_the_installed_command,
     edit_json,
     first_name,
     heavy_file,
     many_names,
-    refused_within_a_gigabyte,
+    put,
     replaced,
 )
 
@@ -76,31 +72,8 @@ def index(change: Callable[[dict[str, Any]], Any]) -> SpoilCheckpoint:
     return lambda root: edit_json(root / "model" / raw.INDEX, change)
 
 
-def placed(file: Any) -> SpoilCheckpoint:
-    return index(lambda value: value["weight_map"].update({QKV: file}))
-
-
-for file in (
-    "../outside/model.safetensors", "/etc/passwd", "/outside.safetensors", "..", "a/b.safetensors",
-    "a\0.safetensors", "a\n.safetensors", "a\\b.safetensors", "", ".safetensors",
-    "pytorch_model.bin",
-    FIRST + "\0", FIRST + "/", "./" + FIRST, ESCAPE + ".safetensors", "~/x.safetensors", None, 7,
-    True, [FIRST], {"file": FIRST}, "file://x.safetensors", "http://host/x.safetensors",
-):  # fmt: skip
-    add(f"index names {file!r}", placed(file), "names the file")
-for file in ("absent.safetensors", "a" * 400 + ".safetensors", "-.safetensors", "….safetensors"):
-    add(f"index names {file[:20]!r}", placed(file), "missing|names the file")
-add("index places a tensor elsewhere", placed(SECOND), "places it elsewhere")
+CASES.add_values("index-values", lambda place, value: index(lambda v: put(v, place, value)))
 add("index leaves a tensor out", index(lambda v: v["weight_map"].pop(QKV) and None), "it nowhere")
-add(
-    "index lists a tensor no shard has",
-    index(lambda v: v["weight_map"].update({ESCAPE: FIRST})),
-    "no shard holds",
-)
-for value in (None, [], {}, "x", 3):
-    add(f"weight_map {value!r}", index(lambda v, w=value: v.update(weight_map=w)), "weight_map")
-for value in ([], "x", 3, [["total_size", 1]]):
-    add(f"index metadata {value!r}", index(lambda v, m=value: v.update(metadata=m)), "metadata")
 for name, text in (BAD_JSON | NOT_OBJECTS).items():
     bad_index = replaced(raw.INDEX, lambda path, text=text: path.write_bytes(text))
     add(f"index is {name}", bad_index, re.escape(raw.INDEX))
@@ -182,18 +155,9 @@ add("OUT.partial is a file", replaced("../out.partial", Path.touch), "not a dire
 add("OUT.partial holds other files", replaced("../out.partial", own_directory), "did not write")
 
 
+# Slow: a header of as many names is read by the same parser, and CI tries it.
+heavy_index = heavy_file(raw.INDEX, many_names(23 * MIB, '"x":0'))
+add("index names", heavy_index, "weight_map", slow=True)
+
+
 test_refused = CASES.refused()
-
-
-HEAVY = Case(
-    "index names", heavy_file(raw.INDEX, many_names(23 * MIB, '"x":0')), "weight_map", slow=True
-)
-"""A header of as many names is read by the same parser, and CI tries it."""
-
-
-test_refused_within_a_gigabyte = refused_within_a_gigabyte([HEAVY])
-
-
-def test_refused_by_the_installed_command(sound: SoundCheckpoint, scratch: Path) -> None:
-    (pickle_only,) = CASES.named("pytorch_model.bin only, protocol 4")
-    check_refused_by_the_installed_command(pickle_only, sound, scratch)
