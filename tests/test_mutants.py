@@ -1,8 +1,6 @@
 """A sample of the damaged artifacts that `just mutants` makes."""
 
-import importlib
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,14 +8,11 @@ import pytest
 from helpers import mutants
 
 COUNT, SEED = 60, 7
-verification = importlib.import_module("statetrim.verification.verify")
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with pytest.MonkeyPatch.context() as undone:
-        undone.setattr(verification, "run_engine", verification.run_engine)  # `prepare` replaces it
-        yield mutants.prepare(tmp_path_factory.mktemp("mutants"))
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return mutants.prepare(tmp_path_factory.mktemp("mutants"))
 
 
 @pytest.mark.filterwarnings("ignore")

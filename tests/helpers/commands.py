@@ -104,8 +104,6 @@ def prepare(root: Path) -> Path:
     st.calibrate(
         small_quantized, text, original=root / "quantized", out=root / "quantized-pairs", **sizes
     )
-    st.calibrate(model, text, out=root / "one.safetensors", **sizes)
-    st.calibrate(model, text, skip=256, out=root / "two.safetensors", **sizes)
     st.evaluate(
         [small], baseline=model, tasks=["mqar"], limit=2, out=root / "scores.json", progress=False
     )

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import statetrim as st
-from helpers import commands, tiny
+from helpers import tiny
 from helpers.quantized import FORMATS, quantize_checkpoint
 from helpers.refusal import run
 
@@ -32,6 +32,11 @@ _INVALID_VALUES: tuple[Any, ...] = (
     {"": None}, {"a": {"b": []}}, [1e308] * 5, "NaN", "null", "a/b", "1" * 5000,
 )  # fmt: skip
 
+STORED = Path(__file__).parents[1] / "data" / "formats-1"
+REPORTED = (
+    "analysis", "memory", "scores", "sensitivity", "snapshots", "timings", "verification",
+)  # fmt: skip
+"""Artifacts that `report` reads."""
 QUANTIZED = {"nvfp4": "nvfp4", "w4a16": "w4a16", "int8": "int8 by row", "modelopt": "modelopt fp8"}
 """Directory of a checkpoint, after "quantized-" -> its format; `quantized` is fine-grained FP8."""
 
@@ -109,42 +114,29 @@ def targets(root: Path) -> list[tuple[Path, Mutate, list[list[str]]]]:
     """Every input file, how it is damaged, and the commands that read it."""
     out = ["-o", str(root / "out")]
     model, small = str(root / "model"), str(root / "small")
+
+    def reported(name: str) -> list[str]:
+        return ["report", small, str(root / name), *out]
+
     inspected = [["inspect", model], ["select", model, "--method", "l1", "--to", "8x100%", *out]]
-    reported = [["report", small, "--baseline", model, *out]]
     pruned = [["prune", model, str(root / "plan.json"), *out]]
-    chosen = [
-        "select",
-        model,
-        "--to",
-        "8x100%",
-        "--statistics",
-        str(root / "one.safetensors"),
-        *out,
-    ]
-    scored = [["report", small, str(root / "scores.json"), *out]]
-    refitted = [["refit", small, "--statistics", str(root / "pairs.safetensors"), *out]]
-    analysed = [["report", small, str(root / "analysis.json"), *out]]
+    sums, pairs = (root / f"{name}.safetensors" for name in ("statistics", "refit-statistics"))
+    chosen = [["select", model, "--to", "8x100%", "--statistics", str(sums), *out]]
+    refitted = [["refit", small, "--statistics", str(pairs), *out]]
     all_targets: list[tuple[Path, Mutate, list[list[str]]]] = [
         (root / "model" / "config.json", mutate_json, inspected),
         (root / "model" / "model.safetensors.index.json", mutate_json, inspected),
         (root / "plan.json", mutate_json, pruned),
-        (root / "one.safetensors", mutate_header, [chosen]),
-        (root / "scores.json", mutate_json, scored),
-        (root / "timings.json", mutate_json, [["report", small, str(root / "timings.json"), *out]]),
-        (root / "analysis.json", mutate_json, analysed),
-        (root / "analysis.safetensors", mutate_header, analysed),
+        (sums, mutate_header, chosen),
         (root / "small" / "README.md", mutate_bytes, refitted),
-        (root / "pairs.safetensors", mutate_header, refitted),
+        (pairs, mutate_header, refitted),
+        (root / "analysis.safetensors", mutate_header, [reported("analysis.json")]),
         *_model_run_targets(root, out),
-    ]  # fmt: skip
-    all_targets += [
-        (root / name, mutate_json, [["report", small, str(root / name), *out]])
-        for name in ("verification.json", "sensitivity.json", "snapshots.json")
     ]
-    all_targets += [
-        (path, mutate_json, reported)
-        for path in sorted((root / "small" / "statetrim").glob("*.json"))
-    ]
+    for kind in REPORTED:
+        all_targets.append((root / f"{kind}.json", mutate_json, [reported(f"{kind}.json")]))
+    for path in sorted((root / "small" / "statetrim").glob("*.json")):
+        all_targets.append((path, mutate_json, [["report", small, "--baseline", model, *out]]))
     all_targets += _quantized_targets(root, out)
     shard = sorted((root / "model").glob("*.safetensors"))[0]
     all_targets += [(shard, mutate_header, inspected)]
@@ -205,47 +197,19 @@ def _model_run_targets(
 
 
 def prepare(root: Path) -> Path:
-    """Create every kind of artifact in `root`, from tiny models."""
-    commands.prepare(root)
-    tiny.write_text(root / "text.jsonl", 12_000)
-    model, text = st.open(root / "model"), root / "text.jsonl"
-    shutil.rmtree(root / "small")
-    shared: dict[str, Any] = {
-        "text": text, "tokens": 256, "length": 32, "batch_size": 4, "limit": 2, "control": False,
-        "benchmark": False, "tasks": ("mqar",), "progress": False,
-    }  # fmt: skip
-    st.trim(model, to=0.5, recover=512 * 16, out=root / "small", **shared)
-    small = st.open(root / "small")
-    st.calibrate(
-        small, text, original=model, tokens=256, length=32, batch_size=4, progress=False,
-        out=root / "again.safetensors",
-    )  # fmt: skip
-    (root / "again.safetensors").replace(root / "pairs.safetensors")
-    (root / "scores.json").unlink()
-    st.evaluate(
-        small, baseline=model, tasks=["mqar"], limit=2, out=root / "scores.json", progress=False
-    )
-    st.analyze(model, text, tokens=128, length=64, burn_in=8, progress=False).save(
-        root / "analysis.json"
-    )
-    st.benchmark(
-        small, baseline=model, batches=[1], lengths=[8], rounds=1, out=root / "timings.json",
-        progress=False,
-    )  # fmt: skip
-    st.snapshot(
-        model, text=text, sequences=2, length=16, out=root / "snapshots.json", progress=False
-    )
-    st.sensitivity(
-        model, text, widths=[0.5], method="l1,readout_l1", calibration_tokens=256,
-        windows=2, rows=2, out=root / "sensitivity.json", progress=False,
-    )  # fmt: skip
-    st.verify(
-        small, baseline=model, engine="mlx", engine_python=sys.executable, text=text, count=2,
-        length=24, generate=2,
-    ).save(root / "verification.json")  # fmt: skip
-    for name, form in QUANTIZED.items():
-        quantize_checkpoint(root / "model", root / f"quantized-{name}", FORMATS[form])
+    """Create every kind of artifact in `root`: the stored ones, and quantised checkpoints."""
+    shutil.copytree(STORED, root, dirs_exist_ok=True)
     _write_inputs(root)
+    for name, form in {"": "fine-grained fp8", **QUANTIZED}.items():
+        quantized = root / (f"quantized-{name}" if name else "quantized")
+        quantize_checkpoint(root / "model", quantized, FORMATS[form])
+    small = st.prune(
+        root / "quantized", root / "plan.json", root / "quantized-small", progress=False
+    )
+    st.calibrate(
+        small, root / "few.jsonl", original=root / "quantized", tokens=256, length=32, batch_size=4,
+        recall=0.0, out=root / "quantized-pairs", progress=False,
+    )  # fmt: skip
     return root
 
 
