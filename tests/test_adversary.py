@@ -38,7 +38,6 @@ def trials() -> Trials:
         ("kill", KILLS),  # a second run completes the output, byte for byte as without a kill
         ("pair", len(SAMPLE)),  # the second process is refused and learns which one runs
         ("winner", len(SAMPLE)),  # the first process finishes as if it were alone
-        ("race", 2),
         ("full disk", len(SAMPLE)),
         ("room again", len(SAMPLE)),
         ("read-only", len(COMMANDS)),

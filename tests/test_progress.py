@@ -7,6 +7,7 @@ import sys
 import termios
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
@@ -49,6 +50,22 @@ def test_every_line_fits_and_holds_only_numbers(
         return
     assert any(re.match(r"calibrating for the refit o….*12.3k/1.05M \[", line) for line in lines)
     assert any("no finite loss" in line for line in lines)
+
+
+def test_other_processes_of_a_launch_show_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert shown(monkeypatch, 80, STEP) == [""]
+
+
+@pytest.mark.parametrize("shell", [SimpleNamespace(kernel=None), None])
+def test_a_notebook_shows_a_bar_and_a_log_none(
+    shell: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A notebook's shell has a kernel; where a library merely imports IPython there is no shell."""
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    with progress_reporter(True, "calibrating") as show:
+        show(STEP)
+    assert ("recovering: " in capsys.readouterr().err) == (shell is not None)
 
 
 def test_time_left_follows_what_was_done_since_the_first_report(

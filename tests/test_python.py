@@ -1,25 +1,17 @@
 """The Python interface: public names, models by path, repr and progress; its types are in
 helpers/typed_script.py."""
 
-import contextlib
 import inspect
-import os
-import pty
 import re
 import shutil
-import sys
-import termios
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
 import pytest
 
 import statetrim as st
-from helpers.forker import run_in_child
 from statetrim.artifacts.decision import MeasuredShape
 from statetrim.artifacts.plan import AxisPlan
 from statetrim.cut.shape import Shape
@@ -158,75 +150,26 @@ def test_names_of_any_length_stay_in_a_line(shown: dict[str, Any]) -> None:
         assert len(repr(value)) < 600 and repr(value).isprintable()
 
 
-def watched(model: Path, text: Path, out: Path, terminal: bool, **environment: str) -> list[str]:
-    """Standard error of Python code: with the default progress, and with progress=False."""
-    reader, writer = pty.openpty() if terminal else os.pipe()
-    if terminal:
-        termios.tcsetwinsize(writer, (24, 120))
-
-    def script() -> None:
-        os.dup2(writer, 2)
-        sys.stderr = os.fdopen(2, "w", buffering=1)
-        os.environ.update({"TERM": "xterm", **environment})
-        st.calibrate(model, text, tokens=1024, length=64, recall=0.0)
-        st.prune(model, st.select(model, "l1", "50%x100%"), out)
-        print("QUIET", file=sys.stderr)
-        st.calibrate(model, text, tokens=64, length=64, recall=0.0, progress=False)
-        plan = st.select(model, "l1", "50%x100%", progress=False)
-        st.prune(model, plan, out.with_name("other"), progress=False)
-        print("END", file=sys.stderr)
-
-    received = b""
-
-    def read() -> None:
-        nonlocal received
-        with contextlib.suppress(OSError):  # raised when the terminal is closed
-            while more := os.read(reader, 2**16):
-                received += more
-
-    with ThreadPoolExecutor() as pool:
-        pool.submit(read)
-        code = run_in_child(script)
-        os.close(writer)
-    os.close(reader)
-    assert code == 0, received.decode()
-    first, _, second = received.decode().partition("QUIET")
-    assert "END" in second
-    return [first, second]
-
-
-def test_a_terminal_shows_a_bar_unless_told_otherwise(
-    checkpoint: Load, text: Path, tmp_path: Path
+def test_a_bar_is_shown_unless_told_otherwise(
+    checkpoint: Load,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    default, off = watched(checkpoint("delta_net"), text, tmp_path / "small", terminal=True)
-    assert re.search(r"calibrating: +\d+%\|.*/1.02k \[.* tokens/s", default), default
-    assert re.search(r"selecting: +\d+%\|.*/2 \[.* layers/s", default)
-    assert re.search(r"pruning: +\d+%\|.*/[\d.]+k \[.*B/s", default)
-    assert not re.search("calibrating|selecting|pruning", off), off
-
-
-@pytest.mark.parametrize("why", ["a log", "the second process of a launch"])
-def test_nobody_watches_so_nothing_is_shown(
-    why: str, checkpoint: Load, text: Path, tmp_path: Path
-) -> None:
-    terminal, rank = (False, {}) if why == "a log" else (True, {"RANK": "1"})
-    outputs = watched(checkpoint("delta_net"), text, tmp_path / "small", terminal, **rank)
-    assert not any(re.search("calibrating|selecting|pruning", output) for output in outputs), (
-        outputs
-    )
-
-
-def test_a_notebook_shows_a_bar(
-    checkpoint: Load, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A notebook's shell has a kernel; where a library merely imports IPython there is no shell."""
-    for shell in (SimpleNamespace(kernel=None), None):
-        ipython = SimpleNamespace(get_ipython=lambda shell=shell: shell)
-        monkeypatch.setitem(sys.modules, "IPython", ipython)
-        out = tmp_path / ("notebook" if shell else "imported")
-        default, off = watched(checkpoint("delta_net"), text, out, terminal=False)
-        assert bool(re.search(r"selecting: +\d+%\|", default)) == bool(shell), default
-        assert "selecting" not in off
+    monkeypatch.setattr("statetrim.progress.is_watched", lambda: True)
+    model, plan = checkpoint("delta_net"), ("l1", "50%x100%")
+    sizes: dict[str, Any] = {"tokens": 1024, "length": 64, "recall": 0.0}
+    st.calibrate(model, text, **sizes)
+    st.prune(model, st.select(model, *plan), tmp_path / "small")
+    shown = capsys.readouterr().err
+    assert re.search(r"calibrating: +\d+%\|.*/1.02k \[.* tokens/s", shown), shown
+    assert re.search(r"selecting: +\d+%\|.*/2 \[.* layers/s", shown)
+    assert re.search(r"pruning: +\d+%\|.*/[\d.]+k \[.*B/s", shown)
+    st.calibrate(model, text, progress=False, **sizes)
+    quiet = st.select(model, *plan, progress=False)
+    st.prune(model, quiet, tmp_path / "other", progress=False)
+    assert not capsys.readouterr().err
 
 
 def test_a_function_is_told_of_every_stage(checkpoint: Load, text: Path, tmp_path: Path) -> None:

@@ -74,15 +74,15 @@ def recorded(live: LiveModel) -> Iterator[list[dict[str, Any]]]:
 def oracle(model_type: str, arguments: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     """Queries and keys [batch, time, heads, d_k] as the recurrence uses them, and states [batch,
     time, value heads, d_k, d_v]."""
-    given = {name: x.double() for name, x in arguments.items() if isinstance(x, Tensor)}
+    inputs = {name: x.double() for name, x in arguments.items() if isinstance(x, Tensor)}
     if model_type in MAMBA:
-        step = torch.log1p((given["dt"] + given["dt_bias"]).exp()).clamp(*arguments["dt_limit"])
-        q, k, v = given["C"], given["B"], step[..., None] * given["hidden_states"]
-        return q, k, step_by_step(q, k, v, g=step * given["A"])[1]
+        step = torch.log1p((inputs["dt"] + inputs["dt_bias"]).exp()).clamp(*arguments["dt_limit"])
+        q, k, v = inputs["C"], inputs["B"], step[..., None] * inputs["hidden_states"]
+        return q, k, step_by_step(q, k, v, g=step * inputs["A"])[1]
     short = model_type in PORTABLE
-    q, k, v = (given[name] for name in (("q", "k", "v") if short else ("query", "key", "value")))
+    q, k, v = (inputs[name] for name in (("q", "k", "v") if short else ("query", "key", "value")))
     q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
-    return q, k, step_by_step(q, k, v, g=given.get("g"), beta=given["beta"])[1]
+    return q, k, step_by_step(q, k, v, g=inputs.get("g"), beta=inputs["beta"])[1]
 
 
 def token_ids(model: st.Checkpoint, text: Path) -> Tensor:
@@ -221,10 +221,10 @@ from statetrim.runtime.kernel_hooks import KernelCall
 from statetrim.runtime.states import StateStorage
 time = int(sys.argv[1])
 q, k, v = (torch.randn(1, time, 8, 64) for _ in range(3))
-given = {"v": v, "g": -torch.rand(1, time, 8), "beta": torch.rand(1, time, 8),
+inputs = {"v": v, "g": -torch.rand(1, time, 8), "beta": torch.rand(1, time, 8),
          "use_qk_l2norm_in_kernel": True}
 family, geometry = families()["gated_deltanet"], Geometry((0,), 8, 8, 64, 64)
-call = KernelCall(0, q, k, v, "chunk_gated_delta_rule", given)
+call = KernelCall(0, q, k, v, "chunk_gated_delta_rule", inputs)
 _Tally(geometry, family, time, 64, 128, StateStorage()).add(call)
 """
 

@@ -29,13 +29,13 @@ SAMPLES = Samples([3.0, 3.2], [0.0, 0.0], {16: [0.9, 0.8]}, [3.5, 3.0])
 
 def naive_delta_rule(call: KernelCall, every: int) -> Tensor:
     """The gated delta rule token by token in float64, from an empty state every `every` tokens."""
-    given = {name: x.double() for name, x in call.arguments.items() if isinstance(x, Tensor)}
+    inputs = {name: x.double() for name, x in call.arguments.items() if isinstance(x, Tensor)}
     q, k = call.query.double(), call.key.double()
     if call.arguments.get("use_qk_l2norm_in_kernel"):
         q, k = functional.normalize(q, dim=-1), functional.normalize(k, dim=-1)
-    value = next(given[name] for name in ("value", "v") if name in given)
+    value = next(inputs[name] for name in ("value", "v") if name in inputs)
     return step_by_step(
-        q, k, value, g=given.get("g"), beta=given["beta"],
+        q, k, value, g=inputs.get("g"), beta=inputs["beta"],
         after=lambda state, t: state if (t + 1) % every else torch.zeros_like(state),
     )[0]  # fmt: skip
 
@@ -81,7 +81,7 @@ def test_an_emptied_state_is_that_of_separate_kernel_calls(
 
 @contextmanager
 def seeing_itself_alone(live: LiveModel, layer: int) -> Iterator[None]:
-    """Within, a diagonal mask is given to the attention of the layer."""
+    """Within, a diagonal mask is inputs to the attention of the layer."""
 
     def mask(module: Any, args: Any, kwargs: Any) -> Any:
         time = kwargs["hidden_states"].shape[1]

@@ -1,5 +1,6 @@
-"""What all commands share: help, version, completion and `--quiet`."""
+"""What commands share: help, version, completion and `--quiet`; two commands, and their logs."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,9 +11,13 @@ from typing import Any
 import pytest
 import typer
 
+import statetrim as st
 from helpers.forker import Forker
+from helpers.refusal import run as run_here
 from statetrim.commands import app
+from statetrim.commands import progress as console
 from statetrim.commands.group import _global_options_first
+from statetrim.progress import Progress, counter, progress_reporter
 from statetrim.version import __version__
 
 GROUP: Any = typer.main.get_command(app)
@@ -111,3 +116,60 @@ def test_an_unexpected_error_is_one_sentence() -> None:
     assert done.stderr.endswith("ZeroDivisionError: integer division or modulo by zero\n")
     without_text = broken_inspect(defect="next(iter([]))").stderr
     assert without_text.startswith("statetrim: unexpected StopIteration; the same command")
+
+
+def test_select_and_prune_end_in_a_smaller_checkpoint(
+    checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = st.open(checkpoint("qwen3_5_text"))
+
+    def printed(line: str) -> str:
+        code, err, out = run_here(line.replace("MODEL", str(model.path)).split())
+        assert code is None, err
+        return out
+
+    seen = json.loads(printed("inspect MODEL --to 6x4 --json"))
+    assert (seen["after"]["head_k_dim"], seen["after"]["head_v_dim"]) == (6, 4)
+    weights_only = "--method l1,readout_l1 --option score=q"
+    selected = printed(f"select MODEL --to 6x4 {weights_only} -o p.json")
+    assert "6, by l1 (score=q)" in selected and "4, by readout_l1" in selected
+    assert "12 x 8 -> 6 x 4" in selected
+    plan = st.Plan.load("p.json")
+    assert plan.to == "6x4" and plan.counts("value") == dict.fromkeys(plan.layers, 4)
+    assert (plan.axes["key"].options, plan.axes["value"].method) == ({"score": "q"}, "readout_l1")
+
+    dry = json.loads(printed("prune MODEL p.json -o out --dry-run --json"))
+    assert dry["head_k_dim"] == [12, 6]
+    assert [path.name for path in tmp_path.iterdir()] == ["p.json"]
+
+    report = json.loads(printed("prune MODEL p.json -o out --json"))
+    small = st.open("out")
+    assert (report["head_k_dim"], report["head_v_dim"]) == ([12, 6], [8, 4])
+    assert (small.geometry.head_k_dim, small.geometry.head_v_dim) == (6, 4)
+    assert report["parameters"] == [model.parameters, small.parameters]
+    assert seen["parameters_after"] == small.parameters
+    assert report["weight_bytes"][1] == 4 * small.parameters
+
+    printed("prune MODEL p.json -o out")  # the same job is already done
+    assert not Path("out.partial").exists()
+
+
+def test_a_log_gets_a_line_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with console.show_progress() as quick:
+        quick(Progress(512, 1024, "tokens"))
+    monkeypatch.setattr(console, "_LINE_SECONDS", 0.0)
+    with console.show_progress() as shown, progress_reporter(shown, "pruning") as slow:
+        written = counter(slow, 2048, "bytes")
+        written(512)
+        written(512)
+    with console.show_progress("recovering") as training:
+        training(Progress(2, 4, "steps", loss=float("nan")))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "pruning: 512 of 2,048 bytes, 25%",
+        "pruning: 1,024 of 2,048 bytes, 50%",
+        "recovering: 2 of 4 steps, 50%, no finite loss",
+    ]

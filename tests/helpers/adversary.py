@@ -125,21 +125,6 @@ def try_pairs(undisturbed_runs: Mapping[str, UndisturbedRun], root: Path) -> Ite
         yield "winner", name, None if fine else f"{ended.code}: {ended.err[-300:]}"
 
 
-def try_races(undisturbed_runs: Mapping[str, UndisturbedRun], root: Path) -> Iterator[TrialResult]:
-    """Two runs of a command at the same time: one is refused, or finds the finished result."""
-    for name in ("prune", "select"):
-        clean(root)
-        children = [faults.start(COMMANDS[name], root) for _ in range(2)]
-        results = [child.wait() for child in children]
-        files_left = faults.file_hashes(root)
-        clean(root)
-        codes = sorted(ended.code for ended in results)
-        losers = all(is_one_sentence(ended.err) for ended in results if ended.code)
-        same = files_left == undisturbed_runs[name].files_left
-        fine = codes[0] == 0 and codes[1] in (0, 2) and losers and same
-        yield "race", name, None if fine else f"{codes}: {[ended.err[-200:] for ended in results]}"
-
-
 def try_full_disks(
     undisturbed_runs: Mapping[str, UndisturbedRun], root: Path
 ) -> Iterator[TrialResult]:
@@ -191,7 +176,7 @@ def main(names: Sequence[str]) -> Iterator[str]:
             return
         commands = COMMANDS if everywhere else SAMPLE
         undisturbed_runs = {name: run_undisturbed(name, root) for name in commands}
-        for run_trials in (try_kills, try_pairs, try_races, try_full_disks):
+        for run_trials in (try_kills, try_pairs, try_full_disks):
             yield from map(json.dumps, run_trials(undisturbed_runs, root))
         yield from map(json.dumps, try_read_only(root))
 

@@ -44,8 +44,8 @@ def delta_rule(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None = None, log_decay: Tensor | None = None
 ) -> Run:
     """`S = decay S (I - beta k k') + beta v k'`; without beta `S = decay S + v k'`."""
-    given = {"g": log_decay, "beta": beta}
-    one_head = {name: x[None, :, None] for name, x in given.items() if x is not None}
+    parts = {"g": log_decay, "beta": beta}
+    one_head = {name: x[None, :, None] for name, x in parts.items() if x is not None}
     tokens = (x[None, :, None] for x in (q, k, v))
     outputs, states = step_by_step(*tokens, **one_head, scale=1.0)
     return outputs[0, :, 0], states[0, :, 0].mT

@@ -1,6 +1,5 @@
 """A digest changes with any number of the model, and is known from a cache until a file changes."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -47,17 +46,6 @@ def test_other_shards_do_not_make_another_model(tmp_path: Path) -> None:
     few_shards = tiny.build("delta_net", tmp_path / "two", shard_size="1MB")
     assert len(st.open(many_shards).shards) > len(st.open(few_shards).shards)
     assert st.open(many_shards).digest == st.open(few_shards).digest
-
-
-def test_a_plan_of_another_model_is_refused(tmp_path: Path) -> None:
-    model = st.open(raw.build(tmp_path / "model", "qwen3_5_text"))
-    st.select(model, "l1", "8x100%").save(tmp_path / "plan.json")
-    fields = json.loads((tmp_path / "plan.json").read_text())
-    fields["lineage"]["source"] = "0" * 64
-    (tmp_path / "other.json").write_text(json.dumps(fields))
-    with pytest.raises(st.StatetrimError, match="another model"):
-        st.prune(model, tmp_path / "other.json", tmp_path / "third")
-    assert not model.has_digest(None) and not model.has_digest(7)
 
 
 def test_what_was_hashed_is_kept_until_the_file_changes(
