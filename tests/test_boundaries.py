@@ -9,35 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from helpers.cases import load_cases
+
 SOURCE = Path(__file__).parents[1] / "src" / "statetrim"
 LIGHT = {"torch", "safetensors", "huggingface_hub", "statetrim"}
-HEAVY_ALLOWED = {
-    "__init__": {"lazy_loader"},
-    "artifacts/record": {"msgspec"},
-    "commands": {"rich", "typer"},
-    "storage/text": {"datasets"},
-    "runtime/doctor": {"packaging"},
-    "evaluation/harness": {"lm_eval", "datasets", "transformers"},
-    "tasks/__init__": {"datasets"},
-    "reporting/charts": {"matplotlib"},
-    "reporting/figures": {"matplotlib"},
-    "reporting/pictures": {"matplotlib"},
-    "maths/table": {"jinja2"},
-    "maths/paired": {"scipy"},
-    "pipelines/recipe": {"yaml"},
-    "progress": {"tqdm"},
-    "reporting/render": {"jinja2", "markupsafe"},
-    "runtime/loading": {"accelerate", "transformers", "fla"},
-    "runtime/stored_weights": {"accelerate", "transformers"},
-    "verification/drivers/ask_mlx": {"mlx", "mlx_lm"},  # run by the engine's own Python
-    "verification/drivers/ask_vllm": {"vllm"},
-    "verification/drivers/ask_llamacpp": {"conversion", "xllamacpp"},
-    "verification/drivers/ask_transformers": {"transformers"},
-    "runtime/loaded_weights": {"transformers"},
-    "recovery/adapters": {"peft"},
-    "recovery/mixer_repair": {"transformers"},
-    "recovery/trainer": {"transformers"},
-}
+HEAVY_ALLOWED = load_cases("heavy-imports")
+"""Module -> packages that it alone may import; drivers are run by the engine's own Python."""
 
 
 @cache
@@ -80,7 +57,7 @@ def test_surgery_needs_only_torch_and_safetensors() -> None:
             if not module.startswith(".") and module not in sys.stdlib_module_names
         }
         folder = name.partition("/")[0]
-        allowed = HEAVY_ALLOWED.get(folder, set()) | HEAVY_ALLOWED.get(name, set())
+        allowed = {*HEAVY_ALLOWED.get(folder, ()), *HEAVY_ALLOWED.get(name, ())}
         assert outside <= LIGHT | allowed, f"{name} imports {outside - LIGHT}"
 
 

@@ -74,18 +74,7 @@ def spoil(model: Path, change: Callable[[torch.Tensor], Any]) -> str:
     return name
 
 
-@pytest.mark.parametrize(
-    ("name", "more", "value"),
-    [
-        ("recover", "", "nan"),
-        ("recover", "--layerwise --teacher COPY", "-inf"),
-        ("evaluate", "", "-inf"),
-        ("evaluate", "--layerwise", "nan"),
-        ("analyze", "", "nan"),
-        ("analyze", "--layerwise", "-inf"),
-        ("calibrate", "--layerwise", "nan"),
-    ],
-)
+@pytest.mark.parametrize(("name", "more", "value"), load_cases("weights"))
 def test_weights_that_are_no_numbers_are_named(
     name: str, more: str, value: str, folder: Path
 ) -> None:
@@ -156,16 +145,7 @@ def test_a_tokenizer_file_that_links_nowhere(folder: Path) -> None:
     assert_refused(command("calibrate", folder), "tokenizer_config.json is missing")
 
 
-@pytest.mark.parametrize(
-    ("task", "name", "content"),
-    [
-        ("wikitext", "wikitext/test.jsonl", ""),
-        ("gsm8k", "gsm8k/test.jsonl", '{"question": [5]}'),
-        ("piqa", "piqa/piqa_val.jsonl", '{"goal": 1, "sol1": [], "sol2": null, "label": "x"}'),
-        ("piqa", "piqa/piqa_val.jsonl", '{"goal": "", "sol1": "", "sol2": "", "label": -9}'),
-        ("hellaswag", "hellaswag/validation.jsonl", '{"ctx_a": null}'),
-    ],
-)
+@pytest.mark.parametrize(("task", "name", "content"), load_cases("task-rows"))
 def test_rows_of_a_task_that_mean_nothing(task: str, name: str, content: str, folder: Path) -> None:
     shutil.copytree(folder / "model", folder / "copy")
     (folder / "rows" / name).parent.mkdir(parents=True)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import statetrim as st
 from helpers import tiny
+from helpers.cases import load_cases
 from helpers.refusal import check_refusal, fingerprint, run
 from statetrim.pipelines.job import Job
 from statetrim.runtime.placement import Placement
@@ -154,15 +155,7 @@ def test_a_dry_run_shows_the_steps_and_writes_nothing(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--to", "6x100%,6x100%"], "names a shape twice"),
-        ([], "say what to keep"),
-        (["--to", "12x100%"], "nothing would change"),
-        (["--to", "6x100%", "--recover", "1m"], "fewer than the"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "message"), load_cases("trim"))
 def test_mistakes_are_one_sentence(
     flags: list[str], message: str, checkpoint: Load, text: Path, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import statetrim as st
 from helpers import tiny
+from helpers.cases import load_cases
 from helpers.fused import fuse_output_projections
 from helpers.recovery_runs import record
 from helpers.refusal import check_refusal, run
@@ -261,20 +262,7 @@ def test_layerwise_resumes_at_the_layer_it_was_stopped_in(pair: Any, tmp_path: P
 # --- refusals ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "expected_text"),
-    [
-        ({"batch_size": 1000}, "do not fill a batch of 1000"),
-        ({"micro_batch": 3}, "cannot be shared by 1 processes that each run 3"),
-        ({"learning_rate": 2.0}, "above 0 and below 1"),
-        ({"rank": 0}, "rank cannot be 0"),
-        ({"control": True, "teacher": None}, "give it as --teacher"),
-        ({"layerwise": True, "teacher": None}, "needs a teacher"),
-        ({"shard": True, "environ": "WORLD_SIZE=8"}, "needs several processes"),  # no launch
-        ({"environ": "ACCELERATE_USE_FSDP=true"}, "add --shard"),
-    ],
-    ids=lambda value: "" if isinstance(value, str) else "+".join(value),
-)
+@pytest.mark.parametrize(("options", "expected_text"), load_cases("recover"))
 def test_what_cannot_be_done_is_one_sentence(
     options: dict[str, Any],
     expected_text: str,

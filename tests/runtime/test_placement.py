@@ -14,6 +14,7 @@ import torch
 
 import statetrim as st
 from helpers import tiny
+from helpers.cases import load_cases
 from helpers.forker import run_as_ranks
 from helpers.pretended_cuda import pretended_cuda
 from helpers.refusal import run
@@ -27,18 +28,7 @@ Load = Callable[[str], Path]
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real GPU")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"device_map": "balanced"}, "a device map is 'auto'"),
-        ({"device_map": "auto", "device": "cuda:1"}, "--device cuda:1 does not go with it"),
-        ({"device_map": "auto", "layerwise": True}, "--layerwise does not go with it"),
-        ({"max_memory": "0=1GiB"}, "add --device-map auto"),
-        ({"device_map": "auto", "max_memory": "cpu=1GiB"}, "such as 0=70GiB,1=40GiB"),
-        ({"device_map": "auto", "max_memory": "0=much"}, "such as 0=70GiB,1=40GiB"),
-        ({"dtype": "int8"}, "--dtype is float32, float16 or bfloat16"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), load_cases("placement"))
 def test_what_cannot_be_is_one_sentence(options: dict[str, Any], message: str) -> None:
     with pytest.raises(st.StatetrimError, match=message):
         Placement(**options)

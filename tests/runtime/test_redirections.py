@@ -9,7 +9,10 @@ what they read is checked by what they return.
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,8 +23,8 @@ from safetensors.torch import load_file, save_file
 
 import statetrim as st
 from helpers import tiny
+from helpers.cases import load_cases
 from helpers.quantized import FORMATS, quantize_checkpoint
-from helpers.watched import watched
 from statetrim.runtime.loading import load_live, load_tokenizer
 from statetrim.runtime.placement import Placement
 
@@ -35,20 +38,54 @@ Redirect = Callable[[Path, Path], Any]
 REDIRECTIONS: dict[str, Redirect] = {}
 
 
+@dataclass
+class Watched:
+    """Files opened by Python code, and network events."""
+
+    files: set[Path] = field(default_factory=set)
+    network: list[str] = field(default_factory=list)
+
+
+_NETWORK = ("socket.__new__", "socket.connect", "socket.getaddrinfo", "socket.gethostbyname")
+_active: list[Watched] = []
+
+
+def _hook(event: str, args: tuple[Any, ...]) -> None:
+    if not _active:
+        return
+    if event == "open" and isinstance(args[0], str | bytes | os.PathLike):
+        _active[-1].files.add(Path(os.fsdecode(args[0])))
+    elif event in _NETWORK:
+        _active[-1].network.append(f"{event} {args!r}"[:200])
+
+
+sys.addaudithook(_hook)  # cannot be removed, so it does nothing outside of `watched`
+
+
+@contextmanager
+def watched() -> Iterator[Watched]:
+    record = Watched()
+    _active.append(record)
+    try:
+        yield record
+    finally:
+        _active.pop()
+
+
 def redirection(spoil: Redirect) -> Redirect:
     REDIRECTIONS[spoil.__name__.strip("_")] = spoil
     return spoil
 
 
-def config_field(name: str, value: Any, part: str | None = None) -> Redirect:
+def fields(changes: dict[str, dict[str, Any]]) -> Redirect:
+    """Fields of JSON files; OUTSIDE stands for the directory outside."""
+
     def spoil(model: Path, outside: Path) -> None:
-        config = model / "config.json"
-        new_value = value(outside) if callable(value) else value
-        if part is None:
-            tiny.edit_json(config, **{name: new_value})
-        else:
-            inner = json.loads(config.read_text()).get(part) or {}
-            tiny.edit_json(config, **{part: {**inner, name: new_value}})
+        for file, new in json.loads(json.dumps(changes).replace("OUTSIDE", str(outside))).items():
+            if "text_config" in new:
+                stored = json.loads((model / file).read_text()).get("text_config") or {}
+                new["text_config"] = stored | new["text_config"]
+            tiny.edit_json(model / file, **new)
 
     return spoil
 
@@ -71,40 +108,7 @@ def evil_code(path: Path) -> None:
     path.write_text(f"open({str(path.parent / 'executed')!r}, 'w')\nclass Evil: pass\n")
 
 
-for field in ("attn_implementation", "_attn_implementation", "_attn_implementation_internal"):
-    REDIRECTIONS[f"{field} of the hub"] = config_field(field, "evil/kernel")
-    REDIRECTIONS[f"{field} with a function"] = config_field(field, "kernels-community/fa@v1:run")
-REDIRECTIONS |= {
-    "attn_implementation by part": config_field("attn_implementation", {"": "evil/kernel"}),
-    "attn_implementation inside": config_field("attn_implementation", "evil/k", "text_config"),
-    "paged kernel": config_field("attn_implementation", "paged|evil/kernel"),
-    "built-in attention that a kernel stands in for": config_field(
-        "attn_implementation", "flash_attention_2"
-    ),
-    "experts_implementation": config_field("experts_implementation", "evil/kernel"),
-    "_experts_implementation": config_field("_experts_implementation", "sonicmoe"),
-    "use_kernels": config_field("use_kernels", True),
-    "weights beside": config_field("transformers_weights", "other.safetensors"),
-    "weights outside": config_field(
-        "transformers_weights", lambda outside: str(outside / "other.safetensors")
-    ),
-    "weights above": config_field("transformers_weights", "../outside/other.safetensors"),
-    "weights inside": config_field("transformers_weights", "other.safetensors", "text_config"),
-    "other index": config_field("transformers_weights", "other.safetensors.index.json"),
-    "_name_or_path": config_field("_name_or_path", lambda outside: str(outside)),
-    "base_model_name_or_path": config_field(
-        "base_model_name_or_path", lambda outside: str(outside)
-    ),
-    "architectures": config_field("architectures", ["../outside/evil.Evil"]),
-    "auto_map of the hub": config_field("auto_map", {"AutoModelForCausalLM": "evil/x--m.Evil"}),
-    "auto_map inside": config_field("auto_map", {"AutoConfig": "evil.Evil"}, "text_config"),
-    "mxfp4": config_field("quantization_config", {"quant_method": "mxfp4"}),
-    "fp8": config_field("quantization_config", {"quant_method": "fp8"}),
-    "a dtype that is code": config_field("dtype", "os.system"),
-    "torch_dtype": config_field("torch_dtype", "hub.load"),
-    "tied": config_field("tie_word_embeddings", True),
-    "tied inside": config_field("tie_word_embeddings", True, "text_config"),
-}
+REDIRECTIONS |= {name: fields(changes) for name, changes in load_cases("redirections").items()}
 for name in (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "generation_config.json", "chat_template.jinja", "additional_chat_templates/a.jinja",
@@ -120,22 +124,7 @@ def move_tensors(model: Path, file: str, count: int | None = None) -> None:
     tiny.edit_json(model / INDEX, weight_map=index["weight_map"] | dict.fromkeys(names, file))
 
 
-def tokenizer_fields(make: Callable[[Path], dict[str, Any]]) -> Redirect:
-    return lambda model, outside: tiny.edit_json(model / "tokenizer_config.json", **make(outside))
-
-
 REDIRECTIONS |= {
-    "adapter config alone": lambda model, outside: tiny.edit_json(
-        model / "adapter_config.json", base_model_name_or_path=str(outside), peft_type="LORA"
-    ),
-    "tokenizer files": tokenizer_fields(
-        lambda outside: dict.fromkeys(
-            ("tokenizer_file", "vocab_file", "merges_file"), str(outside / "tokenizer.json")
-        )
-    ),
-    "tokenizer name or path": tokenizer_fields(
-        lambda outside: {"name_or_path": str(outside), "tokenizer_class": "EvilFast"}
-    ),
     "index above": lambda model, _: move_tensors(model, "../outside/other.safetensors", 1),
     "index absolute": lambda model, outside: move_tensors(
         model, str(outside / "other.safetensors")
@@ -269,7 +258,7 @@ def test_no_file_of_a_checkpoint_redirects(
     model, outside = tmp_path / "model", tmp_path / "outside"
     shutil.copytree(sound, model)
     shutil.copytree(other, outside)
-    if name in ("weights beside", "weights inside", "other index"):
+    if name in ("weights next to it", "weights inside", "other index"):
         shutil.copy(other / "other.safetensors", model)
     REDIRECTIONS[name](model, outside)
     with watched() as seen:

@@ -11,6 +11,7 @@ import torch
 
 import statetrim as st
 from helpers import tiny
+from helpers.cases import load_cases
 from helpers.refusal import run
 from statetrim.artifacts.plan import AxisPlan
 from statetrim.artifacts.statistics import LayerStatistics
@@ -159,18 +160,7 @@ def test_a_plan_comes_back_from_its_file(
     assert (back.to, back.axes["head"].method) == ("3heads", "head_refit")
 
 
-@pytest.mark.parametrize(
-    ("heads", "sentence"),
-    [
-        ([[0, 1], [2, 4]], "read with the same key head"),
-        ([[0], [1], [4]], "read with the same key head"),
-        ([[0, 1], [4, 9]], "go beyond 0 to 5"),
-        ([[2, 3], [0, 1]], "not in ascending order"),
-        ([[0, 1], [2, 3], [4, 5]], "cannot keep 6 of 6 value heads"),
-        ([[0]], "cannot keep 1 of 6 value heads"),
-        ([[0], [2]], "as 2 of each of 1 key heads, not as the plan's 1 of 2"),
-    ],
-)
+@pytest.mark.parametrize(("heads", "sentence"), load_cases("plans-of-heads"))
 def test_a_plan_of_other_heads_is_refused(
     heads: list[list[int]], sentence: str, model: st.Checkpoint
 ) -> None:

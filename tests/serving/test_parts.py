@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import statetrim as st
+from helpers.cases import load_cases
 from helpers.modules import load_module
 from helpers.plugin_pages import HEADS, page_size, pages
 from statetrim.cut.geometry import Geometry
@@ -95,23 +96,7 @@ def write_config(folder: Path, **fields: object) -> Path:
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "llamacpp", "mlx"])
-@pytest.mark.parametrize(
-    ("fields", "to", "devices", "refusal"),
-    [
-        ({}, None, 3, "3 devices cannot share 4 key heads"),
-        ({}, None, 12, "12 devices cannot share 4 key heads"),
-        ({}, None, 8, "8 devices cannot share 12 value heads"),
-        ({}, "8heads", 4, None),
-        ({"linear_num_key_heads": 6}, "6heads", 2, None),
-        ({"linear_num_key_heads": 6, "num_key_value_heads": 1}, "4heads", 6, "share 4 value heads"),
-        ({"linear_num_key_heads": 6, "num_key_value_heads": 1}, "10heads", 2, "share 5 key heads"),
-        ({}, "0=128x128,others=64x64", 2, None),
-        ({}, "0=128x128,others=64x64", 4, None),
-        ({}, "0=128x128,others=64x64", 12, "share 4 key heads"),
-        ({"num_key_value_heads": 3}, None, 2, "share 3 heads of softmax layers"),
-        ({"num_key_value_heads": 3}, None, 1, None),
-    ],
-)
+@pytest.mark.parametrize(("fields", "to", "devices", "refusal"), load_cases("devices"))
 def test_devices_that_cannot_share_the_heads_are_refused(
     fields: dict[str, int],
     to: str | None,

@@ -9,6 +9,7 @@ import torch
 
 import statetrim as st
 from helpers import tiny
+from helpers.cases import load_cases
 from statetrim.families.contract import LAYER_WIDTHS_FIELD
 from statetrim.runtime.placement import Placement
 from statetrim.surgery.check import compare_cut
@@ -74,18 +75,7 @@ def test_only_on_an_explicit_flag_and_the_config_and_the_card_say_so(
     assert engines and not any(line.serves for line in engines)
 
 
-@pytest.mark.parametrize(
-    ("widths", "message"),
-    [
-        ({"0": [12, 8]}, "must list every linear-attention layer"),
-        ({"0": [12, 8], "1": [6]}, r"must list \[keys, values\]"),
-        ({"0": [12, 8], "1": [6, True]}, r"must list \[keys, values\]"),
-        ({"0": [12, 8], "1": [0, 4]}, "numbers from 1"),
-        ({"0": [12, 8], "1": [12, 8]}, "must differ between layers"),
-        ({"0": [10, 8], "1": [6, 4]}, "the widest must be 12 keys"),
-        ([12, 8], "must list every linear-attention layer"),
-    ],
-)
+@pytest.mark.parametrize(("widths", "message"), load_cases("layer-widths"))
 def test_a_config_that_lies_is_refused(
     widths: object, message: str, checkpoint: Load, tmp_path: Path
 ) -> None:
@@ -97,16 +87,7 @@ def test_a_config_that_lies_is_refused(
         st.open(small.path)
 
 
-@pytest.mark.parametrize(
-    ("widths", "message"),
-    [
-        ("0=64", "cannot read"),
-        ("0=12x8,0=6x4", "each once"),
-        ("7=6x4", "layer 7 has no linear attention"),
-        ("0=13x8", "layer 0: cannot keep 13 of 12"),
-        ("others=12x8", "nothing would change"),
-    ],
-)
+@pytest.mark.parametrize(("widths", "message"), load_cases("widths-by-layer"))
 def test_widths_that_cannot_be(widths: str, message: str, checkpoint: Load) -> None:
     with pytest.raises(st.StatetrimError, match=message):
         st.select(checkpoint("delta_net"), "rand", to=widths)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 import statetrim as st
+from helpers.cases import load_cases
 from statetrim.errors import StatetrimError
 from statetrim.evaluation.runner import LONG_MQAR
 from statetrim.evaluation.samples import DEFAULT_SAMPLES
@@ -40,17 +41,7 @@ def test_recalled_counts_values_ranked_first() -> None:
     assert recall.recalled_share(ids, positions, logits).tolist() == [1.0, 0.75]
 
 
-@pytest.mark.parametrize(
-    ("task", "metric", "text"),
-    [
-        ("mqar", "pairs_127", "127 pairs"),
-        ("mqar", "pairs_16_in_512", "16 pairs in 512 tokens"),
-        ("mqar", "accuracy", "accuracy"),
-        ("mqar", "pairs_many", "pairs_many"),
-        ("text", "pairs_4", "pairs_4"),
-        ("unknown", "pairs_4", "pairs_4"),
-    ],
-)
+@pytest.mark.parametrize(("task", "metric", "text"), load_cases("settings"))
 def test_settings_are_named_in_words(task: str, metric: str, text: str) -> None:
     assert setting_text(task, metric) == text
 

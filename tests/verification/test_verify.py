@@ -15,6 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 import statetrim as st
+from helpers.cases import load_cases
 from helpers.engine import InProcess, have_ended, wait_until, write_stand_in
 from statetrim.artifacts.verification import Agreement, agreement_table
 from statetrim.commands import app
@@ -211,16 +212,7 @@ def test_the_command_writes_shows_and_ends_with_1_at_a_fault(
     assert json.loads(failed.stdout)["faults"]
 
 
-@pytest.mark.parametrize(
-    ("changed", "sentence"),
-    [
-        ({"engine": "tgi"}, "engine is vllm, mlx, llamacpp or transformers, not 'tgi'"),
-        ({"dtype": "int8"}, "dtype is float32, float16 or bfloat16, not 'int8'"),
-        ({"length": 3}, "3 tokens is too short"),
-        ({"count": 0}, "count cannot be 0"),
-        ({"engine_python": "nowhere"}, "nowhere cannot be started: it is not a program"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "sentence"), load_cases("verify"))
 def test_wrong_arguments_are_told(
     changed: dict[str, Any], sentence: str, pair: tuple[Path, Path], text: Path
 ) -> None:
