@@ -38,7 +38,7 @@ untrusted-configs:
 
 # Widths by layer in vLLM's pages: 10,000 allocations against all assignments, and 10,000 sets of parts against the plugin.
 vllm-pages:
-    pytest -m slow tests/selection/test_pages.py tests/serving/test_parts.py
+    pytest -m slow tests/selection/test_allocate.py tests/serving/test_parts.py
 
 # The notebook, as a reader runs it; CI runs its cells on less text.
 notebook:

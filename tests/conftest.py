@@ -15,6 +15,7 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import pytest  # noqa: E402
 
+import statetrim as st  # noqa: E402
 from helpers import tiny  # noqa: E402
 from helpers.forker import Forker, exclude_from_collection, modules  # noqa: E402
 from helpers.fresh_install import fresh  # noqa: E402, F401
@@ -29,6 +30,22 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     def get(model_type: str) -> Path:
         directory = root / model_type
         return directory if directory.exists() else tiny.build(model_type, directory)
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def pair(
+    checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., tuple[st.Checkpoint, st.Checkpoint]]:
+    """`pair("qwen3_next")` is a tiny model and its cut, named so; only to be read."""
+    root = tmp_path_factory.mktemp("pairs")
+
+    def get(model_type: str, to: str = "6x100%", method: str = "l1") -> Any:
+        model, out = st.open(checkpoint(model_type)), root / f"{model_type} {to} {method}" / "cut"
+        if not out.exists():
+            st.prune(model, st.select(model, method, to), out, progress=False)
+        return model, st.open(out)
 
     return get
 

@@ -239,11 +239,9 @@ def test_memory_is_flat_in_sequence_length(forker: Forker, tmp_path: Path) -> No
 
 
 @pytest.fixture(scope="module")
-def pair(checkpoint: Any, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Analysis:
+def pair(pair: Any, text: Path) -> Analysis:
     """The analysis of a cut to half the key channels, with the original as baseline."""
-    model = st.open(checkpoint("gated_deltanet"))
-    out = tmp_path_factory.mktemp("small") / "out"
-    small = st.prune(model, st.select(model, "l1", "6x100%"), out=out)
+    model, small = pair("gated_deltanet")
     return st.analyze(small, text, **SETTINGS, baseline=model)
 
 

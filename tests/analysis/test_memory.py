@@ -15,7 +15,6 @@ from helpers.recurrences import step_by_step
 from helpers.refusal import run
 from statetrim.artifacts.memory import Forgetting, Memory
 from statetrim.artifacts.samples import Samples
-from statetrim.progress import Progress
 from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.forgetting import emptied_states
 from statetrim.runtime.kernel_hooks import KernelCall, hook_kernels
@@ -138,26 +137,6 @@ def test_from_disk_it_is_the_same(
     in_memory = st.analyze_memory(model, text, **OPTIONS)
     assert any(forgetting.kind == "KV cache" for forgetting in in_memory.forgetting)
     assert st.analyze_memory(model, text, layerwise=True, **OPTIONS) == in_memory
-
-
-class Killed(Exception):
-    pass
-
-
-def test_a_killed_run_resumes(
-    checkpoint: Callable[[str], Path], text: Path, tmp_path: Path
-) -> None:
-    model, out = st.open(checkpoint("delta_net")), tmp_path / "memory.json"
-
-    def kill(progress: Progress) -> None:
-        if progress.done == 2:
-            raise Killed
-
-    with pytest.raises(Killed):
-        st.analyze_memory(model, text, out=out, progress=kill, **OPTIONS)
-    assert not out.exists() and (tmp_path / "memory.json.partial").exists()
-    st.analyze_memory(model, text, out=out, **OPTIONS)
-    assert Memory.load(out) == st.analyze_memory(model, text, **OPTIONS)
 
 
 def two_layers(recall: float, nll: dict[int, float]) -> Memory:

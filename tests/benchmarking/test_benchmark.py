@@ -17,29 +17,18 @@ from statetrim.portable.kernels import DeferredState
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def pair(
-    checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, Path]:
-    model = st.open(checkpoint("qwen3_5_text"))
-    out = tmp_path_factory.mktemp("small") / "half"
-    st.prune(model, st.select(model, "l1", to="6x100%"), out)
-    return model.path, out
-
-
 def test_sizes_are_counted_on_the_real_cache_and_ratios_pair_the_rounds(
-    pair: tuple[Path, Path], tmp_path: Path
+    pair: Any, tmp_path: Path
 ) -> None:
-    before, after = pair
+    before, after = pair("qwen3_5_text")
     seen: list[int] = []
     timings = st.benchmark(
         [after], baseline=before, batches=[1, 3], lengths=[20], rounds=2,
         out=tmp_path / "timings.json", progress=lambda progress: seen.append(progress.done),
     )  # fmt: skip
     assert seen == [0, 1, 2]
-    assert timings.models == ["qwen3_5_text", "half"]
-    for name, path in zip(timings.models, (before, after), strict=True):
-        opened = st.open(path)
+    assert timings.models == ["qwen3_5_text", "cut"]
+    for name, opened in zip(timings.models, (before, after), strict=True):
         geometry = opened.geometry
         kv_cache = opened.family.kv_cache_size(opened.config, geometry)
         assert kv_cache is not None
@@ -50,7 +39,7 @@ def test_sizes_are_counted_on_the_real_cache_and_ratios_pair_the_rounds(
     for metric in ("prefill", "decode", "mixer prefill", "mixer decode"):
         for batch in (1, 3):
             first = timings.first("qwen3_5_text", metric, batch, 20)
-            second = timings.first("half", metric, batch, 20)
+            second = timings.first("cut", metric, batch, 20)
             assert first.value > 0 and first.unit == "tokens/s" and first.ratio is None
             assert second.ratio and second.ratio_spread and second.spread
             assert second.spread[0] <= second.value <= second.spread[1]
@@ -99,10 +88,11 @@ def test_a_round_decodes_tokens_for_whole_writes_of_the_state(
     [({"batches": [0]}, "batch"), ({"lengths": [2**30]}, "length"), ({"rounds": 0}, "rounds")],
 )
 def test_settings_out_of_bounds_are_refused(
-    change: dict[str, Any], sentence: str, pair: tuple[Path, Path]
+    change: dict[str, Any], sentence: str, pair: Any
 ) -> None:
+    model, small = pair("qwen3_5_text")
     with pytest.raises(st.StatetrimError, match=sentence):
-        st.benchmark([pair[1]], baseline=pair[0], **change)
+        st.benchmark([small], baseline=model, **change)
 
 
 def test_sizes_are_shown_in_their_own_unit() -> None:

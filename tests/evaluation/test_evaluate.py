@@ -207,14 +207,11 @@ def test_agreement_equals_whole_logits(checkpoint: Callable[[str], Path]) -> Non
     assert float(itself.kl.max()) == 0.0 and float(itself.same_top_token.min()) == 1.0
 
 
-def test_own_text_is_read_by_both_whole_or_streamed(
-    checkpoint: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_own_text_is_read_by_both_whole_or_streamed(pair: Any, tmp_path: Path) -> None:
     """Perplexity as transformers' own loss gives it, on the tokens after `skip`."""
     text = tmp_path / "text.jsonl"
     tiny.write_text(text, 2**13)
-    model = st.open(checkpoint("qwen3_5_text"))
-    small = st.prune(model, st.select(model, "l1", "50%x100%"), tmp_path / "small")
+    model, small = pair("qwen3_5_text")
     options: dict[str, Any] = {"tasks": ["text"], "text": text, "skip": 100, "limit": 3}
     whole = st.evaluate([small], baseline=model, **options)
     streamed = st.evaluate([small], baseline=model, layerwise=True, **options)

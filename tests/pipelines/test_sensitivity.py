@@ -45,7 +45,7 @@ def test_values_that_cannot_be_cut_are_left_out_unless_asked_for(
 
 @pytest.mark.usefixtures("quick_sensitivity")
 def test_the_command_writes_prints_and_is_reported(
-    checkpoint: Callable[[str], Path], text: Path, tmp_path: Path
+    checkpoint: Callable[[str], Path], pair: Any, text: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "new" / "found.json"
     command = ["analyze", str(checkpoint("delta_net")), "--sensitivity", "--text", str(text)]
@@ -58,9 +58,7 @@ def test_the_command_writes_prints_and_is_reported(
     assert len(printed["cuts"]) == len(sensitivity.cuts)
     again = CliRunner().invoke(app, command)
     assert "not overwritten" in str(again.exception)
-    model = st.open(checkpoint("delta_net"))
-    cut = st.prune(model, st.select(model, "l1", "6x100%"), tmp_path / "cut")
-    page = st.report(cut, [out], out=tmp_path / "page").read_text()
+    page = st.report(pair("delta_net")[1], [out], out=tmp_path / "page").read_text()
     assert sensitivity.sentence in page and "Change of NLL in nats per token" in page
     command[command.index(str(out))] = str(tmp_path / "other.json")
     for unused in (["--baseline", str(checkpoint("delta_net"))], ["--every", "4"]):

@@ -1,4 +1,4 @@
-"""`trim`: on every family, after kills, its refusals and warnings."""
+"""`trim`: every family, bfloat16, what kills leave, refusals and warnings, and its estimate."""
 
 import json
 import shutil
@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 import statetrim as st
 from helpers import tiny
 from helpers.cases import load_cases
 from helpers.refusal import check_refusal, fingerprint, run
+from statetrim.evaluation.evaluate import evaluate
 from statetrim.pipelines.job import Job
+from statetrim.runtime.loading import load_live
+from statetrim.runtime.logits import LogitReader
 from statetrim.runtime.placement import Placement
 
 Load = Callable[[str], Path]
@@ -221,3 +225,64 @@ def test_whether_weights_are_streamed_is_decided_once(
     monkeypatch.setattr(Placement, "free_memory", 2**50)
     assert job.with_fixed_layerwise(tmp_path).options.layerwise is True
     assert job.record["layerwise"] is None
+
+
+def to_bfloat16(source: Path, target: Path) -> Path:
+    """Copy a checkpoint with all tensors in bfloat16."""
+    shutil.copytree(source, target)
+    for path in target.glob("*.safetensors"):
+        tensors = {name: x.bfloat16() for name, x in load_file(path).items()}
+        save_file(tensors, path, {"format": "pt"})
+    tiny.edit_json(target / "config.json", dtype="bfloat16")
+    return target
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "mamba2"])
+def test_the_whole_chain_runs_in_bfloat16(
+    model_type: str, checkpoint: Load, text: Path, tmp_path: Path
+) -> None:
+    model = to_bfloat16(checkpoint(model_type), tmp_path / "model")
+    repaired: dict[str, Any] = {"refit": True, "recover": 1024, "control": False}
+    small = st.trim(model, to="50%x100%", text=text, out=tmp_path / "out", **OPTIONS, **repaired)
+    assert {tensor.dtype for _, tensor in small.tensors.values()} == {"BF16"}
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "mamba2", "granitemoehybrid", "falcon_h1"])
+def test_logits_at_chosen_places_are_the_models_own(
+    model_type: str, checkpoint: Load, tmp_path: Path
+) -> None:
+    live = load_live(to_bfloat16(checkpoint(model_type), tmp_path / "model"))
+    ids, positions = torch.arange(24).unsqueeze(0), torch.tensor([3, 11, 23])
+    with torch.inference_mode():
+        all_logits = live.logits(ids)[:, positions].float()
+        chosen_logits = LogitReader(live).forward(ids)(positions)
+    # Tolerance: one bfloat16 step of the largest logit, as other shapes sum in another order.
+    torch.testing.assert_close(
+        chosen_logits, all_logits, rtol=0, atol=2**-7 * float(all_logits.abs().max())
+    )
+
+
+def test_evaluation_is_estimated_for_the_tokens_that_models_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Original, cut, refitted cut and random cut, on text and all settings of recall."""
+    model = st.open(tiny.build("qwen3_5_text", tmp_path / "model", vocab_size=1024))
+    text = tiny.write_text(tmp_path / "text.jsonl", 8000)
+    options: Any = {"text": text, "to": "6x4", "tokens": 512, "length": 64, "limit": 2}
+    steps = st.estimate(model, **options)
+    (step,) = (step for step in steps if step.name == "evaluate")
+    tokens, run = 0, evaluate.run
+
+    def count(module: torch.nn.Module, args: Any) -> None:
+        nonlocal tokens
+        if type(module).__name__.endswith("RMSNormGated"):  # of every linear layer
+            tokens += args[0].numel() // args[0].shape[-1]  # and value head
+
+    def counted(*args: Any) -> Any:
+        with register_module_forward_pre_hook(count):
+            return run(*args)
+
+    monkeypatch.setattr(evaluate, "run", counted)
+    st.trim(model, **options, out=tmp_path / "out")
+    tokens //= len(model.geometry.layers) * model.geometry.num_v_heads
+    assert step.tokens >= 0.9 * tokens, "for the most samples that may be taken"

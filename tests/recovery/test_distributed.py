@@ -16,11 +16,10 @@ from helpers.forker import run_as_ranks
 
 
 @pytest.fixture(scope="module")
-def runs(checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(pair: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the results `one`, by this process, and `ddp`, `fsdp`, `resumed`, by two."""
     root = tmp_path_factory.mktemp("runs")
-    model = st.open(checkpoint("qwen3_5_text"))
-    small = st.prune(model, st.select(model, "l1", "6x100%"), out=root / "small")
+    model, small = pair("qwen3_5_text")
     tiny.write_text(root / "words.jsonl", 2000)
     st.recover(small, out=root / "one", **recovery_runs.options(str(model.path), root))
     run_as_ranks(lambda: recovery_runs.recoveries(str(model.path), small, root))

@@ -13,7 +13,7 @@ CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
 
 def test_the_example_of_a_section_is_in_the_report(
-    checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chapter = CONTRIBUTING.read_text().partition("## Add a report section")[2]
     code = re.search(r"```python\n(.*?)```", chapter, re.DOTALL)
@@ -21,8 +21,7 @@ def test_the_example_of_a_section_is_in_the_report(
     names: dict[str, Any] = {"__package__": sections.__name__}
     exec(code[1], names)
     monkeypatch.setitem(sections.SECTIONS, "Heads", names["blocks"])
-    model = st.open(checkpoint("qwen3_5_text"))
-    cut = st.prune(model, st.select(model, "rand", to="6x100%"), tmp_path / "cut")
+    _, cut = pair("qwen3_5_text", method="rand")
     page = st.report(cut, out=tmp_path / "out").with_suffix(".md").read_text()
     section = page.partition("\n## Heads\n")[2].partition("\n## ")[0]
     rows = re.findall(r"\| (keys|values) \| (\d+) \|", section)

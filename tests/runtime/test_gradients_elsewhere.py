@@ -17,7 +17,6 @@ from torch.fx.experimental import _config
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import statetrim as st
 from helpers import tiny
 from helpers.pretended_cuda import INDEXED, DevicesMixed
 from statetrim.calibration.calibrate import _backward_loss, _enable_projection_gradients
@@ -81,12 +80,6 @@ def move_to_meta(live: LiveModel) -> LiveModel:
     return replace(live, device=META)
 
 
-def student_and_teacher(path: Path, out: Path) -> tuple[LiveModel, LiveModel]:
-    model = st.open(path)
-    small = st.prune(model, st.select(model, "rand", "50%x100%"), out, progress=False)
-    return load_live(small, BF16), load_live(model, BF16)
-
-
 @every_type
 def test_gradients_of_a_calibration(model_type: str, checkpoint: Load) -> None:
     live = load_live(checkpoint(model_type), BF16)
@@ -105,8 +98,8 @@ def test_gradients_of_a_calibration(model_type: str, checkpoint: Load) -> None:
 
 
 @every_type
-def test_a_step_of_recovery(model_type: str, checkpoint: Load, tmp_path: Path) -> None:
-    student, teacher = student_and_teacher(checkpoint(model_type), tmp_path / "small")
+def test_a_step_of_recovery(model_type: str, pair: Any) -> None:
+    teacher, student = (load_live(model, BF16) for model in pair(model_type))
     attach_adapters(student, OPTIONS)
     heads = [checked_logit_head(live) for live in (student, teacher)]
     student, teacher = move_to_meta(student), move_to_meta(teacher)
@@ -122,10 +115,10 @@ def test_a_step_of_recovery(model_type: str, checkpoint: Load, tmp_path: Path) -
 
 @every_type
 def test_a_step_of_a_mixer_alone(
-    model_type: str, checkpoint: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_type: str, pair: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "autocast", lambda *args, **kwargs: nullcontext())  # not for meta
-    student, teacher = student_and_teacher(checkpoint(model_type), tmp_path / "small")
+    teacher, student = (load_live(model, BF16) for model in pair(model_type))
     teacher = move_to_meta(teacher)
     student.module.requires_grad_(False)
     layer, mixer = next(iter(student.mixers.items()))

@@ -74,17 +74,12 @@ def test_every_process_of_a_launch_has_its_own_card(
         assert live.device == torch.device("cuda", rank) and cards.used == {f"cuda:{rank}"}
 
 
-def original_and_cut(path: Path, out: Path) -> tuple[st.Checkpoint, st.Checkpoint]:
-    model = st.open(path)
-    return model, st.prune(model, st.select(model, "l1", "50%x100%"), out, progress=False)
-
-
 @pytest.mark.parametrize("layerwise", [False, True])
 def test_an_evaluation_has_one_model_in_memory(
-    layerwise: bool, checkpoint: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layerwise: bool, pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When a model is loaded, no other one has decoder layers in memory; head and norm may be."""
-    model, small = original_and_cut(checkpoint("delta_net"), tmp_path / "small")
+    model, small = pair("delta_net")
     text = tiny.write_text(tmp_path / "words.jsonl", 2000)
     loaded: list[weakref.ref[LiveModel]] = []
 
@@ -103,8 +98,8 @@ def test_an_evaluation_has_one_model_in_memory(
     assert len(loaded) >= 2
 
 
-def test_two_processes_of_a_launch_share_the_tasks(checkpoint: Load, tmp_path: Path) -> None:
-    model, small = original_and_cut(checkpoint("delta_net"), tmp_path / "small")
+def test_two_processes_of_a_launch_share_the_tasks(pair: Any, tmp_path: Path) -> None:
+    model, small = pair("delta_net")
     text, out = tiny.write_text(tmp_path / "words.jsonl", 2000), tmp_path / "scores.json"
     arguments: Any = {"tasks": ["text", "mqar"], "text": text, "limit": 2}
     expected = st.evaluate([small], baseline=model, progress=False, **arguments)

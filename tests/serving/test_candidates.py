@@ -1,6 +1,9 @@
-"""The cuts that reach a goal, against an enumeration of all heads and eighths of both axes."""
+"""The cuts that reach a goal, against an enumeration of all heads and eighths of both axes, and the
+matrix."""
 
 import json
+from collections.abc import Callable
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +13,20 @@ import statetrim as st
 from statetrim.artifacts.decision import MeasuredShape
 from statetrim.cut.geometry import Geometry, allowed_head_counts, resolve_heads
 from statetrim.cut.request import parse_request
-from statetrim.cut.shape import Shape
 from statetrim.pipelines.job import Job
 from statetrim.pipelines.options import TrimOptions
 from statetrim.serving.candidates import FLAG_DTYPE, Goal, candidate_targets
 from statetrim.serving.capacity.compare import capacities
 from statetrim.serving.engines import find_engine
+from statetrim.serving.matrix import Shape, compatibility_of_shape
 from statetrim.serving.options import CacheOptions
-from statetrim.serving.shapes import engine_serves, served_shapes
+from statetrim.serving.shapes import (
+    candidate_shapes,
+    check_engine,
+    common_shapes,
+    engine_serves,
+    served_shapes,
+)
 
 # Qwen3.5-27B: three value heads for each key head.
 QWEN = {
@@ -139,3 +148,60 @@ def test_inspect_lists_what_reaches_a_gain(tmp_path: Path) -> None:
     assert original.sequences and all(row.sequences for row in cuts)
     assert all((row.sequences or 0) >= 2 * original.sequences for row in cuts)
     assert "6heads in bfloat16" in {row.shape for row in cuts}
+
+
+STATE = Geometry((0, 1, 2), 16, 32, 128, 128)
+
+
+def within(share: float) -> Callable[[Shape], bool]:
+    return lambda shape: shape.numel <= share * 128 * 128
+
+
+def refusing(model_type: str, shape: Shape) -> set[str]:
+    lines = [line for line in compatibility_of_shape(model_type, shape) if line.current]
+    return {line.engine for line in lines if line.verdict in ("refused", "wrong")}
+
+
+@pytest.mark.parametrize("share", [0.75, 0.5, 0.25, 0.1])
+@pytest.mark.parametrize("engine", [None, "vLLM", "SGLang", "MLX-LM", "llama.cpp", "transformers"])
+@pytest.mark.parametrize("model_type", ["qwen3_next", "qwen3_5"])
+def test_every_candidate_fits_and_is_served(
+    model_type: str, engine: str | None, share: float
+) -> None:
+    result = candidate_shapes(model_type, STATE, within(share), engine)
+    assert result
+    for shape, refused in result.items():
+        assert shape.numel <= share * 128 * 128
+        assert set(refused) == refusing(model_type, shape) and engine not in refused
+
+
+def test_narrow_heads_have_no_empty_and_repeated_cuts() -> None:
+    shapes = common_shapes(Geometry((0,), 1, 1, 3, 2))
+    assert shapes and len(shapes) == len({*shapes}) and all(shape.numel for shape in shapes)
+
+
+def test_a_half_that_vllm_serves_is_no_key_cut() -> None:
+    """vLLM's kernels refuse 64x128, the shape of the paper."""
+    shapes = set(map(str, candidate_shapes("qwen3_next", STATE, within(0.5), "vLLM")))
+    assert "64x128" not in shapes and {"80x96", "96x80"} <= shapes
+
+
+def test_shapes_that_every_engine_serves_come_first() -> None:
+    refused = candidate_shapes("qwen3_next", STATE, within(0.5))
+    first, *others = refused
+    assert str(first) == "64x64" and not refused[first]
+    assert {"64x128", "128x64"} <= set(map(str, others))
+
+
+def test_no_candidate_contains_another_of_its_group() -> None:
+    _, *others = candidate_shapes("qwen3_next", STATE, within(0.5))
+    for first, second in permutations(others, 2):
+        wider = first.head_k_dim >= second.head_k_dim
+        assert not (wider and first.head_v_dim >= second.head_v_dim)
+
+
+def test_an_engine_that_does_not_serve_the_model_type_is_named() -> None:
+    with pytest.raises(st.StatetrimError, match="MLX-LM does not take qwen3_5_text, cut or not"):
+        check_engine("MLX-LM", "qwen3_5_text")
+    with pytest.raises(st.StatetrimError, match="vLLM is not known to serve delta_net at all"):
+        check_engine("vLLM", "delta_net")

@@ -1,11 +1,11 @@
-"""Verification: a stand-in engine is compared with transformers and must show planted faults."""
+"""Verification: a stand-in engine is compared with transformers and must show planted faults;
+quantised cuts are verified in transformers, as they are stored."""
 
 import json
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,14 @@ import torch
 from typer.testing import CliRunner
 
 import statetrim as st
+from helpers import tiny
 from helpers.cases import load_cases
 from helpers.engine import InProcess, have_ended, wait_until, write_stand_in
+from helpers.quantized import FORMATS, quantize_checkpoint
 from statetrim.artifacts.verification import Agreement, agreement_table
 from statetrim.commands import app
 from statetrim.serving.engines import find_engine
+from statetrim.verification.drivers.ask_transformers import Engine
 from statetrim.verification.engine import DriverRequest, EngineError, run_engine
 from statetrim.verification.verify import _engine_faults, _sample_notes
 
@@ -27,18 +30,13 @@ SETTINGS: dict[str, Any] = {"engine": "mlx", "count": 6, "length": 24, "generate
 PLACES = {"texts": 6 * 23, "continuations": 6 * 5}
 
 
-@pytest.fixture(scope="module")
-def pair(
-    checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("pair")
-    original = checkpoint("qwen3_5_text")
-    plan = st.select(original, "rand", "8x6")
-    return original, st.prune(original, plan, folder / "small").path
+@pytest.fixture
+def pair(pair: Any) -> tuple[Path, ...]:
+    return tuple(model.path for model in pair("qwen3_5_text", "8x6", "rand"))
 
 
 @pytest.fixture
-def broken(pair: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
+def broken(pair: tuple[Path, ...], tmp_path: Path) -> tuple[Path, ...]:
     shutil.copytree(pair[1], tmp_path / "broken")
     return pair[0], tmp_path / "broken"
 
@@ -51,7 +49,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     return in_process
 
 
-def verify(pair: tuple[Path, Path], text: Path, **changed: Any) -> st.Verification:
+def verify(pair: tuple[Path, ...], text: Path, **changed: Any) -> st.Verification:
     options = {**SETTINGS, **changed}
     return st.verify(pair[1], baseline=pair[0], text=text, **options)
 
@@ -72,7 +70,7 @@ def check_agreement(verification: st.Verification, dtype: str) -> None:
 
 
 def test_an_engine_of_another_environment_agrees(
-    pair: tuple[Path, Path], text: Path, tmp_path: Path
+    pair: tuple[Path, ...], text: Path, tmp_path: Path
 ) -> None:
     python, pids = write_stand_in(tmp_path)
     verification = verify(pair, text, engine_python=python)
@@ -84,7 +82,7 @@ def test_an_engine_of_another_environment_agrees(
 
 
 def test_an_engine_that_computes_in_half_precision_agrees(
-    engine: InProcess, pair: tuple[Path, Path], text: Path, tmp_path: Path
+    engine: InProcess, pair: tuple[Path, ...], text: Path, tmp_path: Path
 ) -> None:
     verification = verify(pair, text, dtype="bfloat16")
     check_agreement(verification, "bfloat16")
@@ -93,7 +91,7 @@ def test_an_engine_that_computes_in_half_precision_agrees(
 
 
 def test_a_stale_tokenizer_is_found(
-    engine: InProcess, broken: tuple[Path, Path], text: Path
+    engine: InProcess, broken: tuple[Path, ...], text: Path
 ) -> None:
     path = broken[1] / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
@@ -113,44 +111,42 @@ def test_a_stale_tokenizer_is_found(
 
 @pytest.mark.parametrize("engine", ["refuses narrow heads"], indirect=True)
 def test_an_engine_that_runs_one_and_not_the_other(
-    engine: InProcess, pair: tuple[Path, Path], text: Path
+    engine: InProcess, pair: tuple[Path, ...], text: Path
 ) -> None:
     verification = verify(pair, text)
-    assert verification.refusals == {"small": "ValueError: heads of 12 or more only"}
+    assert verification.refusals == {"cut": "ValueError: heads of 12 or more only"}
     assert verification.faults == {
-        "small": ["MLX-LM does not run it: ValueError: heads of 12 or more only"]
+        "cut": ["MLX-LM does not run it: ValueError: heads of 12 or more only"]
     }
     assert {agreement.model for agreement in verification.agreements} == {"qwen3_5_text"}
 
 
 @pytest.mark.parametrize("engine", ["worse for narrow heads"], indirect=True)
 def test_an_engine_that_answers_the_cut_worse(
-    engine: InProcess, pair: tuple[Path, Path], text: Path
+    engine: InProcess, pair: tuple[Path, ...], text: Path
 ) -> None:
     verification = verify(pair, text, count=24, length=40)
-    texts = verification.find("small", "texts")
+    texts = verification.find("cut", "texts")
     assert texts is not None and 0.9 < texts.share() < 0.99
-    change = verification.agreement_change("small", "texts")
+    change = verification.agreement_change("cut", "texts")
     assert change is not None and change.high < 0
-    assert list(verification.faults) == ["small"]
-    assert "agrees with transformers less than on the original" in verification.faults["small"][0]
+    assert list(verification.faults) == ["cut"]
+    assert "agrees with transformers less than on the original" in verification.faults["cut"][0]
 
 
 @pytest.mark.parametrize("engine", ["noise"], indirect=True)
-def test_an_engine_that_serves_noise(
-    engine: InProcess, pair: tuple[Path, Path], text: Path
-) -> None:
+def test_an_engine_that_serves_noise(engine: InProcess, pair: tuple[Path, ...], text: Path) -> None:
     """Noise for both models is a fault too, although the cut is no worse than the original."""
     verification = verify(pair, text)
     for name in verification.models:
         assert "chooses as transformers in float32 at only" in verification.faults[name][0]
 
 
-def make_request(pair: tuple[Path, Path]) -> DriverRequest:
+def make_request(pair: tuple[Path, ...]) -> DriverRequest:
     return DriverRequest(str(pair[1]), "float32", ["w1 w2"], [[1, 2, 3]], [[1, 2]], 1, {})
 
 
-def test_an_engine_that_hangs_is_ended(pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_an_engine_that_hangs_is_ended(pair: tuple[Path, ...], tmp_path: Path) -> None:
     python, pids = write_stand_in(tmp_path, "hangs")
     with pytest.raises(EngineError, match="no answer within 4 seconds"):
         run_engine(find_engine("mlx"), python, make_request(pair), 4.0)
@@ -170,7 +166,7 @@ def test_an_engine_that_hangs_is_ended(pair: tuple[Path, Path], tmp_path: Path) 
     ],
 )
 def test_an_answer_that_does_not_fit_is_refused(
-    answer: str, pair: tuple[Path, Path], tmp_path: Path
+    answer: str, pair: tuple[Path, ...], tmp_path: Path
 ) -> None:
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\ncat > $3 <<'END'\n{answer}\nEND\n")
@@ -180,7 +176,7 @@ def test_an_answer_that_does_not_fit_is_refused(
 
 
 def test_an_engine_ends_with_the_command_that_started_it(
-    pair: tuple[Path, Path], text: Path, tmp_path: Path
+    pair: tuple[Path, ...], text: Path, tmp_path: Path
 ) -> None:
     python, pids = write_stand_in(tmp_path / "engine", "hangs")
     command = [sys.executable, "-m", "statetrim", *arguments(pair, python, text, tmp_path)]
@@ -191,14 +187,14 @@ def test_an_engine_ends_with_the_command_that_started_it(
     assert have_ended(pids)
 
 
-def arguments(pair: tuple[Path, Path], python: Path, text: Path, folder: Path) -> list[str]:
+def arguments(pair: tuple[Path, ...], python: Path, text: Path, folder: Path) -> list[str]:
     words = ["verify", pair[1], "--baseline", pair[0], "--engine", "mlx", "--engine-python", python]
     words += ["--text", text, "--count", 6, "--length", 24, "--generate", 5]
     return [str(word) for word in [*words, "-o", folder / "verification.json"]]
 
 
 def test_the_command_writes_shows_and_ends_with_1_at_a_fault(
-    engine: InProcess, pair: tuple[Path, Path], text: Path, tmp_path: Path
+    engine: InProcess, pair: tuple[Path, ...], text: Path, tmp_path: Path
 ) -> None:
     command = arguments(pair, Path(sys.executable), text, tmp_path)
     shown = CliRunner().invoke(app, command)
@@ -214,7 +210,7 @@ def test_the_command_writes_shows_and_ends_with_1_at_a_fault(
 
 @pytest.mark.parametrize(("changed", "sentence"), load_cases("verify"))
 def test_wrong_arguments_are_told(
-    changed: dict[str, Any], sentence: str, pair: tuple[Path, Path], text: Path
+    changed: dict[str, Any], sentence: str, pair: tuple[Path, ...], text: Path
 ) -> None:
     with pytest.raises(st.StatetrimError, match=sentence):
         verify(pair, text, **changed)
@@ -264,3 +260,55 @@ def test_the_judge_counts_a_shared_best_logit_as_agreement() -> None:
         "m", EngineChoices("texts", [[1, 2]], 1, [[7]], [[-0.5]]), [reading], [reading]
     )
     assert agreement.agreed == [1] and agreement.largest_difference == 0.5
+
+
+SIZES = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen3_5_text", tmp_path_factory.mktemp("models") / "original", **SIZES)
+
+
+def cut_of(model: Path, plan_source: Path, out: Path) -> Path:
+    plan = st.select(plan_source, "l1,readout_l1", "8x8")
+    return st.prune(model, plan, out).path
+
+
+def test_transformers_loads_the_cut_as_it_is_stored(
+    original: Path, text: Path, tmp_path: Path
+) -> None:
+    """With the plan of the 16-bit sibling, in a process of this environment's Python."""
+    model = quantize_checkpoint(original, tmp_path / "model", FORMATS["fp8 by row"])
+    cut = cut_of(model, original, tmp_path / "cut")
+    verification = st.verify(
+        cut, baseline=model, engine="transformers", text=text, count=4, length=24, generate=4
+    )
+    assert verification.faults == {} and verification.notes == {}
+    assert verification.version.startswith("transformers ")
+    for agreement in verification.agreements:
+        assert agreement.share() > 0.95
+        assert agreement.largest_difference is None or agreement.largest_difference < 0.1
+
+
+def test_a_format_that_transformers_does_not_know_is_refused_by_its_name(
+    original: Path, tmp_path: Path
+) -> None:
+    """It would load the codes as weights."""
+    model = quantize_checkpoint(original, tmp_path / "model", FORMATS["modelopt fp8"])
+    request = {"model": str(model), "dtype": "float32", "options": {}}
+    refusal = pytest.raises(SystemExit, match="transformers cannot load quant_method 'modelopt'")
+    with torch.enable_grad(), refusal:  # the driver turns gradients off
+        Engine(request)
+
+
+def test_an_adapter_next_to_the_weights_is_refused_before_the_engine_starts(
+    original: Path, text: Path, tmp_path: Path
+) -> None:
+    cut = cut_of(original, original, tmp_path / "cut")
+    (cut / "adapter_config.json").write_text("{}")
+    with pytest.raises(st.StatetrimError, match=r"adapter_config\.json"):
+        st.verify(
+            cut, baseline=original, engine="transformers", engine_python="nowhere", text=text,
+            count=2, length=24, generate=2,
+        )  # fmt: skip
