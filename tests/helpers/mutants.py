@@ -200,6 +200,8 @@ def prepare(root: Path) -> Path:
     """Create every kind of artifact in `root`: the stored ones, and quantised checkpoints."""
     shutil.copytree(STORED, root, dirs_exist_ok=True)
     _write_inputs(root)
+    (root / "plan.json").unlink()  # a stored plan does not know quantised siblings
+    st.select(root / "model", "l1,readout_l1", "8x4").save(root / "plan.json")
     for name, form in {"": "fine-grained fp8", **QUANTIZED}.items():
         quantized = root / (f"quantized-{name}" if name else "quantized")
         quantize_checkpoint(root / "model", quantized, FORMATS[form])
