@@ -5,7 +5,6 @@ import os
 import shutil
 import sys
 import textwrap
-from dataclasses import dataclass
 from traceback import format_exception_only
 from typing import Annotated
 
@@ -24,6 +23,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # boxes leave too little room for words in 80 columns
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+_shows_traceback = False
 
 
 @app.callback()
@@ -41,22 +41,13 @@ def _global_options(
         ),
     ] = False,
 ) -> None:
-    _settings.traceback |= traceback  # the demo runs commands within a command
+    global _shows_traceback
+    _shows_traceback |= traceback  # the demo runs commands within a command
     if quiet:
         from . import terminal
 
         terminal.err().quiet = True
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read when huggingface_hub is imported
-
-
-@dataclass
-class _Settings:
-    """The global option that concerns errors."""
-
-    traceback: bool = False
-
-
-_settings = _Settings()
 
 
 def main() -> None:
@@ -76,7 +67,7 @@ def main() -> None:
         print_error(str(interrupt))
         sys.exit(130)  # the convention of shells: 128 + SIGINT
     except Exception as error:
-        if _settings.traceback:
+        if _shows_traceback:
             raise
         print_error(_error_sentence(error))
         sys.exit(2 if isinstance(error, StatetrimError) else 1)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ..artifacts.card.markdown import escape
+from ..artifacts.card.markdown import escape, table_lines
 from ..artifacts.card.model_card import with_measured_section
 from ..artifacts.scores import Scores
 from ..tasks.unit import UNITS
@@ -16,6 +16,14 @@ def with_measurements(
 ) -> str:
     """The card with the verdict, its warnings, the scores and the rows of the cuts that were
     `compared` above how the cut was made; replaces earlier measurements."""
+    rows = []
+    for task in scores.tasks:
+        for metric in scores.metrics(task):
+            shown = [headline_score(scores, model, task, metric) for model in scores.models]
+            mean = averaged_settings_text(scores, task, metric)
+            values = [UNITS[score.unit].text(score.value) for score in shown]
+            name = f"{metric} ({mean})" if mean else metric
+            rows.append([task, name, str(len(shown[0].samples)), *values])
     warnings = [f"- Warning: {escape(text)}." for text in verdict.warnings]
     lines = [
         "## Measured",
@@ -24,21 +32,7 @@ def with_measurements(
         "",
         *warnings,
         *([""] if warnings else []),
-        f"| task | metric | samples | {' | '.join(map(escape, scores.models))} |",
-        "|---|---|---:|" + "---:|" * len(scores.models),
-    ]
-    for task in scores.tasks:
-        for metric in scores.metrics(task):
-            cells, counts = [], []
-            for model in scores.models:
-                score = headline_score(scores, model, task, metric)
-                cells.append(UNITS[score.unit].text(score.value))
-                counts.append(str(len(score.samples)))
-            mean = averaged_settings_text(scores, task, metric)
-            name = f"{metric} ({mean})" if mean else metric
-            row = [escape(task), escape(name), counts[0], *cells]
-            lines.append(f"| {' | '.join(row)} |")
-    lines += [
+        *table_lines(["task", "metric", "samples", *scores.models], rows, words=2),
         "",
         "Against the original, on the same samples (95% intervals, paired; losses are positive):",
         "",
@@ -47,8 +41,6 @@ def with_measurements(
         for x in task_losses(scores, model):
             lines.append(f"- {escape(x.task)}, {escape(x.metric)}, {escape(model)}: {x.sentence}")
     if compared:
-        lines += ["", "Cuts that were compared:", "", f"| {' | '.join(HEADER)} |"]
-        lines.append("|---" + "|---:" * (len(HEADER) - 1) + "|")
-        lines += [f"| {' | '.join(map(escape, row))} |" for row in compared]
+        lines += ["", "Cuts that were compared:", "", *table_lines(HEADER, compared)]
         lines += ["", f"{CAPTION}."]
     return with_measured_section(card, lines)

@@ -95,7 +95,10 @@ def line_chart(
         return None
 
     def draw(axes: "Axes") -> None:
-        for line, style in zip(drawable, _assign_styles(drawable), strict=True):
+        requested = {line.style for line in drawable}
+        unused = cycle([name for name in SERIES if name not in requested] or SERIES[:1])
+        for line in drawable:
+            style = line.style or next(unused)
             colour = LIGHT["ink" if style == ORIGINAL else style]
             across, up = zip(*line.points, strict=True)
             name, dash = shorten(line.name, 46), DASHES.get(style, "solid")
@@ -177,13 +180,6 @@ def heat_map(values: Tensor, names: Sequence[str], title: str, top: float) -> Ch
         bar.set_ticks([0, top or 1], labels=["0%", f"{100 * top:.0f}%"])
 
     return Chart(title, 0.9 + 0.24 * rows, draw)
-
-
-def _assign_styles(series: Sequence[Series]) -> list[str]:
-    """A style per series: its own, or the next that no series requests."""
-    requested = {line.style for line in series}
-    unused = cycle([name for name in SERIES if name not in requested] or SERIES[:1])
-    return [line.style or next(unused) for line in series]
 
 
 def _is_drawable(point: Point, log: bool, log_x: bool) -> bool:

@@ -2,7 +2,7 @@
 all are untrusted. The shell commands of a report have paths as the user gave them."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -115,10 +115,7 @@ class Findings:
         runs = [run for run in self.verifications if run.has_run(fingerprint)]
         if not runs:
             runs = [run for run in self.verifications if run.models[0] not in run.refusals]
-        faults: list[str] = []
-        for run in runs:
-            faults += run.faults_of(fingerprint)
-        return faults
+        return [fault for run in runs for fault in run.faults_of(fingerprint)]
 
     @property
     def analyzes_original(self) -> bool:
@@ -149,11 +146,6 @@ class Findings:
         named = artifact.lineage.get("models") or artifact.lineage.get("source")
         digests = named if isinstance(named, list) else [named]
         return bool(self.cut.shards and named) and not any(map(self.cut.has_digest, digests))
-
-
-def as_mapping(value: Any) -> Mapping[str, Any]:
-    """A part of an untrusted record if it is a dict, else an empty one."""
-    return value if isinstance(value, dict) else {}
 
 
 def truncated_text(value: Any) -> str:

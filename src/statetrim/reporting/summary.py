@@ -1,7 +1,5 @@
 """Findings -> the first screen: whether to ship, why, and the few facts that decide it."""
 
-from collections.abc import Iterator
-
 from ..judging.verdict import Outcome
 from ..serving.capacity.compare import memory_lines
 from ..serving.deployment import command_comment, ship_verdict, steps_after_trim
@@ -45,13 +43,15 @@ def build_summary(findings: Findings) -> Summary:
         findings.chosen_by,
     )
     facts = [Fact("Quality", verdict.facts[:MAX_QUALITY_LINES])] if verdict.facts else []
-    facts += _memory_fact(findings)
+    if findings.original is not None:
+        lines = memory_lines(findings.original, findings.cut.geometry, findings.counted_in)
+        facts.append(Fact("Memory", lines))
     facts.append(_engine_fact(findings))
-    if findings.original and (steps := steps_after_trim(verdict, findings.original, findings.cut)):
-        lines = list[str]()
-        for step in steps:
-            lines += [f"# {step.reason}", step.command]
-        facts.append(Fact("Next", [], lines))
+    if findings.original is not None:
+        commands = list[str]()
+        for step in steps_after_trim(verdict, findings.original, findings.cut):
+            commands += [f"# {step.reason}", step.command]
+        facts += [Fact("Next", [], commands)] if commands else []
     recorded_warnings = findings.trim.warnings if findings.trim else ()
     notes = [f"These artifacts do not belong together: {text}" for text in mismatches]
     notes += [f"Warning: {text}" for text in dict.fromkeys((*verdict.warnings, *recorded_warnings))]
@@ -62,15 +62,6 @@ def build_summary(findings: Findings) -> Summary:
         facts=facts,
         notes=notes,
     )
-
-
-def _memory_fact(findings: Findings) -> Iterator[Fact]:
-    """One fact: sequences that fit, and bytes of state, of the original and of the cut; none
-    without the original."""
-    if findings.original is None:
-        return
-    lines = memory_lines(findings.original, findings.cut.geometry, findings.counted_in)
-    yield Fact("Memory", lines)
 
 
 def _engine_fact(findings: Findings) -> Fact:

@@ -15,7 +15,7 @@ from ...storage.hub.download import model_name, repository_in_cache
 from ...storage.quantized.find import describe_schemes
 from ..plan import Plan
 from ..state_sizes import state_rows
-from .markdown import escape, inline_code, one_line
+from .markdown import escape, inline_code, one_line, table_lines
 
 _MEASURED_BEGIN = "<!-- measured by statetrim -->"
 _MEASURED_END = "<!-- end of what was measured -->"
@@ -62,9 +62,7 @@ def model_card(
         f"This is {inline_code(name)} with a smaller recurrent state. In each of its "
         f"{len(after.layers)} linear-attention layers, {_kept_text(before, after)}. {loading_text}",
         "",
-        "| | before | after | change |",
-        "|---|---:|---:|---:|",
-        *(f"| {' | '.join(row)} |" for row in sizes),
+        *table_lines(("", "before", "after", "change"), sizes),
         "",
         _MEASURED_BEGIN,
         "Its quality was not measured yet. A cut loses quality unless it was measured not to: "

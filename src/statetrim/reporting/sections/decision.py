@@ -29,7 +29,10 @@ def blocks(findings: Findings) -> Iterator[Block]:
     if decision.expected:
         yield Text(as_sentence(decision.expected))
     if advice.cuts:
-        yield Table(HEADER, decision_rows(decision, findings.compared_scores), _caption(findings))
+        serving, caption = findings.counted_in, CAPTION
+        if without_cut := known_capacities(original, None, serving):
+            caption += f". Without a cut, {capacity_text(without_cut, serving, with_cut=False)}"
+        yield Table(HEADER, decision_rows(decision, findings.compared_scores), caption)
         if needs := needs_text(decision):
             yield Text(as_sentence(needs))
         chosen = next((x.kept for x in decision.points if str(x) == decision.chosen), "")
@@ -41,10 +44,3 @@ def blocks(findings: Findings) -> Iterator[Block]:
                 lines.append(f"statetrim prune {model} {shell_quoted(plan)} -o SMALL")
             yield Text("To take another shape, measured with a random cut, or only cut:")
             yield Command(lines)
-
-
-def _caption(findings: Findings) -> str:
-    serving, caption = findings.counted_in, CAPTION
-    if without_cut := known_capacities(findings.original, None, serving):
-        caption += f". Without a cut, {capacity_text(without_cut, serving, with_cut=False)}"
-    return caption

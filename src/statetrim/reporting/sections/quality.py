@@ -16,7 +16,7 @@ from ...maths.units import is_number
 from ...tasks.unit import UNITS
 from ..charts import interval_chart
 from ..document import Block, Picture, Table, Text
-from ..findings import Findings, as_mapping, missing
+from ..findings import Findings, missing
 
 PRUNED_NAME = "pruned"  # trim's name for the cut before refit and recovery
 
@@ -62,10 +62,10 @@ def _score_blocks(scores: Scores, own_name: str | None) -> Iterator[Block]:
         f"Intervals are of 95%, paired by sample. Of a task with settings the figure is the mean "
         f"of those on which the original is above chance, the same for every model."
     )
-    state_dtype = as_mapping(scores.lineage.get("state")).get("dtype")
-    if isinstance(state_dtype, str):
+    storage = scores.lineage.get("state")
+    if isinstance(storage, dict) and isinstance(storage.get("dtype"), str):
         yield Text(
-            f"All but the original ran with states stored in {state_dtype[:20]} as an engine "
+            f"All but the original ran with states stored in {storage['dtype'][:20]} as an engine "
             f"would, so what is lost is the cut's and the dtype's together."
         )
     header = ("task", "model", "samples", "original", "now", "loss", "limit")

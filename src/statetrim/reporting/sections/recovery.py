@@ -7,8 +7,7 @@ from ...maths.formatting import evenly_spaced
 from ..charts import Point, Series, line_chart
 from ..document import Block, Picture, Table, Text
 from ..findings import Findings, missing
-
-MAX_CURVE_POINTS = 300
+from ..pictures import MAX_CURVE_POINTS
 
 Line = Mapping[str, float | None]
 """The figures of a training step or of a check, by name."""
