@@ -134,7 +134,7 @@ def test_a_killed_run_resumes_and_ends_in_the_same_scores(
     command = ["evaluate", str(cut.path), "--baseline", str(model), "--tasks", tasks]
     command += ["--data", str(data), "--limit", "4"]
     out = tmp_path / "killed.json"
-    first = out.with_name("killed.json.partial") / "delta_net.choices.0.json"
+    first = out.with_name("killed.json.partial") / "0.choices.0.json"
     killed = warm_forker.run([*command, "-o", str(out)], kill_when=first)
     assert killed["code"] == -9, "it ended before its first task"
     assert not out.exists()

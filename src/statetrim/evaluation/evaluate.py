@@ -3,7 +3,6 @@
 The unit of work is one task of one model; its scores are saved before the next one starts.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -87,7 +86,7 @@ def evaluate(models: ModelLike | Sequence[ModelLike], options: EvaluateOptions) 
         finished = FinishedTasks(None, [runner.name for runner in runners], original.scores)
         if out is not None and ranks.rank == 0:
             record, files = {"format": "statetrim evaluate", **lineage}, {"scores.json": Path(out)}
-            patterns = finished.file_names([x.task for x in samples], all_looks)
+            patterns = [finished.file_name("*", x.task, "*") for x in samples]
             partial_output = stack.enter_context(
                 open_output(out, "job.json", record, files=files, temporary_patterns=patterns)
             )
@@ -208,34 +207,24 @@ class FinishedTasks:
         """The scores that are known or saved; None if the task is not finished."""
         if model == self.models[0] and (task, start) in self.original_scores:
             return [replace(score, model=model) for score in self.original_scores[task, start]]
-        path = self.directory and self.directory / self.file_name(model, task, start)
+        path = self._path(model, task, start)
         if path is None or not path.exists():
             return None
         return parse_record(read_json(path, Scores.MAX_BYTES).get("scores"), list[Score], path)
 
     def save(self, model: str, task: str, start: int, scores: list[Score]) -> None:
         """Write the scores of a finished task."""
-        if self.directory is not None:
-            content = {"scores": [as_fields(score) for score in scores]}
-            write_json(self.directory / self.file_name(model, task, start), content, indent=None)
+        if path := self._path(model, task, start):
+            write_json(path, {"scores": [as_fields(score) for score in scores]}, indent=None)
 
-    def file_names(self, tasks: Sequence[str], all_looks: Sequence[range]) -> list[str]:
-        """All files that may be written."""
-        return [
-            self.file_name(model, task, look.start)
-            for model in self.models
-            for task in tasks
-            for look in all_looks
-        ]
+    def _path(self, model: str, task: str, start: int) -> Path | None:
+        number = self.models.index(model)
+        return self.directory and self.directory / self.file_name(number, task, start)
 
-    def file_name(self, model: str, task: str, start: int) -> str:
-        """`MODEL.TASK.FIRST-SAMPLE.json`; models whose names differ only in special characters are
-        numbered."""
-        safe_names = [re.sub(r"[^A-Za-z0-9_-]+", "-", name) for name in self.models]
-        index = self.models.index(model)
-        duplicates = safe_names[:index].count(safe_names[index])
-        number = f".{duplicates + 1}" if duplicates else ""
-        return f"{safe_names[index]}{number}.{task}.{start}.json"
+    @staticmethod
+    def file_name(model: int | str, task: str, start: int | str) -> str:
+        """The name of a file, from the number of the model and of the first sample."""
+        return f"{model}.{task}.{start}.json"
 
 
 def _display_names(models: list[Checkpoint], storage: StateStorage) -> list[str]:

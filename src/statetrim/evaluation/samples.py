@@ -94,9 +94,9 @@ def warn_of_seen_text(
     records, and how many tokens to skip."""
     first = text.start + skip
     end = first + text_tokens(limit)
-    names, most_seen = [], 0
+    names, most_seen, path = [], 0, Path(text.text).absolute()  # a file, or a dataset of the hub
     for name, model in models.items():
-        seen = [x for x in read_seen_texts(model) if _same_source(x.source.text, text.text)]
+        seen = [x for x in read_seen_texts(model) if Path(x.source.text or "").absolute() == path]
         if any(x.end > first and x.source.skip < end for x in seen):
             names.append(name)
             most_seen = max(most_seen, *(x.end for x in seen))
@@ -108,8 +108,3 @@ def warn_of_seen_text(
             text.text,
             most_seen,
         )
-
-
-def _same_source(recorded: str | None, text: str | Path) -> bool:
-    """Whether both name one file, or one dataset of the hub."""
-    return recorded is not None and Path(recorded).absolute() == Path(text).absolute()

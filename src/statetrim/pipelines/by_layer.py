@@ -1,7 +1,7 @@
 """Widths by layer as one of the shapes that `trim` compares: every layer is cut alone, and the
 widths with the least predicted loss within the requested share are chosen."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..analysis.options import SensitivityOptions
 from ..analysis.sensitivity import sensitivity
@@ -29,18 +29,12 @@ from .stages import SENSITIVITY, StageRunner
 _WINDOWS = 64  # of text, at most
 
 
-@dataclass(frozen=True)
-class ByLayer:
-    """Widths by layer, and a sentence on what they are expected to cost and to gain."""
-
-    target: Target
-    expected: str
-
-
-def allocate_by_layer(job: Job, measured: Sensitivity, observer: Observer) -> ByLayer | None:
+def allocate_by_layer(
+    job: Job, measured: Sensitivity, observer: Observer
+) -> tuple[Target, str] | None:
     """The widths by layer with the least predicted loss that take no more memory than one shape of
-    the requested share, in the engine. None if one shape for all layers is best, or if no measured
-    widths are narrow enough."""
+    the requested share, in the engine, and a sentence on what they are expected to cost and to
+    gain. None if one shape for all layers is best, or if no measured widths are narrow enough."""
     try:
         engine, share = job.options.engine, job.requested_share
         allocation = allocate_for_engine(job.model, measured, share, engine, job.flag_dtype)
@@ -60,11 +54,10 @@ def allocate_by_layer(job: Job, measured: Sensitivity, observer: Observer) -> By
     observer.on_message(f"widths by layer: {target}")
     serving = job.options.counted_in
     counted = capacity_text(known_capacities(job.model, target.after, serving), serving)
-    expected = (
+    return target, (
         f"widths by layer are expected to cost {nll:.3f} nats and {100 * recall:.1f} points of "
         f"recall, if losses of layers add up; {counted}"
     )
-    return ByLayer(target, expected)
 
 
 def allocate_for_engine(

@@ -75,15 +75,17 @@ def choose_shape(job: Job, directory: Path, observer: Observer) -> StageRunner:
         decided_by.append(layers.ensure(observer))
         by_layer = allocate_by_layer(job, Sensitivity.load(layers.artifact), observer)
         if by_layer is not None:
-            expected = by_layer.expected
+            target, expected = by_layer
             observer.on_message(expected)
-            by_layer_job = replace(any_runner.job, target=by_layer.target)
+            by_layer_job = replace(any_runner.job, target=target)
             points.append(_point_of_cut(by_layer_job))
             names.append(str(points[-1]))
             runners[names[-1]] = replace(any_runner, job=by_layer_job, shape=BY_LAYER)
     for name in names:
-        runners[name].step = "compare"
-        paths[name] = _measured_scores(runners[name]).ensure(observer)
+        runner = runners[name]
+        runner.step = "compare"
+        cut = _cut_stages(runner)[-1]
+        paths[name] = runner.scores([cut], f"scores-{runner.shape}.json").ensure(observer)
         scores[name] = Scores.load(paths[name])
         recommendation = recommend(points, scores)
         chosen = str(recommendation.chosen and recommendation.chosen.point)
@@ -234,11 +236,6 @@ def prediction_sources(
     ids, _ = associations(vocabulary, pairs, max(1, tokens // (4 * pairs)), seed=seed)
     recall = Sequences(ids, {"recall": pairs, "seed": seed, "count": len(ids)})
     return {"text": corpus.read(tokens=tokens, length=length), "recall": recall}
-
-
-def _measured_scores(runner: StageRunner) -> Stage:
-    """Scores of the original and of the cut of `runner.job`, in this order."""
-    return runner.scores([_cut_stages(runner)[-1]], f"scores-{runner.shape}.json")
 
 
 def _cut_stages(runner: StageRunner) -> list[Stage]:

@@ -6,7 +6,7 @@ tokens: the engine must agree with transformers on a cut as well as on the origi
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -14,14 +14,13 @@ from typing import Any
 
 import torch
 
-from ..artifacts.state_sizes import SAFETENSORS_DTYPES
+from ..artifacts.state_sizes import stored_dtype
 from ..artifacts.verification import MAX_MARGIN, Verification
 from ..maths.units import parse_token_count
 from ..options import as_record, takes_options
 from ..progress import OnProgress, Progress, progress_reporter
 from ..runtime.corpus import Corpus
 from ..runtime.loading import load_tokenizer
-from ..serving.engines.engine import Engine
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.models import ModelLike, as_checkpoint, as_checkpoints, short_names
 from ..storage.output import run_and_save
@@ -72,7 +71,7 @@ def _verify(
 ) -> Verification:
     """Compare the first checkpoint, the original, with the others, its cuts."""
     original, engine = checkpoints[0], DRIVEN[options.engine]
-    dtype = options.dtype or _default_dtype(engine, original)
+    dtype = options.dtype or engine.dtype or stored_dtype(original)
     request, text_lineage = _request(original, options, dtype)
     verification = Verification(
         engine=options.engine,
@@ -90,10 +89,8 @@ def _verify(
     for number, (name, model) in enumerate(zip(verification.models, checkpoints, strict=True)):
         label = f"{engine.name} runs {name}, and transformers reads the same"
         progress(Progress(number, len(checkpoints), "settings", label))
-        faults, notes = list[str](), list[str]()
-        verification.faults[name], verification.notes[name] = faults, notes
-        token_ids = _encode(model, request.texts)
-        faults += _encoding_faults(original_ids, token_ids, "its tokenizer", "the original's")
+        token_ids, notes = _encode(model, request.texts), list[str]()
+        faults = _encoding_faults(original_ids, token_ids, "its tokenizer", "the original's")
         try:
             request = replace(request, model=str(model.path.resolve()))
             python = Path(options.engine_python or sys.executable)
@@ -112,11 +109,9 @@ def _verify(
             verification.agreements.extend(agreements)
         faults += _engine_faults(verification, name, engine.name)
         notes += _sample_notes(verification, name)
-    return replace(
-        verification,
-        faults=_without_empty(verification.faults),
-        notes=_without_empty(verification.notes),
-    )
+        verification.faults.update({name: faults} if faults else {})
+        verification.notes.update({name: notes} if notes else {})
+    return verification
 
 
 def _request(
@@ -146,10 +141,6 @@ def _encode(model: Checkpoint, texts: Sequence[str]) -> TokenIds:
     """Token ids of each text by the model's own tokenizer, without special tokens."""
     tokenizer = load_tokenizer(model)
     return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-
-
-def _without_empty(messages: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    return {name: texts for name, texts in messages.items() if texts}
 
 
 def _encoding_faults(
@@ -213,14 +204,3 @@ def _sample_notes(verification: Verification, name: str) -> Iterator[str]:
         change = verification.agreement_change(name, kind)
         if change is not None and change.margin > MAX_MARGIN:
             yield f"its loss in {kind} has no interval: compare more sequences, with --count"
-
-
-def _default_dtype(engine: Engine, model: Checkpoint) -> str:
-    """That of the engine if it has one, else the dtype in which the prunable tensors are stored: of
-    several the first of bfloat16, float16, float32; float32 if it is none of these."""
-    if engine.dtype:
-        return engine.dtype
-    stored_dtypes = {model.logical_tensors[name].dtype for name in model.channel_rows}
-    for name in sorted(stored_dtypes & set(SAFETENSORS_DTYPES)):
-        return SAFETENSORS_DTYPES[name]
-    return "float32"
