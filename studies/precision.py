@@ -23,7 +23,7 @@ from torch.nn import functional
 import statetrim as st
 from runner import Row, Rows, fill, read_rows, start, study_parser, table
 from statetrim.maths.paired import Pairs, difference_interval
-from statetrim.maths.quantization import FORMATS, stored_bytes
+from statetrim.maths.quantization import FORMATS
 from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.loading import load_live
 from statetrim.runtime.logits import LogitReader
@@ -131,6 +131,12 @@ def run() -> None:
         return {"shape": list(shape), "bytes": share} | evaluator.figures(small, storage)
 
     Rows(options.results).measure_missing(cases, measure)
+
+
+def stored_bytes(dtype: str, keys: int, values: int) -> int:
+    """Bytes of one head's state, with a float32 scale per value channel if 8-bit."""
+    itemsize = FORMATS[dtype].dtype.itemsize
+    return keys * values * itemsize + (4 * values if itemsize == 1 else 0)
 
 
 def change(row: Row, name: str) -> str:

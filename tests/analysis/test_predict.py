@@ -9,9 +9,9 @@ import torch
 import statetrim as st
 from statetrim.analysis.predict import predict
 from statetrim.artifacts.decision import Prediction
+from statetrim.artifacts.statistics import LayerStatistics
 from statetrim.defaults import REFIT_DAMPING
-from statetrim.maths.least_squares import fit_least_squares
-from statetrim.statistics.readouts import relative_error
+from statetrim.statistics.readouts import fit_projection, relative_error
 from statetrim.storage.text import Sequences
 
 TYPES = ["gated_deltanet", "qwen3_next", "mamba2"]
@@ -51,7 +51,8 @@ def test_prediction_equals_the_cut_on_disk(
                 target = target + layer_sums["target_moment"] / layer_sums["target_square"]
             # The norm's weight was multiplied into the projection of the cut, so its read-out
             # differs by a factor per channel, which the fit absorbs (except for the damping).
-            weight = fit_least_squares(gram, target, REFIT_DAMPING)
+            moments = {"readout_moment": gram, "target_moment": target}
+            weight = fit_projection(LayerStatistics(0, moments), REFIT_DAMPING)
             for source, test in tests.items():
                 expected = relative_error(weight, test.layers[layer])
                 assert prediction.errors[name][source][layer] == pytest.approx(expected, rel=1e-3)

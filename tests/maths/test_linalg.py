@@ -216,12 +216,11 @@ def test_reported_gains_are_those_of_the_raw_matrix(family: str) -> None:
     for matrix, keep, tolerance in FAMILIES[family]():
         result = select(matrix, keep, tolerance)
         if keep == matrix.shape[1]:
-            assert result.first_gain == result.last_gain == 0.0
+            assert result.last_gain == 0.0
             continue
         gains = textbook_gains(matrix, result.kept.tolist())
         assert result.last_gain == pytest.approx(gains.max(), rel=1e-3)
-        assert (result.first_gain > tolerance) == (result.swaps > 0)
-        assert result.last_gain <= tolerance == result.tolerance
+        assert result.last_gain <= tolerance
 
 
 # --- rank, ties, order ----------------------------------------------------------------------------
@@ -318,7 +317,7 @@ def test_a_search_that_rounding_leads_in_a_circle_says_so() -> None:
     matrix = bumps(3, 1.3, 21)
     stopped = select(matrix, 9, 1.001)
     assert (stopped.rank, stopped.converged) == (9, False)
-    assert stopped.last_gain > stopped.tolerance
+    assert stopped.last_gain > 1.001
     assert stopped.swaps < 10  # at the first repetition, long before the limit
     assert select(matrix, 9).converged
 
@@ -326,7 +325,7 @@ def test_a_search_that_rounding_leads_in_a_circle_says_so() -> None:
 def test_a_search_that_ends_in_a_set_the_gram_cannot_resolve_says_so() -> None:
     stopped = select(bumps(3, 1.3, 33), 9, 1.001)
     assert (stopped.rank, stopped.converged) == (9, False)
-    assert stopped.swaps > 0 and stopped.last_gain < stopped.tolerance
+    assert stopped.swaps > 0 and stopped.last_gain < 1.001
 
 
 def test_the_swap_limit_is_reported_and_never_met_in_practice(
@@ -336,7 +335,7 @@ def test_the_swap_limit_is_reported_and_never_met_in_practice(
     monkeypatch.setattr(linalg, "_swap_limit", lambda keep, tolerance: 2)
     cut = select(kahan_blocks(5, 10, 0.6), 45)
     assert (cut.swaps, cut.converged) == (2, False)
-    assert cut.last_gain > cut.tolerance
+    assert cut.last_gain > 1.5
 
 
 EYE = torch.eye(4, dtype=torch.float64)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import statetrim as st
 from helpers.recurrences import step_by_step
-from statetrim.maths.quantization import FORMATS, fake_quantize, stored_bytes
+from statetrim.maths.quantization import FORMATS, fake_quantize
 from statetrim.runtime.kernel_hooks import KernelCall, hook_kernels
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
@@ -198,12 +198,6 @@ def test_the_largest_draw_keeps_the_sign_of_a_rows_largest(
     rounded = fake_quantize(x, dtype, -1, torch.Generator())
     assert torch.equal(rounded.sign(), x.sign())
     assert torch.equal(rounded.abs().amax(-1), x.abs().amax(-1))
-
-
-def test_bytes_count_scales() -> None:
-    assert stored_bytes("float32", 128, 64) == 128 * 64 * 4
-    assert stored_bytes("bfloat16", 128, 64) == 128 * 64 * 2
-    assert stored_bytes("int8", 128, 64) == 128 * 64 + 64 * 4
 
 
 def test_a_wrong_dtype_or_piece_is_told() -> None:

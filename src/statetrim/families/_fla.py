@@ -2,7 +2,6 @@
 rows are ordered by head, then channel."""
 
 import math
-from collections.abc import Callable
 from typing import ClassVar, TypedDict
 
 from torch import Tensor
@@ -155,15 +154,10 @@ def output_rows(geometry: Geometry) -> ChannelRows:
     return ChannelRows("o_proj.weight", "o_proj", table, table.numel(), axis="value", dim=1)
 
 
-def head_v_dim(
-    head_k_dim: int,
-    expand_v: float,
-    to_integer: Callable[[float], int] = int,
-    tolerance: float = 1e-5,
-) -> int:
-    """`head_dim * expand_v`, truncated as by most of fla; refuses a product that is not whole."""
-    width = to_integer(head_k_dim * expand_v)
-    if not math.isclose(width, head_k_dim * expand_v, rel_tol=tolerance):
+def head_v_dim(head_k_dim: int, expand_v: float) -> int:
+    """`head_dim * expand_v`, truncated as by fla; refuses a product that is not whole."""
+    width = int(head_k_dim * expand_v)
+    if not math.isclose(width, head_k_dim * expand_v, rel_tol=1e-5):
         raise StatetrimError(
             f"config field 'expand_v' = {expand_v} times 'head_dim' = {head_k_dim} is not a whole "
             f"number, so fla would not build this model"

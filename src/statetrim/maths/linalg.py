@@ -27,10 +27,8 @@ class RRQR:
     kept: Tensor  # int64 [keep], ascending
     rank: int  # numerical rank of the kept columns, as far as a float64 Gram resolves it
     swaps: int
-    converged: bool  # False: rounding stopped the search; `last_gain` may exceed `tolerance`
-    first_gain: float
+    converged: bool  # False: rounding stopped the search; `last_gain` may exceed the tolerance
     last_gain: float
-    tolerance: float
 
 
 def strong_rrqr(gram: Tensor, keep: int, tolerance: float = 1.5) -> RRQR:
@@ -50,7 +48,7 @@ def strong_rrqr(gram: Tensor, keep: int, tolerance: float = 1.5) -> RRQR:
     if rank == keep < channels:
         return _swap_until_strong(gram, table, kept, tolerance)
     kept[_longest_columns(gram, ~kept, keep - rank)] = True
-    return RRQR(_indices(kept), rank, 0, True, 0.0, 0.0, tolerance)
+    return RRQR(_indices(kept), rank, 0, True, 0.0)
 
 
 def condition_number(matrix: Tensor) -> Tensor:
@@ -137,10 +135,9 @@ def _swap_until_strong(gram: Tensor, table: Tensor, mask: Tensor, tolerance: flo
     """
     keep, floor = int(mask.sum()), _rounding_floor(gram)
     limit, visited = _swap_limit(keep, tolerance), set[bytes]()
-    swaps, swaps_since_refresh, gains = 0, 0, list[float]()
+    swaps = swaps_since_refresh = 0
     while True:
         gain, leaving, entering = _best_swap(table, mask, floor)
-        gains.append(gain)
         strong = gain <= tolerance * (1 + _TIE_TOLERANCE)
         if strong and not swaps_since_refresh:
             break
@@ -159,7 +156,7 @@ def _swap_until_strong(gram: Tensor, table: Tensor, mask: Tensor, tolerance: flo
         _sweep(table, entering)
         mask[leaving], mask[entering] = False, True
         swaps, swaps_since_refresh = swaps + 1, swaps_since_refresh + 1
-    return RRQR(_indices(mask), keep, swaps, strong, gains[0], gains[-1], tolerance)
+    return RRQR(_indices(mask), keep, swaps, strong, gain)
 
 
 def _swap_limit(keep: int, tolerance: float) -> int:

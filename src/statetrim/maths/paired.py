@@ -103,7 +103,7 @@ def difference_interval(groups: Sequence[Pairs], tail: float = TAIL) -> Interval
     return Interval(estimate, estimate - margin, estimate + margin)
 
 
-def advantage_over_spread(value: Tensor, others: Tensor, tail: float = TAIL) -> Interval:
+def advantage_over_spread(value: Tensor, others: Tensor) -> Interval:
     """By how much a model's mean is below that of one more draw from the distribution of `others`.
 
     `value` [samples] and `others` [draws, samples] are figures on the same samples, less being
@@ -118,7 +118,7 @@ def advantage_over_spread(value: Tensor, others: Tensor, tail: float = TAIL) -> 
         return Interval(estimate, estimate - UNBOUNDED_MARGIN, estimate + UNBOUNDED_MARGIN)
     between = float(means.var()) * (1 + 1 / draws)
     within = float(difference.var()) / samples
-    margin = student_t_quantile(draws - 1, tail) * sqrt(between + within)
+    margin = student_t_quantile(draws - 1) * sqrt(between + within)
     return Interval(estimate, estimate - margin, estimate + margin)
 
 

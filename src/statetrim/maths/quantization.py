@@ -15,20 +15,18 @@ class StorageFormat:
     """A dtype in which a state can be stored."""
 
     dtype: torch.dtype
-    num_bytes: int
     mantissa_bits: int | None = None  # None for an integer dtype
     min_exponent: int = 0  # of a normal number
     row_maximum: float | None = None  # a row is scaled so that its largest magnitude is this
 
 
 FORMATS = {
-    "float32": StorageFormat(torch.float32, 4, 23, -126),
-    "bfloat16": StorageFormat(torch.bfloat16, 2, 7, -126),
-    "float16": StorageFormat(torch.float16, 2, 10, -14),
-    "float8_e4m3fn": StorageFormat(torch.float8_e4m3fn, 1, 3, -6, row_maximum=448.0),
-    "int8": StorageFormat(torch.int8, 1, row_maximum=127.0),
+    "float32": StorageFormat(torch.float32, 23, -126),
+    "bfloat16": StorageFormat(torch.bfloat16, 7, -126),
+    "float16": StorageFormat(torch.float16, 10, -14),
+    "float8_e4m3fn": StorageFormat(torch.float8_e4m3fn, 3, -6, row_maximum=448.0),
+    "int8": StorageFormat(torch.int8, row_maximum=127.0),
 }
-SCALE_BYTES = 4
 
 
 def fake_quantize(
@@ -65,10 +63,3 @@ def _codes(x: Tensor, storage: StorageFormat, generator: torch.Generator | None)
     if storage.row_maximum is not None:  # in float32, 127 + draw may be 128, which wraps to -128
         rounded = rounded.clamp(-storage.row_maximum, storage.row_maximum)
     return rounded.to(storage.dtype)
-
-
-def stored_bytes(dtype: str, keys: int, values: int) -> int:
-    """Bytes of one head's state, `keys` x `values`, with a scale per value channel if 8-bit."""
-    storage = FORMATS[dtype]
-    scales = values * SCALE_BYTES if storage.row_maximum is not None else 0
-    return keys * values * storage.num_bytes + scales

@@ -1,10 +1,9 @@
-"""Selection methods, one module each: its name is the method's name, its function is `select`.
-
-A new method is a module here, and its name in `METHODS`.
-"""
+"""Selection methods, one module each, except `contract`: its name is the method's name, its
+function is `select`."""
 
 import importlib
 import importlib.util
+import pkgutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -17,23 +16,7 @@ if TYPE_CHECKING:  # checking a name must not import torch
     from .contract import Method, Select
 
 MethodLike = TypeVar("MethodLike", bound="str | Select")
-METHODS = (
-    "drrqr",
-    "energy",
-    "ghost",
-    "grad",
-    "head_energy",
-    "head_rank",
-    "head_refit",
-    "l1",
-    "product",
-    "rand",
-    "readout_energy",
-    "readout_greedy",
-    "readout_l1",
-    "readout_rrqr",
-    "s_wanda",
-)
+METHODS = tuple(sorted({module.name for module in pkgutil.iter_modules(__path__)} - {"contract"}))
 """Modules that are methods; each is imported when the method is used."""
 
 

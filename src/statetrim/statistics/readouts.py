@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..artifacts.statistics import LayerStatistics
-from ..maths.least_squares import fit_least_squares, relative_residual
+from ..errors import StatetrimError
 from ..runtime.kernel_hooks import KernelCall, Readout
 from ..storage.checkpoint import Checkpoint
 from .statistic import Statistic, traces
@@ -69,11 +69,28 @@ REFIT_STATISTICS = (
 
 
 def fit_projection(sums: LayerStatistics, damping: float) -> Tensor:
-    """The projection [hidden, n] with the least squared error over the summed tokens, float64."""
-    return fit_least_squares(sums["readout_moment"], sums["target_moment"], damping)
+    """The projection [hidden, n] with the least squared error over the summed tokens, float64.
+
+    `damping` is added to the moment's diagonal, relative to its mean. Raises StatetrimError if the
+    channels of the read-out are linearly dependent, so that the projection is not unique.
+    """
+    moment, size = sums["readout_moment"], len(sums["readout_moment"])
+    mean_square = float(moment.diagonal().mean())
+    damped = moment + damping * mean_square * torch.eye(size, dtype=moment.dtype)
+    factor, failed = torch.linalg.cholesky_ex(damped)
+    rounding = size * torch.finfo(damped.dtype).eps * damped.diagonal().max()
+    if int(failed) or bool(factor.diagonal().square().min() <= rounding):
+        raise StatetrimError(
+            "the read-out's channels depend on one another on this text, so the fit is not unique; "
+            "give more tokens or a larger damping, such as 1e-6"
+        )
+    return torch.cholesky_solve(sums["target_moment"].mT, factor).mT
 
 
 def relative_error(weight: Tensor, sums: LayerStatistics) -> float:
-    """Squared error over squared norm of the layer's output, with a projection [hidden, n]."""
-    moment, target = sums["readout_moment"], sums["target_moment"]
-    return relative_residual(weight, moment, target, sums["target_square"])
+    """Squared error over squared norm of the layer's output, with a projection [hidden, n]; 0.0 for
+    an output of zero. Rounding may make an error of zero slightly negative."""
+    weight, total = weight.double(), sums["target_square"].sum()
+    quadratic = (weight * (weight @ sums["readout_moment"])).sum()
+    residual = total - 2 * (weight * sums["target_moment"]).sum() + quadratic
+    return float(residual) / float(total) if total else 0.0
