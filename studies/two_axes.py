@@ -30,7 +30,8 @@ import statetrim as st
 from evaluator import Evaluator
 from runner import Row, Rows, by_model, read_rows, start, study_parser, table
 from statetrim.cut.geometry import Geometry
-from statetrim.surgery.refit import layer_errors
+from statetrim.statistics.readouts import relative_error
+from statetrim.storage.channel_rows import names_by_layer
 
 PARTS = ("1/4", "1/16", "1/2", "3/8")
 STYLES = {  # Okabe and Ito's colours
@@ -47,6 +48,12 @@ CALIBRATION: dict[str, Any] = {"tokens": 2**15, "length": 512, "recall": 0.0}
 # 64 tokens for each of at most 256 columns
 REFIT: dict[str, Any] = {"tokens": 2**14, "length": 512, "recall": 0.0}
 RECOVERY: dict[str, Any] = {"tokens": 2**15, "length": 256, "batch_size": 8, "learning_rate": 1e-3}
+
+
+def layer_errors(model: st.Checkpoint, statistics: st.Statistics) -> dict[int, float]:
+    """Layer -> squared error over squared norm of its output, with the projection as stored."""
+    projections = names_by_layer(model.channel_rows, "o_proj").items()
+    return {i: relative_error(model.tensor(name), statistics.layers[i]) for i, name in projections}
 
 
 def shapes_for_share(geometry: Geometry, share: Fraction) -> dict[str, tuple[int, int]]:

@@ -13,6 +13,7 @@ import statetrim as st
 from helpers import tiny
 from helpers.cases import load_cases
 from helpers.refusal import run
+from helpers.sums import layer_errors
 from statetrim.artifacts.plan import AxisPlan
 from statetrim.artifacts.statistics import LayerStatistics
 from statetrim.cut.geometry import resolve_heads
@@ -20,7 +21,6 @@ from statetrim.cut.shape import CHANNEL_AXES
 from statetrim.methods.contract import HeadEvidence
 from statetrim.methods.head_energy import select as by_energy
 from statetrim.methods.head_refit import select as by_refit
-from statetrim.surgery.refit import layer_errors
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,8 @@ from torch import Tensor
 import statetrim as st
 from helpers import tiny
 from helpers.quantized import FORMATS, Format, quantize_checkpoint, write_shards
-from helpers.sums import assert_statistics_close
+from helpers.sums import assert_statistics_close, layer_errors
 from statetrim.runtime.loading import load
-from statetrim.surgery.refit import layer_errors
 
 MODEL_TYPE = "qwen3_5_text"
 KEYS, VALUES = 8, 4

@@ -17,7 +17,7 @@ from helpers import tiny
 from helpers.fused import fuse_output_projections
 from helpers.masking import output_projection
 from helpers.refusal import check_refusal, fingerprint, run
-from helpers.sums import assert_statistics_close
+from helpers.sums import assert_statistics_close, layer_errors
 from statetrim.artifacts.plan import AxisPlan
 from statetrim.artifacts.statistics import LayerStatistics, Statistics
 from statetrim.progress import Progress
@@ -25,7 +25,7 @@ from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.live import find_mixers
 from statetrim.runtime.loading import load
 from statetrim.statistics.readouts import REFIT_STATISTICS, fit_projection
-from statetrim.surgery.refit import _check_statistics, layer_errors
+from statetrim.surgery.refit import _check_statistics
 
 # One of each way a mixer is called, of biased output projections (bamba), and KDA, keys only.
 TYPES = ("gated_deltanet", "kda", "qwen3_next", "olmo_hybrid", "bamba")

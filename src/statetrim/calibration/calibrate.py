@@ -22,7 +22,6 @@ from ..runtime.distributed import DistributedContext
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live, load_tokenizer
 from ..runtime.logits import LogitReader
-from ..runtime.placement import Placement
 from ..statistics import STATISTICS
 from ..statistics.readouts import REFIT_STATISTICS
 from ..statistics.statistic import Gradients, Statistic
@@ -35,7 +34,7 @@ from ..version import __version__
 from .hooks import calibration_hooks
 from .layerwise import calibrate_layerwise
 from .options import CalibrateOptions
-from .saved_sums import SavedSums, open_saved_sums
+from .saved_sums import open_saved_sums
 from .sums import Sums, to_statistics
 
 
@@ -86,7 +85,11 @@ def calibrate(model: ModelLike, options: CalibrateOptions) -> Statistics:
         if saved and saved.is_finished:
             return Statistics.load(saved.out)
         models = [model] if original is None else [original, model]
-        _run_models(models, options.placement, sums, batches, sources, saved, report)
+        live_models = [load_live(each, options.placement) for each in models]
+        if options.layerwise:
+            calibrate_layerwise(live_models, sums, batches, saved, report)
+        else:
+            _run_batches(live_models, sums, batches, sources, report)
         for source_sums in sums.values():
             source_sums.tokens = ranks.all_reduce(source_sums.cpu_tensors(), source_sums.tokens)
         collected = to_statistics(sums, lineage)
@@ -98,17 +101,8 @@ def calibrate(model: ModelLike, options: CalibrateOptions) -> Statistics:
 def _check_cut_from(original: Checkpoint, cut: Checkpoint) -> None:
     """Raise StatetrimError unless `cut` may be a pruned `original`: the same model type and layers,
     and no more heads or channels in any of them."""
-    before, after = original.geometry, cut.geometry
-    fits = (
-        original.model_type == cut.model_type
-        and before.layers == after.layers
-        and after.num_k_heads <= before.num_k_heads
-        and after.num_v_heads <= before.num_v_heads
-    )
-    for layer in before.layers if fits else ():
-        (old_keys, old_values), (keys, values) = before.shapes[layer], after.shapes[layer]
-        fits = fits and keys <= old_keys and values <= old_values
-    if not fits:
+    same_type = original.model_type == cut.model_type
+    if not same_type or not original.geometry.contains(cut.geometry):
         raise StatetrimError(
             f"{cut.path} was not cut from {original.path}: their layers or heads differ"
         )
@@ -123,23 +117,6 @@ def _default_methods(model: Checkpoint) -> list[str]:
     except StatetrimError:
         return [KEY_METHOD]
     return [KEY_METHOD, VALUE_METHOD]
-
-
-def _run_models(
-    models: Sequence[Checkpoint],
-    placement: Placement,
-    sums: Mapping[str, Sums],
-    batches_by_source: Mapping[str, list[Tensor]],
-    sources: Mapping[str, Sequences],
-    saved: SavedSums | None,
-    report: OnProgress,
-) -> None:
-    """Load `models`, run all batches and add to `sums`."""
-    live_models = [load_live(checkpoint, placement) for checkpoint in models]
-    if placement.layerwise:
-        calibrate_layerwise(live_models, sums, batches_by_source, saved, report)
-    else:
-        _run_batches(live_models, sums, batches_by_source, sources, report)
 
 
 def _run_batches(

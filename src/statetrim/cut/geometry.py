@@ -149,6 +149,16 @@ class Geometry:
             conv_value_heads=self.conv_value_heads * num_v_heads // self.num_v_heads,
         )
 
+    def contains(self, other: "Geometry") -> bool:
+        """Whether it has the same layers, and at least as many heads and channels of each kind."""
+        shapes, others = self.shapes, other.shapes
+        return (
+            self.layers == other.layers
+            and self.num_k_heads >= other.num_k_heads
+            and self.num_v_heads >= other.num_v_heads
+            and all(shape.contains(others[layer]) for layer, shape in shapes.items())
+        )
+
     def heads(self, axis: ChannelAxis) -> int:
         """Number of heads that select channels along this axis independently."""
         return self.num_k_heads if axis == "key" else self.num_v_heads // self.shared_values

@@ -74,7 +74,9 @@ def select_for_target(
             evidence = _evidence(axis, model, target, layer, options.seed, sums)
             check_evidence(evidence, choice.method, model, layer)
             if axis == "head":
-                selected = choice.select_layer(evidence, _heads_per_group(target))
+                after = target.after
+                keep = after.group if _keeps_key_heads(target) else after.num_k_heads
+                selected = choice.select_layer(evidence, keep)
                 kept[axis][layer] = _value_heads(selected, target)
             else:
                 keep, heads = target.after.for_layer(layer).width(axis), None
@@ -125,10 +127,6 @@ def _reshape_by_group(weight: Tensor, target: Target) -> Tensor:
     if _keeps_key_heads(target):
         groups, heads = target.before.num_k_heads, target.before.group
     return weight.mT.reshape(groups, heads, -1, len(weight))
-
-
-def _heads_per_group(target: Target) -> int:
-    return target.after.group if _keeps_key_heads(target) else target.after.num_k_heads
 
 
 def _value_heads(selected: Tensor, target: Target) -> Tensor:

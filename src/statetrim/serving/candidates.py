@@ -157,7 +157,7 @@ def candidate_targets(goal: Goal, dtype: str) -> Candidates:
     combined: dict[Target, tuple[str, ...]] = {}
     for start in _fewer_heads(goal):
         for target, refused in _reaching(goal, dtype, start)[0].items():
-            if any(_contains(other.after, target.after) for other in (*shapes, *heads)):
+            if any(other.after.contains(target.after) for other in (*shapes, *heads)):
                 continue
             (heads if target.axes == ("head",) else combined)[target] = refused
     chosen = shapes | heads
@@ -211,12 +211,3 @@ def _fewer_heads(goal: Goal) -> list[Geometry]:
         if geometry.num_v_heads % devices == 0 and geometry.num_k_heads % devices == 0:
             geometries.append(geometry)
     return geometries
-
-
-def _contains(larger: Geometry, smaller: Geometry) -> bool:
-    """Whether `larger` has at least as many heads and channels of each kind."""
-    return (
-        larger.widest.contains(smaller.widest)
-        and larger.num_k_heads >= smaller.num_k_heads
-        and larger.num_v_heads >= smaller.num_v_heads
-    )

@@ -37,15 +37,6 @@ def auxiliary_files(model: Checkpoint) -> dict[str, Path]:
     return files
 
 
-def files_besides_weights(model: Checkpoint) -> dict[str, Path]:
-    """`auxiliary_files`, config and index: name relative to the checkpoint -> path."""
-    files = auxiliary_files(model)
-    for name in (CONFIG, INDEX):
-        if (model.path / name).exists():
-            files[name] = path_inside(model.path, name)
-    return files
-
-
 def _is_auxiliary(path: Path) -> bool:
     is_file = path.is_file() or (path.is_symlink() and not path.is_dir())  # a broken link counts
     is_weights = path.suffix.lower() in _WEIGHT_SUFFIXES or path.name.endswith(".index.json")
@@ -67,7 +58,10 @@ def copy_all_but_weights(model: Checkpoint, directory: Path, record: str) -> str
     An earlier record of the same step, whose file is `record`, gets the prefix `source_`. Returns
     `card_text` of the model's card.
     """
-    files = files_besides_weights(model)
+    files = auxiliary_files(model)
+    for name in (CONFIG, INDEX):
+        if (model.path / name).exists():
+            files[name] = path_inside(model.path, name)
     artifacts = model.path / ARTIFACTS
     for path in sorted(artifacts.iterdir()) if artifacts.is_dir() else []:
         if path.is_file() and path.suffix in (".json", ".md"):

@@ -1,6 +1,7 @@
 """Read untrusted JSON files; write JSON and text atomically."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -63,11 +64,8 @@ def write_text(path: Path, text: str) -> None:
 def _reject_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        seen: set[str] = set()
-        for name, _ in pairs:
-            if name in seen:
-                raise ValueError(f"the name {name[:80]!r} appears twice")
-            seen.add(name)
+        (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"the name {name[:80]!r} appears twice")
     return fields
 
 

@@ -84,14 +84,6 @@ def refit(small: ModelLike, options: RefitOptions) -> Checkpoint:
     return open_checkpoint(options.out, small.family)
 
 
-def layer_errors(model: Checkpoint, statistics: Statistics) -> dict[int, float]:
-    """Layer -> squared error over squared norm of its output, with the projection as stored."""
-    errors: dict[int, float] = {}
-    for layer, name in names_by_layer(model.channel_rows, "o_proj").items():
-        errors[layer] = relative_error(model.tensor(name), statistics.layers[layer])
-    return errors
-
-
 def _write_shards(
     small: Checkpoint, statistics: Statistics, damping: float, partial: Path, advance: Advance
 ) -> dict[int, dict[str, float]]:

@@ -16,7 +16,6 @@ _FP4_VALUES = torch.cat([_FP4_MAGNITUDES, -_FP4_MAGNITUDES])
 # Halfway between two magnitudes the one with the even code is nearest.
 _FP4_MIDPOINTS = (_FP4_MAGNITUDES[1:] + _FP4_MAGNITUDES[:-1]) / 2
 _FP4_MIDPOINTS[1::2] = _FP4_MIDPOINTS[1::2].nextafter(torch.zeros(()))
-_INT4_OFFSET, _INT8_OFFSET = 8, 128  # packed integers are stored without a sign
 
 
 @dataclass(frozen=True)
@@ -57,14 +56,6 @@ def _encode_fp8(values: Tensor) -> Tensor:
     return values.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
-def _encode_int8(values: Tensor) -> Tensor:
-    return values.round().clamp(-128, 127).to(torch.int8).view(torch.uint8)
-
-
-def _encode_int4(values: Tensor) -> Tensor:
-    return (values.round().clamp(-8, 7) + _INT4_OFFSET).to(torch.uint8)
-
-
 def _encode_fp4(values: Tensor) -> Tensor:
     codes = torch.bucketize(values.abs(), _FP4_MIDPOINTS, out_int32=True)
     return (codes + len(_FP4_MAGNITUDES) * values.signbit()).to(torch.uint8)
@@ -74,28 +65,27 @@ def _decode_fp4(codes: Tensor) -> Tensor:
     return _FP4_VALUES.index_select(0, codes.flatten().int()).view(codes.shape)
 
 
-def _encode_packed_int8(values: Tensor) -> Tensor:
-    return (values.round().clamp(-128, 127) + _INT8_OFFSET).to(torch.uint8)
-
-
 def _decode_fp8(codes: Tensor) -> Tensor:
     return codes.view(torch.float8_e4m3fn).float()
 
 
-def _decode_int8(codes: Tensor) -> Tensor:
-    return codes.view(torch.int8).float()
+def _integer(bits: int, offset: int) -> Element:
+    """Integers, in two's complement, or without a sign if an `offset` is added to them."""
+    lowest, stored = -(2 ** (bits - 1)), torch.uint8 if offset else torch.int8
+
+    def decode(codes: Tensor) -> Tensor:
+        return codes.view(stored).float() - offset
+
+    def encode(values: Tensor) -> Tensor:
+        numbers = values.round().clamp(lowest, -lowest - 1) + offset
+        return numbers.to(stored).view(torch.uint8)
+
+    largest = (-lowest - 0.5, -lowest - 1.0, -lowest + 0.0)
+    return Element(f"INT{bits}", bits, largest, 0.5, 0.0, decode, encode)
 
 
-_INT4_LARGEST, _INT8_LARGEST = (7.5, 7.0, 8.0), (127.5, 127.0, 128.0)
 # Halfway between 1 and the next number with m bits after the point, 2^-m apart, the relative error
 # is 1 / (2^(m + 1) + 1).
 FP8 = Element("FP8", 8, (448.0,), 2**-10, 1 / 17, _decode_fp8, _encode_fp8)
 FP4 = Element("FP4", 4, (6.0,), 0.25, 1 / 5, _decode_fp4, _encode_fp4)
-INT8 = Element("INT8", 8, _INT8_LARGEST, 0.5, 0.0, _decode_int8, _encode_int8)
-PACKED_INT8 = Element(
-    "INT8", 8, _INT8_LARGEST, 0.5, 0.0, lambda codes: codes.float() - _INT8_OFFSET,
-    _encode_packed_int8,
-)  # fmt: skip
-INT4 = Element(
-    "INT4", 4, _INT4_LARGEST, 0.5, 0.0, lambda codes: codes.float() - _INT4_OFFSET, _encode_int4
-)
+INT8, PACKED_INT8, INT4 = _integer(8, 0), _integer(8, 128), _integer(4, 8)
