@@ -35,7 +35,7 @@ from .hooks import calibration_hooks
 from .layerwise import calibrate_layerwise
 from .options import CalibrateOptions
 from .saved_sums import open_saved_sums
-from .sums import Sums, to_statistics
+from .sums import Sums
 
 
 @takes_options(CalibrateOptions)
@@ -92,7 +92,8 @@ def calibrate(model: ModelLike, options: CalibrateOptions) -> Statistics:
             _run_batches(live_models, sums, batches, sources, report)
         for source_sums in sums.values():
             source_sums.tokens = ranks.all_reduce(source_sums.cpu_tensors(), source_sums.tokens)
-        collected = to_statistics(sums, lineage)
+        by_source = {name: each.layer_statistics for name, each in sums.items()}
+        collected = Statistics(by_source.pop(TEXT), lineage, by_source)
         if saved:
             saved.finish(collected)
         return collected

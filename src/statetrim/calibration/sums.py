@@ -1,12 +1,11 @@
 """Running sums over calibration tokens, updated by the hooks."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..artifacts.statistics import TEXT, LayerStatistics, Statistics
+from ..artifacts.statistics import LayerStatistics
 from ..errors import StatetrimError
 from ..runtime.kernel_hooks import KernelCall
 from ..runtime.states import StateBlock, walk_states
@@ -109,9 +108,3 @@ def _to_cpu(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         on_cpu[name] = flat[start:end].reshape(sums[name].shape).clone()
         start = end
     return on_cpu
-
-
-def to_statistics(sources: Mapping[str, Sums], lineage: Mapping[str, Any]) -> Statistics:
-    """The sums of all sources, of which one must be "text", as one artifact."""
-    by_source = {name: sums.layer_statistics for name, sums in sources.items()}
-    return Statistics(by_source.pop(TEXT), lineage, by_source)

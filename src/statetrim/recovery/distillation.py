@@ -195,7 +195,8 @@ def chunked_loss(
         weight, bias = head.weight, head.bias
         if teacher_head is not None:
             teacher_weight, teacher_bias = teacher_head.weight, teacher_head.bias
-        chunk_size = chunk_size or _chunk_size(weight)
+        most_logits = CHUNK_LOGITS.get(weight.device.type, 2**24)
+        chunk_size = chunk_size or max(16, most_logits // len(weight))
         gradient = torch.empty_like(hidden) if needs_gradient else None
         losses = torch.zeros(2, len(targets), dtype=torch.float64, device=hidden.device)
         for start in range(0, len(targets), chunk_size):
@@ -216,11 +217,6 @@ def chunked_loss(
         product = (hidden * gradient).sum(dtype=torch.float32)
         loss = loss + (product - product.detach())
     return loss, loss_parts
-
-
-def _chunk_size(weight: Tensor) -> int:
-    """Positions per chunk, for a head's `weight` [vocabulary, hidden]."""
-    return max(16, CHUNK_LOGITS.get(weight.device.type, 2**24) // len(weight))
 
 
 def _chunk_loss(

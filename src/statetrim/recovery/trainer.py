@@ -80,8 +80,6 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
         options: RecoverOptions,
         progress: OnProgress,
     ) -> None:
-        rows_per_pass = args.per_device_train_batch_size * args.world_size
-        tokens_per_step = rows_per_pass * args.gradient_accumulation_steps * data.ids.shape[1]
         rows = [{"input_ids": ids} for ids in data.ids]
         if data.recall is not None:
             for row, is_recall in zip(rows, data.recall.is_recall, strict=True):
@@ -97,17 +95,13 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
         self.loss_is_scaled_for_ga = False  # all micro-batches have the same number of tokens
         # No DDP wrapper if sharded: FSDP2 reduces the gradients.
         self.is_distributed_loading_by_transformers = options.shard
-        self.tokens_per_step = tokens_per_step
+        rows_per_pass = args.per_device_train_batch_size * args.world_size
+        rows_per_step = rows_per_pass * args.gradient_accumulation_steps
+        self.tokens_per_step: int = rows_per_step * data.ids.shape[1]
         # Since the last log, for text and recall: rows, cross-entropy, KL.
         self.loss_sums = torch.zeros(2, 3, dtype=torch.float64, device=args.device)
         self.has_recall = data.recall is not None
         self.add_callback(_Callback(options, progress))
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that were trained on so far."""
-        tokens: int = self.state.global_step * self.tokens_per_step
-        return tokens
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -133,7 +127,7 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
             ):
                 if rows and self.has_recall:
                     logs |= {f"{name}_ce": cross_entropy / rows, f"{name}_kl": divergence / rows}
-            logs["tokens"] = self.tokens
+            logs["tokens"] = self.state.global_step * self.tokens_per_step
             self.loss_sums.zero_()
         super().log(logs, start_time)
 

@@ -77,13 +77,6 @@ class Goal:
             return geometry.state_numel <= self.numbers_share(dtype) * before.state_numel
         return self.gain(geometry, dtype) >= self.request.gain
 
-    def sequences(self, geometry: Geometry, dtype: str) -> float:
-        """Sequences that fit; 0 if the devices cannot share the heads."""
-        try:
-            return self._fit(geometry, dtype).sequences
-        except StatetrimError:
-            return 0.0
-
     def _fit(self, geometry: Geometry, dtype: str) -> Fit:
         assert self.engine is not None
         settings = settings_for(self.model, self.serving, dtype)
@@ -102,8 +95,12 @@ class Goal:
         return sequences
 
     def gain(self, geometry: Geometry, dtype: str) -> float:
-        """Times the sequences of the original that fit."""
-        return self.sequences(geometry, dtype) / self.baseline
+        """Times the sequences of the original that fit; 0 if the devices cannot share the heads."""
+        baseline = self.baseline
+        try:
+            return self._fit(geometry, dtype).sequences / baseline
+        except StatetrimError:
+            return 0.0
 
     @property
     def engine_name(self) -> str | None:

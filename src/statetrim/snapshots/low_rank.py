@@ -63,7 +63,7 @@ class Search:
         vectors, weighted_left = right_vectors(weighted, self.norm, tolerance)
         left = weighted_left if metric is None else vectors @ states.mT
         self.sigma = weighted_left.norm(dim=-1)
-        largest_left, largest_right = _largest(left), _largest(vectors)
+        largest_left, largest_right = left.abs().amax(-1), vectors.abs().amax(-1)
         ratio = (largest_right / largest_left.clamp_min(1e-30)).sqrt().unsqueeze(-1)
         right = torch.where(ratio > 0, vectors / ratio, 0.0)
         self.rows = torch.cat([left * ratio, right], -1)
@@ -156,10 +156,6 @@ class Search:
 def _first(holds: Tensor) -> Tensor:
     """The first index along the grid [grid, heads] where it holds; the last one if nowhere."""
     return torch.where(holds.any(0), holds.float().argmax(0), len(holds) - 1)
-
-
-def _largest(rows: Tensor) -> Tensor:
-    return rows.abs().amax(-1)
 
 
 def _widths(sigma: Tensor, noise: Tensor, threshold: Tensor) -> Tensor:

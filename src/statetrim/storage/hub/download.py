@@ -20,7 +20,7 @@ from ..file_names import CONFIG, INDEX, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, SINGL
 from ..json_file import read_json
 from ..safetensors_file import Shard, parse_header
 from ..space import check_free
-from .hub_errors import HubUnreachable, explain_hub_errors, is_offline
+from .hub_errors import HubUnreachable, explain_hub_errors
 
 _HUB_ID = re.compile(r"(\w[\w.-]*/[\w.-]+)(?:@(\w[\w./-]*))?")
 _OTHER_FILES = re.compile(
@@ -53,7 +53,12 @@ class HubModel:
 
         Raises StatetrimError if there is none, or if the hub is unreachable and none is cached.
         """
-        from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+        from huggingface_hub import (
+            get_hf_file_metadata,
+            hf_hub_download,
+            hf_hub_url,
+            is_offline_mode,
+        )
 
         try:
             with explain_hub_errors(self.repo, self.revision):
@@ -66,7 +71,7 @@ class HubModel:
                 return Path(hf_hub_download(self.repo, CONFIG, revision=self.revision))
         except HubUnreachable as error:
             cached = self._cached_config(str(error))
-            if not is_offline():
+            if not is_offline_mode():
                 logger.info("%s; %s is taken from the local cache", error, self)
             return cached
 
@@ -226,12 +231,8 @@ def _read_remote_shard(repo: str, commit: str | None, directory: Path, name: str
         metadata = HfApi().parse_safetensors_file_metadata(repo, name, revision=commit)
         header: dict[str, Any] = {}
         for tensor_name, entry in metadata.tensors.items():
-            offsets = [*entry.data_offsets]
-            header[tensor_name] = {
-                "dtype": entry.dtype,
-                "shape": entry.shape,
-                "data_offsets": offsets,
-            }
+            shape, offsets = entry.shape, [*entry.data_offsets]
+            header[tensor_name] = {"dtype": entry.dtype, "shape": shape, "data_offsets": offsets}
     except (SafetensorsParsingError, AttributeError, LookupError, TypeError, RecursionError):
         raise StatetrimError(f"the header of {name} of {repo} is not one of safetensors") from None
     return Shard(directory / name, {}, parse_header(name, header, 0))

@@ -22,9 +22,9 @@ def explain_hub_errors(repo: str, revision: str | None = None) -> Iterator[None]
 
     Errors of the disk, and those that do not come from the hub, are raised unchanged.
     """
-    from huggingface_hub import errors
+    from huggingface_hub import errors, is_offline_mode
 
-    if is_offline():
+    if is_offline_mode():
         raise HubUnreachable("HF_HUB_OFFLINE is set")
     try:
         yield
@@ -61,10 +61,3 @@ def explain_hub_errors(repo: str, revision: str | None = None) -> Iterator[None]
         if "http" not in type(error).__module__ and "requests" not in type(error).__module__:
             raise
         raise HubUnreachable("the hub cannot be reached") from None
-
-
-def is_offline() -> bool:
-    """Whether HF_HUB_OFFLINE is set, so the hub must not be contacted."""
-    from huggingface_hub import constants
-
-    return bool(constants.HF_HUB_OFFLINE)
