@@ -104,13 +104,7 @@ def takes_options(
     options_class: Callable[P, Options],
 ) -> Callable[[Callable[[Subject, Options], Result]], OptionsFunction[Subject, P, Options, Result]]:
     """Decorate a function of a subject and an options object, so that callers name the options."""
-
-    def decorate(
-        function: Callable[[Subject, Options], Result],
-    ) -> OptionsFunction[Subject, P, Options, Result]:
-        return OptionsFunction(function, options_class)
-
-    return decorate
+    return lambda function: OptionsFunction(function, options_class)
 
 
 def derive(options_class: Callable[..., Options], source: Any, **changes: Any) -> Options:

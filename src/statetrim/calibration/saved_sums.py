@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,14 @@ from ..storage.output import Output, open_output, partial_path
 from .sums import Sums
 
 
+@dataclass(frozen=True, eq=False)
 class SavedSums:
     """The saved sums of this process; `partial_output`, of rank 0 only, publishes the result."""
 
-    def __init__(
-        self,
-        out: Path,
-        partial_output: Output | None,
-        ranks: DistributedContext,
-        lineage: Mapping[str, Any],
-    ) -> None:
-        self.out, self.partial_output = out, partial_output
-        self.ranks, self.lineage = ranks, lineage
+    out: Path
+    partial_output: Output | None
+    ranks: DistributedContext
+    lineage: Mapping[str, Any]
 
     @property
     def layerwise_directory(self) -> Path:

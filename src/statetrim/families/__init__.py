@@ -19,12 +19,10 @@ _NOT_FAMILIES = ("contract", "recurrences")
 def families() -> dict[str, Family]:
     """All families of this package, by `model_type`."""
     by_model_type: dict[str, Family] = {}
-    for module in pkgutil.walk_packages(__path__, f"{__name__}."):
-        module_name = module.name.rpartition(".")[2]
-        if module.ispkg or module_name.startswith("_") or module_name in _NOT_FAMILIES:
-            continue
-        family = importlib.import_module(module.name).FAMILY
-        by_model_type |= dict.fromkeys(family.model_types, family)
+    for module in pkgutil.iter_modules(__path__):
+        if not module.name.startswith("_") and module.name not in _NOT_FAMILIES:
+            family = importlib.import_module(f"{__name__}.{module.name}").FAMILY
+            by_model_type |= dict.fromkeys(family.model_types, family)
     return by_model_type
 
 

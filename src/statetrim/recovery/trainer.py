@@ -137,11 +137,8 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
         for text and recall too if there is recall."""
         sources = ("text_ce", "text_kl", "recall_ce", "recall_kl")
         names = ("step", "tokens", "loss", "ce", "kl", *sources, "learning_rate")
-        lines = []
-        for logs in self.state.log_history:
-            if "loss" in logs:
-                lines.append({name: logs[name] for name in names if name in logs})
-        return lines
+        steps = [logs for logs in self.state.log_history if "loss" in logs]
+        return [{name: logs[name] for name in names if name in logs} for logs in steps]
 
     def gather_trained(self) -> dict[str, Tensor]:
         """Name in the student -> trained tensor, in full and on the CPU. Collective: every process
@@ -238,10 +235,8 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         self.gradients_checked = True
         if self.options.shard:
             check_sharded(kwargs["model"])
-        without_gradient = []
-        for name, parameter in kwargs["model"].named_parameters():
-            if parameter.requires_grad and parameter.grad is None:
-                without_gradient.append(name)
+        parameters = kwargs["model"].named_parameters()
+        without_gradient = [n for n, p in parameters if p.requires_grad and p.grad is None]
         if without_gradient:
             raise StatetrimError(
                 f"{len(without_gradient)} trained parameters take no part in the loss, the first "
