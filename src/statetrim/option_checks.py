@@ -50,7 +50,6 @@ def methods(name: str, value: Any) -> None:
 
 
 def tasks(name: str, value: Iterable[str]) -> None:
-    """Names of tasks."""
     from .tasks import check_names
 
     check_names(value)

@@ -47,7 +47,7 @@ def test_slices_are_the_tokens_of_transformers_in_order(
         joined += [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     assert ids.flatten().tolist() == joined[1600:2000]
     assert second.read(tokens=20, length=20, skip=40).ids.flatten().tolist() == joined[1040:1060]
-    assert last.whole.read(tokens=20, length=20).ids.flatten().tolist() == joined[:20]
+    assert corpus.read(tokens=20, length=20).ids.flatten().tolist() == joined[:20]
     assert len(tokenized) == len({*tokenized}), "every document is tokenized once"
     for part, skip, tokens in ((first, 0, 1020), (second, 590, 20), (empty, 0, 20)):
         with pytest.raises(st.StatetrimError, match=str(skip + tokens)):

@@ -189,6 +189,7 @@ def test_many_layers_and_widths_are_allocated_in_seconds() -> None:
     costs = page_costs(random.Random(0), 48, list(product(sides, repeat=2)))
     paging = Paging(16, 48, 16, page_size(4, 6), 65536.0)
     allocation = cheapest_in_pages(costs, 0.5, paging, (128, 128))
-    assert paging.memory(tuple(allocation.shapes.values())) <= paging.memory_of_share(
-        48, 0.5, (128, 128)
-    )
+    shapes = allocation.shapes.values()
+    layout = paging.layout(set(shapes))
+    memory = paging.stored(sum(layout.parts[shape] for shape in shapes), layout.page)
+    assert memory <= paging.memory_of_share(48, 0.5, (128, 128))

@@ -81,7 +81,6 @@ class Request:
 
 
 def check_request(name: str, to: To) -> None:
-    """The check of the option `to`."""
     parse_request(to)
 
 

@@ -110,7 +110,6 @@ def full_value(tensor: Tensor) -> Tensor:
 
 
 def gather_full(tensor: Tensor) -> Tensor:
-    """`full_value` on the CPU."""
     return full_value(tensor).detach().cpu()
 
 

@@ -97,8 +97,6 @@ class RecoverOptions(OneDevice):
     )
 
     def check(self) -> None:
-        """Raise StatetrimError for values out of range, and for options that layerwise recovery
-        does not use."""
         super().check()
         if not 0 < self.learning_rate < 1:
             raise StatetrimError(

@@ -38,11 +38,6 @@ class Corpus:
         assert self.size is not None
         return self.start + self.size
 
-    @property
-    def whole(self) -> "Corpus":
-        """The corpus that this is a slice of."""
-        return self._sliced(0, None)
-
     def divide(self, *sizes: int) -> "list[Corpus]":
         """Consecutive slices of these `sizes` in tokens. Nothing is read yet."""
         slices, start = [], self.start

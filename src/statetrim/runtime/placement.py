@@ -34,7 +34,6 @@ class OneDevice:
     )
 
     def check(self) -> None:
-        """Raise StatetrimError for an unknown dtype."""
         if isinstance(self.dtype, str) and self.dtype not in DTYPES:
             raise StatetrimError(
                 f"--dtype is float32, float16 or bfloat16, not {self.dtype[:40]!r}"
@@ -70,7 +69,6 @@ class Devices(OneDevice):
     )
 
     def check(self) -> None:
-        """Raise StatetrimError for options that do not go together."""
         super().check()
         if self.device_map not in (None, "auto"):
             raise StatetrimError(f"a device map is 'auto', or left out, not {self.device_map!r}")

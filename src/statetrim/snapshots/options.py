@@ -47,7 +47,6 @@ class SnapshotOptions(OneDevice, ProgressOptions):
     out: str | Path | None = output_option(default=None, help="JSON file to write.")
 
     def check(self) -> None:
-        """Raise StatetrimError for values that are out of range."""
         super().check()
         if not self.tolerances or not all(0 < value < 1 for value in self.tolerances):
             listed = ", ".join(map(str, self.tolerances)) or "none"

@@ -4,7 +4,7 @@ All pages of vLLM's cache have one size. With the plugin it is that of the narro
 layer is divided by heads into parts that fit into a page each.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
@@ -99,11 +99,6 @@ class Paging:
         parts = [layer.part(count) for layer, count in zip(layers, counts, strict=True)]
         page = max(size(part) for part in parts if part is not None)
         return Layout(page, dict(zip(shapes, counts, strict=True)))
-
-    def memory(self, shapes: Sequence[KeysValues]) -> float:
-        """Bytes of layers of these shapes, with the padding of pages and of the last group."""
-        layout = self.layout(set(shapes))
-        return self.stored(sum(layout.parts[shape] for shape in shapes), layout.page)
 
     def memory_of_share(self, layers: int, share: float, whole: KeysValues) -> float:
         """The most bytes that one shape with `share` of the state of `whole` takes in all layers:
