@@ -175,14 +175,15 @@ def test_an_answer_that_does_not_fit_is_refused(
         run_engine(find_engine("mlx"), python, make_request(pair), 20.0)
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_an_engine_ends_with_the_command_that_started_it(
-    pair: tuple[Path, ...], text: Path, tmp_path: Path
+    number: int, pair: tuple[Path, ...], text: Path, tmp_path: Path
 ) -> None:
     python, pids = write_stand_in(tmp_path / "engine", "hangs")
     command = [sys.executable, "-m", "statetrim", *arguments(pair, python, text, tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     assert wait_until(lambda: any(pids.iterdir()))
-    process.send_signal(signal.SIGKILL)
+    process.send_signal(number)
     process.wait(timeout=60)
     assert have_ended(pids)
 

@@ -6,11 +6,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from ..errors import StatetrimError
 
@@ -72,8 +70,7 @@ def python_process(
                 start_new_session=True,
             )
         try:
-            with _signals_as_system_exit():
-                yield process, log
+            yield process, log
         finally:
             _terminate(process)
 
@@ -86,27 +83,6 @@ def last_error(log: Path) -> str:
     last = (errors or lines or ["it printed nothing"])[-1]
     start = last.rfind(" ", 0, max(0, last.find("Error"))) + 1
     return last[start : start + 300]
-
-
-@contextmanager
-def _signals_as_system_exit() -> Iterator[None]:
-    """Within, SIGTERM and SIGHUP raise SystemExit, so that `finally` terminates the child; changes
-    nothing outside the main thread, where handlers cannot be set."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def exit_on_signal(signal_number: int, frame: Any) -> None:
-        raise SystemExit(128 + signal_number)
-
-    previous_handlers = dict[int, Any]()
-    for signal_number in (signal.SIGTERM, signal.SIGHUP):
-        previous_handlers[signal_number] = signal.signal(signal_number, exit_on_signal)
-    try:
-        yield
-    finally:
-        for number, handler in previous_handlers.items():
-            signal.signal(number, handler)
 
 
 def _terminate(process: Process) -> None:
