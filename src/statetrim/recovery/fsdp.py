@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import StatetrimError
-from ..runtime.distributed import launched_world_size
 from ..runtime.live import LiveModel
 
 
@@ -22,7 +21,7 @@ def check_launch(sharded: bool) -> None:
             "this launch asks accelerate for FSDP, which recovery does not go by; start it with "
             "torchrun, or without the FSDP part of accelerate's config, and add --shard"
         )
-    if sharded and launched_world_size() < 2:
+    if sharded and not (dist.is_torchelastic_launched() and int(os.environ["WORLD_SIZE"]) > 1):
         raise StatetrimError(
             "--shard needs several processes; start it with: torchrun --nproc-per-node N -m "
             "statetrim recover ..."

@@ -1,6 +1,5 @@
 """The processes of a torchrun launch: their shares of the batches, and sums over all of them."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -10,11 +9,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 T = TypeVar("T")
-
-
-def launched_world_size() -> int:
-    """Number of processes that torchrun started, 1 without it; creates no process group."""
-    return int(os.environ["WORLD_SIZE"]) if dist.is_torchelastic_launched() else 1
 
 
 @dataclass(frozen=True)

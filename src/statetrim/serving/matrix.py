@@ -78,11 +78,6 @@ class Row:
     note: str = ""
     current: bool = True  # False: the row is about older versions
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether the row is about one exact shape."""
-        return any(rule not in RULES for rule in self.shape)
-
     def matches(self, shape: Shape) -> bool:
         """Whether all conditions of the row hold for `shape`."""
         exact = str(shape)
@@ -131,7 +126,7 @@ def matrix() -> Matrix:
             tuples = {name: tuple(stored[name]) for name in ("hardware", "families", "shape")}
             rows.append(Row(**stored | tuples))
     return Matrix(
-        rows=tuple(sorted(rows, key=lambda row: not row.is_exact)),
+        rows=tuple(sorted(rows, key=lambda row: RULES.keys() >= set(row.shape))),
         families={name: tuple(types) for name, types in main["families"].items()},
     )
 

@@ -53,22 +53,17 @@ class Slot:
     @property
     def is_state(self) -> bool:
         """Whether it holds recurrent states [batch, heads, ., .]."""
-        return self.attribute in _STATES and self._dimensions == 4
+        return self.attribute in _STATES and getattr(self.value, "ndim", 0) == 4
 
     @property
     def is_convolution(self) -> bool:
         """Whether it holds convolution states [batch, channels, taps]."""
-        return self.attribute in _CONVOLUTIONS and self._dimensions == 3
+        return self.attribute in _CONVOLUTIONS and getattr(self.value, "ndim", 0) == 3
 
     @property
     def saved_as_code(self) -> bool:
         """Whether a saved prompt holds it in coded form."""
         return self.is_state or self.is_convolution
-
-    @property
-    def _dimensions(self) -> int:
-        value = self.value
-        return value.dim() if isinstance(value, Tensor) else 0
 
 
 def slots(cache: Any) -> Iterator[Slot]:
