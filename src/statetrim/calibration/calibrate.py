@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..artifacts.statistics import TEXT, Statistics
+from ..cut.geometry import contains
 from ..defaults import HEAD_METHOD, KEY_METHOD, RECALL_SHARE, VALUE_METHOD
 from ..errors import StatetrimError
 from ..maths.units import parse_token_count
@@ -103,7 +104,7 @@ def _check_cut_from(original: Checkpoint, cut: Checkpoint) -> None:
     """Raise StatetrimError unless `cut` may be a pruned `original`: the same model type and layers,
     and no more heads or channels in any of them."""
     same_type = original.model_type == cut.model_type
-    if not same_type or not original.geometry.contains(cut.geometry):
+    if not same_type or not contains(original.geometry, cut.geometry):
         raise StatetrimError(
             f"{cut.path} was not cut from {original.path}: their layers or heads differ"
         )

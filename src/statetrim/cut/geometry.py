@@ -149,16 +149,6 @@ class Geometry:
             conv_value_heads=self.conv_value_heads * num_v_heads // self.num_v_heads,
         )
 
-    def contains(self, other: "Geometry") -> bool:
-        """Whether it has the same layers, and at least as many heads and channels of each kind."""
-        shapes, others = self.shapes, other.shapes
-        return (
-            self.layers == other.layers
-            and self.num_k_heads >= other.num_k_heads
-            and self.num_v_heads >= other.num_v_heads
-            and all(shape.contains(others[layer]) for layer, shape in shapes.items())
-        )
-
     def heads(self, axis: ChannelAxis) -> int:
         """Number of heads that select channels along this axis independently."""
         return self.num_k_heads if axis == "key" else self.num_v_heads // self.shared_values
@@ -175,6 +165,17 @@ class Geometry:
             head_v_dim=head_v_dim or self.head_v_dim,
             widths=(),
         )
+
+
+def contains(larger: Geometry, smaller: Geometry) -> bool:
+    """Whether `larger` has the same layers, and as many heads and channels of each kind or more."""
+    shapes = zip(larger.shapes.values(), smaller.shapes.values(), strict=False)
+    return (
+        larger.layers == smaller.layers
+        and larger.num_k_heads >= smaller.num_k_heads
+        and larger.num_v_heads >= smaller.num_v_heads
+        and all(shape.contains(other) for shape, other in shapes)
+    )
 
 
 def resolve_width(requested: Side, channels: int) -> int:

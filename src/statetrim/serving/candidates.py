@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from ..artifacts.state_sizes import DTYPE_BYTES
-from ..cut.geometry import Geometry, allowed_head_counts, resolve_heads
+from ..cut.geometry import Geometry, allowed_head_counts, contains, resolve_heads
 from ..cut.request import Request
 from ..cut.shape import Shape
 from ..cut.target import Target
@@ -154,7 +154,7 @@ def candidate_targets(goal: Goal, dtype: str) -> Candidates:
     combined: dict[Target, tuple[str, ...]] = {}
     for start in _fewer_heads(goal):
         for target, refused in _reaching(goal, dtype, start)[0].items():
-            if any(other.after.contains(target.after) for other in (*shapes, *heads)):
+            if any(contains(other.after, target.after) for other in (*shapes, *heads)):
                 continue
             (heads if target.axes == ("head",) else combined)[target] = refused
     chosen = shapes | heads
