@@ -112,6 +112,7 @@ class _LogHandler(logging.Handler):
         self.seen: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Show a text once, as a warning or below that level as a note; repeats are dropped."""
         from . import terminal
 
         text = self.format(record)

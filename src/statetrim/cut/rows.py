@@ -103,7 +103,7 @@ def over_all_heads(kept: Kept, geometry: Geometry) -> Kept:
 
 
 def rows_of_heads(axis: ChannelAxis, value_heads: Tensor, geometry: Geometry) -> Tensor:
-    """Which of the heads that select channels along `axis` the `value_heads` belong to."""
+    """Indices, ascending and unique, of the heads of the axis that the `value_heads` belong to."""
     sharing = geometry.num_v_heads // geometry.heads(axis)
     rows: Tensor = torch.unique(value_heads // sharing)
     return rows

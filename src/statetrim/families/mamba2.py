@@ -237,7 +237,7 @@ class Mamba2(Family):
             layers = len(geometry.layers)
         elif model_type == "nemotron_h":
             layer_types = _nemotron_layer_types(config)
-            layers = sum(kind in ("attention", "full_attention", "*") for kind in layer_types)
+            layers = sum(kind in ("attention", "full_attention") for kind in layer_types)
         else:
             layers = num_softmax_layers(config, geometry)
         fields = FIELDS_BY_TYPE[model_type]
@@ -281,8 +281,9 @@ def _inner_width_fields(config: Config, fields: ConfigFields, geometry: Geometry
 
 
 def _heads_and_width(config: Config, fields: ConfigFields) -> tuple[int, int]:
-    """Value heads and their width. Where the config sets only one of them, the other follows from
-    the inner width, as in the stock class; refuses heads that do not divide it."""
+    """Value heads and their width, as the stock class reads them: what the config does not set is
+    the class's default, or else follows from the inner width, for heads rounded down. Refuses heads
+    that do not divide it."""
     if fields.inner is not None:
         inner = int_field(config, fields.inner, default=1024)
     else:
@@ -307,7 +308,7 @@ def _linear_layers(config: Config, fields: ConfigFields) -> tuple[int, ...]:
     """Indices of the layers with a state: those that the config lists as Mamba, or all that it does
     not list as softmax layers. Refuses a model without any."""
     if config["model_type"] == "nemotron_h":
-        return layers_of_type(_nemotron_layer_types(config), "linear_attention", "mamba", "M")
+        return layers_of_type(_nemotron_layer_types(config), "linear_attention", "mamba")
     layer_types = layer_types_field(config, fields.layer_types) if fields.layer_types else None
     if layer_types is not None:
         return layers_of_type(layer_types, "linear_attention", "mamba")
@@ -317,20 +318,25 @@ def _linear_layers(config: Config, fields: ConfigFields) -> tuple[int, ...]:
     return layers_of_type(layer_types, "mamba")
 
 
+_PATTERN = {"M": "mamba", "*": "attention"}
+"""Letter -> type of the layer; other letters are of layers without a state or a KV cache."""
+
+
 def _nemotron_layer_types(config: Config) -> list[str]:
-    """The type of every layer, from a list of names or the letters of a pattern; refuses a config
-    with neither."""
-    layer_types = layer_types_field(config, "layers_block_type")
-    layer_types = layer_types or layer_types_field(config, "layer_types")
+    """The type of every layer, as a list names it or as the letters of a pattern mean it; refuses a
+    config with neither, and a number of layers other than `num_hidden_layers`."""
     pattern = config.get("hybrid_override_pattern")
-    if layer_types is None and isinstance(pattern, str) and len(pattern) <= MAX_LAYERS:
-        layer_types = list(pattern)  # M for Mamba, * for attention
-    if layer_types is None:
-        raise StatetrimError(
-            "config has neither 'layers_block_type' nor 'hybrid_override_pattern', "
-            "so its Mamba layers are not known"
-        )
-    return layer_types
+    if isinstance(pattern, str):
+        spelled = [_PATTERN.get(letter, "other") for letter in pattern[: MAX_LAYERS + 1]]
+        config = config | {"hybrid_override_pattern": spelled}
+    for name in ("layers_block_type", "layer_types", "hybrid_override_pattern"):
+        layer_types = layer_types_field(config, name)
+        if layer_types is not None:
+            return layer_types
+    raise StatetrimError(
+        "config has none of 'layers_block_type', 'layer_types' and 'hybrid_override_pattern', so "
+        "its Mamba layers are not known"
+    )
 
 
 def _zamba2_kv_cache_size(config: Config) -> KVCacheSize | None:

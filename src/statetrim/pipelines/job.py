@@ -192,7 +192,8 @@ class Job:
 
     @property
     def compares_16_bit_state(self) -> bool:
-        """Whether the original with a 16-bit state is one of what is compared."""
+        """Whether the original with a 16-bit state is compared too: `--to` is a goal, and a flag of
+        the engine of `--for` gives that state, unless the options fix its dtype."""
         return self.goal is not None and has_dtype_lever(self.options, self.goal)
 
     @property
@@ -274,7 +275,7 @@ class Job:
     def with_fixed_layerwise(self, directory: Path) -> "Job":
         """This job with `layerwise` as its options say, or else as the first run in `directory`
         decided it: the decision is written to layerwise.json, so that a rerun with more or less
-        free memory makes the same result."""
+        free memory makes the same result. A layerwise job has no `device_map` or `max_memory`."""
         path, layerwise = directory / LAYERWISE, self.options.layerwise
         if layerwise is None:
             if not path.exists():

@@ -111,8 +111,9 @@ class LiveModel:
         return hidden_states
 
     def logits(self, ids: Tensor) -> Tensor:
-        """Logits [rows, time, vocabulary] of the model's own forward pass, in its dtype. Refuses
-        ids without an embedding, and a model whose forward pass fails."""
+        """Logits [rows, time, vocabulary] of the model's own forward pass, in its dtype, with
+        gradients unless the caller turns them off. Refuses ids without an embedding, and a model
+        whose forward pass fails."""
         self.check_ids(ids)
         with self._one_sentence_errors():
             logits: Tensor = self.module(input_ids=ids.to(self.device), use_cache=False).logits

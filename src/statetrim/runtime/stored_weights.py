@@ -147,7 +147,7 @@ class StoredWeights:
         return None
 
     def _is_empty(self, name: str) -> bool:
-        """Whether the parameter `name` is on `meta`; also True for a buffer."""
+        """Whether the parameter `name` is on `meta`; True for every buffer, loaded or not."""
         owner, leaf = self._owner(name)
         parameter = owner._parameters.get(leaf)
         return parameter is None or parameter.is_meta

@@ -123,8 +123,8 @@ def _encode_heads(
 
 
 def _scale(states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """States divided by a power of two, its exponents [heads], and which heads are too large or
-    small for one, and 0 here; refuses numbers that are not finite."""
+    """Each head's state divided by a power of two, the exponents int8 [heads], and a bool [heads]:
+    True where no exponent fits, and the state is set to 0. Refuses numbers that are not finite."""
     norms = torch.linalg.vector_norm(states, dim=(1, 2))
     exponents = torch.zeros(len(states), dtype=torch.int8, device=states.device)
     if bool(((norms > 2**-8) & (norms < 2**8)).all()):

@@ -10,7 +10,8 @@ from ..findings import Findings, command_arguments, missing
 
 
 def speed(findings: Findings) -> Iterator[Block]:
-    """A table of medians by metric and model, with the ratio to the original."""
+    """A table of medians by metric and model, with the ratio to the original; without timings the
+    command that measures them."""
     timings = findings.timings
     if timings is None:
         yield missing(

@@ -14,7 +14,8 @@ Line = Mapping[str, float | None]
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
-    """Errors of the refit, options and losses of the recovery, and held-out recall."""
+    """Errors of the refit, options and losses of the recovery, and held-out recall; without a
+    recovery the command for one."""
     if findings.refit is not None:
         yield from _refit_blocks(findings.refit)
     record = findings.recover

@@ -17,7 +17,7 @@ from .engine import BFLOAT16_COST, Engine, Flag, dtype_field
 
 
 def sglang(model: CacheModel, settings: Settings) -> Fit:
-    """A pool of state slots, several to a request, and a pool of tokens.
+    """What fits in SGLang's two pools: state slots, several to a request, and tokens of KV cache.
 
     mem_cache/kv_cache_configurator.py, _handle_max_mamba_cache, resolve_max_num_reqs, and
     _calculate_mamba_ratio with overlap scheduling and the extra_buffer strategy;

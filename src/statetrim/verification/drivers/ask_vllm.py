@@ -26,6 +26,7 @@ class Engine:
         return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
 
     def most_likely(self, sequences: list[list[int]]) -> Iterator[tuple[list[int], list[float]]]:
+        """The most likely token at every position after the first, and its log-probability."""
         for output in self._run(sequences, max_tokens=1, prompt_logprobs=1):
             tokens, log_probabilities = [], []
             for position in output.prompt_logprobs[1:]:
