@@ -114,6 +114,8 @@ def test_an_unexpected_error_is_one_sentence() -> None:
     done = broken_inspect("--traceback")
     assert done.returncode == 1 and "Traceback" in done.stderr
     assert done.stderr.endswith("ZeroDivisionError: integer division or modulo by zero\n")
+    refused = broken_inspect("--traceback", defect="__import__('statetrim').open('/nowhere/x')")
+    assert refused.returncode == 2 and "StatetrimError: " in refused.stderr
     without_text = broken_inspect(defect="next(iter([]))").stderr
     assert without_text.startswith("statetrim: unexpected StopIteration; the same command")
 

@@ -211,3 +211,13 @@ def test_their_channels_cannot_be_cut(model_type: str, checkpoint: Load) -> None
     for to in ("8x100%", "100%x8", "8x8"):
         with pytest.raises(st.StatetrimError, match=r"whole heads can go instead: --to 8heads"):
             st.select(model, "rand", to)
+
+
+def test_an_inner_width_of_null_follows_from_expand() -> None:
+    """In transformers' Falcon-H1 an absent `mamba_d_ssm` is 1024."""
+    config = {"model_type": "falcon_h1", **tiny.CONFIGS["falcon_h1"], "mamba_d_head": "auto"}
+    family = families()["falcon_h1"]
+    config |= {"mamba_d_ssm": None, "mamba_expand": 2, "hidden_size": 32}
+    assert family.geometry(config).head_v_dim == 2 * 32 // 8
+    del config["mamba_d_ssm"]
+    assert family.geometry(config).head_v_dim == 1024 // 8

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from helpers import tiny
 from statetrim.commands import app
 from statetrim.families import family_from_file
 from statetrim.methods import find_method
+from statetrim.storage.text import Sequences
 from statetrim.surgery.check import compare_cut
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -143,6 +145,28 @@ def test_the_documented_method_works_from_outside(run: Any, workspace: Path) -> 
         assert torch.equal(plan.axes["key"].kept[layer], largest)
         kept = [torch.cat([block[head][largest[head]] for head in range(2)]) for block in blocks]
         assert torch.equal(after[name], torch.cat([*kept, v]))
+
+
+def test_an_edited_family_makes_another_model(workspace: Path, tmp_path: Path) -> None:
+    """A cut or statistics by rows that the family no longer describes are not taken for its own."""
+    family, text = tmp_path / "family.py", (workspace / "strange_family.py").read_text()
+    digests = set()
+    for content in (text, text, f"{text}# edited"):
+        family.write_text(content)
+        digests.add(st.open(workspace / "strange", family_from_file(family)).digest)
+    assert len(digests) == 2
+
+
+def test_statistics_say_which_file_defined_them(workspace: Path, tmp_path: Path) -> None:
+    """So that a saved layer of an edited definition is not resumed."""
+    path = tmp_path / "energy.py"
+    path.write_text(
+        "from statetrim.methods.contract import needs\n\n"
+        "@needs('query_gram')\ndef select(evidence, keep):\n    return None\n"
+    )
+    data = Sequences(torch.arange(1, 33).unsqueeze(0), {})
+    collected = st.calibrate(workspace / "known", data, methods=[str(path)])
+    assert collected.lineage["methods"] == {path.name: sha256(path.read_bytes()).hexdigest()}
 
 
 def test_without_the_family_the_model_type_is_unknown(workspace: Path) -> None:

@@ -1,5 +1,6 @@
 """The comparison with random cuts, and how often the verdict errs, by simulation."""
 
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -130,6 +131,19 @@ def test_perplexity_is_compared_per_token_of_each_document() -> None:
 def test_a_loss_at_its_limit_keeps_it(low: float, high: float, status: LimitStatus) -> None:
     loss = metric_loss(scores({"original": model(), "cut": GOOD}), "cut", "text", "perplexity")
     assert limit_status(replace(loss, loss=Interval((low + high) / 2, low, high))) is status
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_random_cut_that_is_no_number_is_no_evidence(number: float) -> None:
+    measured = cut_of_shape("8 heads: 0=32x64")
+    control = next(iter(random_cuts()))
+    spoiled = [
+        replace(x, samples=[number] * len(x.samples))
+        if (x.model, x.metric) == (control, "kl")
+        else x
+        for x in measured.scores
+    ]
+    assert judge_cut(replace(measured, scores=spoiled)).outcome is Outcome.UNKNOWN
 
 
 def test_a_cut_that_loses_more_than_one_of_its_random_cuts_is_not_better() -> None:

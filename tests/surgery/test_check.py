@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import statetrim as st
+from helpers import tiny
 from statetrim.runtime.placement import Placement
 from statetrim.surgery.check import _relative_gap, compare_cut
 
@@ -31,6 +32,30 @@ def test_a_changed_tensor_is_noticed(tensor: str, checkpoint: Load, tmp_path: Pa
     weights = load_file(shard)
     weights[name] = weights[name].roll(1, dims=0).contiguous()
     save_file(weights, shard, {"format": "pt"})
+    with pytest.raises(st.StatetrimError, match=r"layer \d+ of .* differs from the original"):
+        compare_cut(model, plan, st.open(small.path))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("tensor", ["in_proj.weight", "norm.weight", "out_proj.weight"])
+@pytest.mark.parametrize(
+    ("model_type", "to"), [("nemotron_h", "4heads"), ("nemotron_h", "4heads:6x4")]
+)
+def test_a_changed_tensor_behind_the_kernel_is_noticed(
+    model_type: str, to: str, tensor: str, checkpoint: Load, tmp_path: Path
+) -> None:
+    """Where heads or values that a norm runs over were removed."""
+    model = st.open(checkpoint(model_type))
+    plan = st.select(model, "rand", to)
+    small = st.prune(model, plan, tmp_path / "small")
+    assert compare_cut(model, plan, small).sliced_against_masked < 1e-5
+    name = next(n for n in small.tensors if n.endswith(f"mixer.{tensor}"))
+    values = tiny.tensors(small.path)[name]
+    inner = small.geometry.num_v_heads * small.geometry.head_v_dim
+    gate_or_all = values[:inner] if tensor == "in_proj.weight" else values
+    changed = gate_or_all.roll(1, dims=-1 if tensor == "out_proj.weight" else 0)
+    rest = values[len(changed) :]
+    tiny.rewrite(small.path, name, lambda _: torch.cat([changed, rest]).contiguous())
     with pytest.raises(st.StatetrimError, match=r"layer \d+ of .* differs from the original"):
         compare_cut(model, plan, st.open(small.path))
 

@@ -5,6 +5,7 @@ numbers are added in every case.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from ..statistics.readouts import REFIT_STATISTICS
 from ..statistics.statistic import Gradients, Statistic
 from ..storage.checkpoint import Checkpoint, check_prunable, require_prunable
 from ..storage.models import ModelLike, as_checkpoint
+from ..storage.output import file_digest
 from ..storage.space import check_writable
 from ..storage.text import Sequences
 from ..tasks.generated import recall_sequences
@@ -76,6 +78,9 @@ def calibrate(model: ModelLike, options: CalibrateOptions) -> Statistics:
         "batch_size": options.batch_size,
         "data": [source.lineage for source in sources.values()],
     } | ({} if original is None else {"original": original.digest})
+    own_methods = [Path(name) for name in options.methods or () if name.endswith(".py")]
+    if own_methods:  # a saved layer is of the statistics that their files define
+        lineage["methods"] = {path.name: file_digest(path) for path in own_methods}
     ranks = DistributedContext.join()
     sums = {name: Sums(model, statistics) for name in sources}
     batches = _batches_of_rank(sources, options.batch_size, ranks)

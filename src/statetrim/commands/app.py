@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 import textwrap
-from traceback import format_exception_only
+from traceback import format_exception_only, print_exc
 from typing import Annotated
 
 import typer
@@ -68,8 +68,9 @@ def main() -> None:
         sys.exit(130)  # the convention of shells: 128 + SIGINT
     except Exception as error:
         if _shows_traceback:
-            raise
-        print_error(_error_sentence(error))
+            print_exc()
+        else:
+            print_error(_error_sentence(error))
         sys.exit(2 if isinstance(error, StatetrimError) else 1)
 
 

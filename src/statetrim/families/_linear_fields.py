@@ -13,8 +13,8 @@ class LinearFieldsFamily(Family):
     positional_arguments = dict.fromkeys(kernels, ("query", "key", "value"))
 
     def geometry(self, config: Config) -> Geometry:
-        """By the `linear_*` fields, with the stock class's defaults. Linear layers are listed in `layer_types`, or all except every
-        `full_attention_interval`-th."""
+        """By the `linear_*` fields, with the stock class's defaults. Linear layers are listed in
+        `layer_types`, or all except every `full_attention_interval`-th."""
         layer_types = layer_types_field(config, "layer_types")
         if layer_types is None:
             interval = int_field(config, "full_attention_interval", default=4)

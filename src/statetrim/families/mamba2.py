@@ -284,11 +284,12 @@ def _heads_and_width(config: Config, fields: ConfigFields) -> tuple[int, int]:
     """Value heads and their width, as the stock class reads them: what the config does not set is
     the class's default, or else follows from the inner width, for heads rounded down. Refuses heads
     that do not divide it."""
-    if fields.inner is not None:
+    if fields.inner is not None and (
+        fields.inner not in config or config[fields.inner] is not None
+    ):
         inner = int_field(config, fields.inner, default=1024)
     else:
-        hidden = int_field(config, "hidden_size")
-        inner = int(float_field(config, fields.expand, 2.0) * hidden)
+        inner = int(float_field(config, fields.expand, 2.0) * int_field(config, "hidden_size"))
     has_head_dim = fields.head_dim and config.get(fields.head_dim) not in (None, "auto")
     if has_head_dim or (fields.default_head_dim and config.get(fields.heads) is None):
         dim = int_field(config, str(fields.head_dim), default=fields.default_head_dim)

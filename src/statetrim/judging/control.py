@@ -103,13 +103,15 @@ def compare_with_controls(scores: Scores, x: Loss, limit: float) -> ControlCompa
                 score = headline_score(scores, name, x.task, x.metric)
                 losses.append(_loss(original, score, len(score.samples)))
                 rows.append(_lower_is_better(headline_score(scores, name, x.task, metric)))
-    except StatetrimError:  # other metrics or samples than the cut's
+        if len(rows) < MIN_CONTROLS:
+            return None
+        common = min(len(cut), *(len(row) for row in rows))
+        others = torch.stack([row[:common] for row in rows])
+        advantage = advantage_over_spread(cut[:common], others)
+    except (
+        StatetrimError
+    ):  # other metrics or samples than the cut's, or numbers that are not finite
         return None
-    if len(rows) < MIN_CONTROLS:
-        return None
-    common = min(len(cut), *(len(row) for row in rows))
-    others = torch.stack([row[:common] for row in rows])
-    advantage = advantage_over_spread(cut[:common], others)
     return ControlComparison(x.task, _loss(original, own, common), losses, limit, advantage)
 
 

@@ -136,13 +136,11 @@ class Job:
     @cached_property
     def auxiliary_digests(self) -> dict[str, str]:
         """Digests of the files besides weights and text that the result depends on: the model's
-        own, such as the tokenizer, and a method or family of the user."""
+        own, such as the tokenizer, and a method of the user."""
         files = dict(auxiliary_files(self.model))
         for method in parse_names(self.options.method):
             if method.endswith(".py"):
                 files[f"--method {method}"] = Path(method)
-        if self.model.family.file is not None:
-            files["--family"] = self.model.family.file
         return {name: file_digest(path) for name, path in files.items()}
 
     @cached_property

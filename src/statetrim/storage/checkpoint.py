@@ -217,7 +217,7 @@ class Checkpoint:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the config and all weights, by which artifacts name their model."""
-        return model_digest(self.config, self.shards)
+        return model_digest(self.config, self.shards, self.family.file)
 
     def has_digest(self, digest: Any) -> bool:
         """Whether `digest`, from an untrusted artifact, is this model's."""

@@ -22,9 +22,14 @@ _BLOCK_BYTES = MIB
 _MIN_CACHED_BYTES = 256 * MIB  # a smaller shard is hashed as fast as a cache file is read
 
 
-def model_digest(config: Mapping[str, Any], shards: Sequence[Shard]) -> str:
-    """SHA-256 of the config and each tensor's name, dtype, shape and bytes."""
+def model_digest(
+    config: Mapping[str, Any], shards: Sequence[Shard], family: Path | None = None
+) -> str:
+    """SHA-256 of the config and each tensor's name, dtype, shape and bytes; and of the file of a
+    `family` outside of the package, which says what the tensors are."""
     model_hash = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+    if family is not None:
+        model_hash.update(family.read_bytes())
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         digests_by_shard = list(pool.map(_tensor_digests, shards))
     lines: dict[str, str] = {}

@@ -79,9 +79,8 @@ def _mixer_gap(plan: Plan, before: LiveModel, after: LiveModel, call: MixerCall)
     normed = ("value", "head") if before.checkpoint.family.norm_over_heads else ("value",)
     masked: Kept = {axis: table for axis, table in kept.items() if axis not in normed}
     expected = _kernel_and_mixer_outputs(before, call, masked)
-    if not kept.keys().isdisjoint(normed):
-        # The cut's norm averages over fewer channels, so only the kernels' outputs can agree.
-        expected = {"kernel": expected["kernel"]}
+    if masked.keys() != kept.keys():  # masks of what is normed scale the kernel's output too
+        expected["mixer"] = _kernel_and_mixer_outputs(before, call, kept)["mixer"]
     device = expected["kernel"].device
     if "head" in kept:
         heads = kept["head"].flatten().to(device)
