@@ -5,7 +5,6 @@ them, and with all states emptied at regular intervals.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 from ..artifacts.memory import Forgetting, Memory, MemoryKind
@@ -55,7 +54,12 @@ def analyze_memory(model: ModelLike, options: MemoryOptions) -> Memory:
         with attention_calls(live, on_call=softmax_layers.add):
             experiment = Experiment(live, data, options.rows, options.batch_size)
         settings = list(_settings(live, sorted(softmax_layers), data.ids.shape[1]))
-        changes = [_forgetting(live, *setting) for setting in settings]
+        changes = [
+            attention_calls(live, blind=layers)
+            if kind == "KV cache"
+            else emptied_states(live, layers, every)
+            for kind, layers, every in settings
+        ]
         with progress_reporter(options.progress, "forgetting") as report:
             samples = experiment.all_samples(changes, directory, report)
         measured = [Forgetting(*x, y) for x, y in zip(settings, samples, strict=True)]
@@ -82,11 +86,3 @@ def _settings(
     for every in HORIZONS:
         if every < length:
             yield "state", linear_layers, every
-
-
-def _forgetting(
-    live: LiveModel, kind: MemoryKind, layers: list[int], every: int
-) -> AbstractContextManager[None]:
-    if kind == "KV cache":
-        return attention_calls(live, blind=layers)
-    return emptied_states(live, layers, every)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from ..cut.shape import ChannelAxis
@@ -49,11 +48,6 @@ class Sensitivity(ChangedLayers):
         variants: set[tuple[ChannelAxis, int]] = {(cut.axis, cut.keep) for cut in self.cuts}
         return sorted(variants, key=lambda variant: (variant[0], -variant[1]))
 
-    @cached_property
-    def recalled_pair_counts(self) -> list[int]:
-        """Those of the original."""
-        return self.original.recalled_pair_counts
-
     def find(self, layer: int, axis: ChannelAxis, keep: int) -> LayerCut:
         """The cut of one layer to `keep` channels; raises StatetrimError if there is none."""
         wanted = (layer, axis, keep)
@@ -74,7 +68,7 @@ class Sensitivity(ChangedLayers):
     @property
     def sentence(self) -> str:
         """Which layers carry recall, for people: a sentence per axis."""
-        if not self.recalled_pair_counts:
+        if not self.original.recalled_pair_counts:
             return "The original does not recall these sequences, so they cannot tell where."
         narrowest = dict(self.variants)  # the last width of an axis is its narrowest
         return " ".join(self._axis_sentence(axis, keep) for axis, keep in narrowest.items())

@@ -136,24 +136,18 @@ def _last_mixer_prefill_work(live: LiveModel, ids: Tensor) -> Work:
     """A call that runs the mixer of the last linear layer alone, without a cache, on the input it
     gets in a prefill of `ids`; the model runs once now to record that input."""
     call = _capture_mixer_call(live, partial(_compute_cache, live, ids))
-    # Without its cache, which the call would fill: storing it is not the mixer's work.
-    kwargs = {name: None if _is_cache(value) else value for name, value in call.kwargs.items()}
+    kwargs = dict(call.kwargs)
+    for name, value in call.kwargs.items():
+        if hasattr(value, "layers") and not isinstance(value, nn.Module):
+            kwargs[name] = None  # the cache, which the call would fill, is not the mixer's work
     return partial(replace(call, kwargs=kwargs).repeat, live.mixers[call.layer])
 
 
 def _mixer_decode_work(live: LiveModel, ids: Tensor) -> Work:
     """A call that runs the mixer of the last linear layer alone, on the input it gets for one token
-    decoded after `ids`.
-
-    The model runs prefill and one token now to record it; each call updates the cache.
-    """
+    decoded after `ids`, which is recorded now; each call updates the cache."""
     call = _capture_mixer_call(live, _decode_work(live, ids))
     return partial(call.repeat, live.mixers[call.layer])
-
-
-def _is_cache(value: object) -> bool:
-    """Whether an argument of a mixer is a cache object: it has `layers` and is no module."""
-    return hasattr(value, "layers") and not isinstance(value, nn.Module)
 
 
 def _capture_mixer_call(live: LiveModel, run: Work) -> MixerCall:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from rich.console import Console
-    from rich.table import Table
 
 
 @cache
@@ -77,43 +76,35 @@ def print_table(
     after the other. `total` is a last row, below a line. Without a header, each row is a name and a
     value.
     """
-    cells = [list(row) for row in rows]
+    from rich.table import Table
+
+    cells, names = list(rows), header or ("", "")
     console = err() if to_stderr else out()
     widths = _column_widths(header, [*cells, total], left, console.width)
-    if widths is not None:
-        console.print(_table(title, header, cells, left, total, widths))
+    if widths is None:  # a list of rows: the first cell, then the others below it with their names
+        console.print(title, highlight=False, soft_wrap=True)
+        for row in [*cells, total] if total else cells:
+            _print(console, row[0])
+            for name, cell in zip(names[1:], row[1:], strict=True):
+                if cell:
+                    _print(console, f"  {name}: {cell}" if name else f"  {cell}")
         return
-    console.print(title, highlight=False, soft_wrap=True)
-    for row in [*cells, total] if total else cells:
-        _print_row(console, header, row)
+    table = Table(
+        title=title, title_justify="left", show_header=bool(header), show_footer=bool(total)
+    )
+    for number, name in enumerate(names):
+        is_words = number in left or not header
+        justify: Literal["left", "right"] = "left" if is_words else "right"
+        footer = total[number] if total else ""
+        table.add_column(name, footer, justify=justify, width=widths[number], overflow="fold")
+    for row in cells:
+        table.add_row(*row)
+    console.print(table)
 
 
 def fits(header: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int]) -> bool:
     """Whether standard output is wide enough for a table."""
     return _column_widths(header, [*rows], left, out().width) is not None
-
-
-def _table(
-    title: str,
-    header: Sequence[str],
-    rows: list[list[str]],
-    left: Collection[int],
-    total: Sequence[str],
-    widths: list[int],
-) -> Table:
-    from rich.table import Table
-
-    table = Table(
-        title=title, title_justify="left", show_header=bool(header), show_footer=bool(total)
-    )
-    for number, name in enumerate(header or ("", "")):
-        is_words = number in left or not header
-        justify: Literal["left", "right"] = "left" if is_words else "right"
-        footer = total[number] if total else ""
-        table.add_column(name, footer, justify=justify, width=widths[number], overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def _column_widths(
@@ -142,15 +133,6 @@ def _column_widths(
         widths[widest] -= 1
         slack[widest] -= 1
     return widths
-
-
-def _print_row(console: Console, header: Sequence[str], row: Sequence[str]) -> None:
-    """Print a row as a list: its first cell, then the others below it with their names."""
-    console.print(row[0], highlight=False, soft_wrap=not console.is_terminal)
-    for name, cell in zip((header or ("", ""))[1:], row[1:], strict=True):
-        if cell:
-            label = f"{name}: " if name else ""
-            console.print(f"  {label}{cell}", highlight=False, soft_wrap=not console.is_terminal)
 
 
 def print_json(value: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..artifacts.scores import Score
 from ..errors import StatetrimError, errors_of, is_out_of_memory
 from ..storage.text import import_datasets_without_counter
-from ..tasks import check_names, group_of
+from ..tasks import TASKS, check_names, group_of
 from ..tasks.unit import PERPLEXITY, SHARE
 
 ProgressCallback = Callable[[int, int], None]
@@ -143,20 +143,24 @@ def load_vllm_model(path: Path, batch_size: int | str, options: Mapping[str, Any
 
 
 def load_tasks(
-    names: Sequence[str], data: Path | None, tokenizer: Any, *, unsafe_code: bool = False
+    names: Sequence[str], data: str | Path | None, tokenizer: Any, *, unsafe_code: bool = False
 ) -> dict[str, dict[str, Any]]:
-    """Name of a task, group or tag -> lm-eval's tasks by name. Definitions below `data` come before
-    lm-eval's own; a directory there with the name of a task of lm-eval holds its rows.
+    """Name of a task, group or tag, except our own -> lm-eval's tasks by name. Definitions below
+    `data` come before lm-eval's own; a directory there with the name of a task of lm-eval holds its
+    rows.
 
     Raises StatetrimError if lm-eval has no such task, cannot load it, or if it runs code that the
     model writes, unless `unsafe_code` allows that.
     """
+    names, result = [name for name in names if name not in TASKS], dict[str, dict[str, Any]]()
+    if not names:
+        return result
     silence_libraries()
     from transformers import PreTrainedTokenizerFast
 
     if data is not None:
+        data = Path(data)
         check_data_directory(data)
-    result = dict[str, dict[str, Any]]()
     with tempfile.TemporaryDirectory(prefix="statetrim-") as scratch:
         metadata = {}
         if tokenizer.is_fast:

@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,8 @@ def prepare_samples(
     """The tasks with their samples, in order, where a group of lm-eval is its tasks. Raises
     StatetrimError if a source holds too few, or if lm-eval is not installed or lacks a task."""
     names, limit = list(dict.fromkeys(options.tasks)), options.limit
-    loaded = load_foreign(options.tasks, options.data, tokenizer, options.confirm_run_unsafe_code)
+    unsafe_code = options.confirm_run_unsafe_code
+    loaded = harness.load_tasks(names, options.data, tokenizer, unsafe_code=unsafe_code)
     result = []
     for name in names:
         if name in TASKS:
@@ -69,17 +70,6 @@ def prepare_samples(
             group = harness.task_group(task, in_lm_eval)
             result.append(Samples(task, group, digest, in_lm_eval=in_lm_eval))
     return result
-
-
-def load_foreign(
-    names: Sequence[str], data: str | Path | None, tokenizer: Any, unsafe_code: bool = False
-) -> dict[str, dict[str, Any]]:
-    """The tasks of lm-eval among `names`, as `harness.load_tasks` gives them."""
-    foreign = [name for name in dict.fromkeys(names) if name not in TASKS]
-    if not foreign:
-        return {}
-    path = None if data is None else Path(data)
-    return harness.load_tasks(foreign, path, tokenizer, unsafe_code=unsafe_code)
 
 
 def text_tokens(limit: int | None) -> int:

@@ -8,7 +8,7 @@ is renamed to `OUT`, with the artifacts in `OUT/statetrim`.
 from pathlib import Path
 
 from ..errors import StatetrimError
-from ..evaluation.samples import load_foreign
+from ..evaluation.harness import load_tasks
 from ..options import takes_options
 from ..reporting.report import report
 from ..storage.checkpoint import Checkpoint, open_checkpoint
@@ -69,7 +69,7 @@ def run(job: Job, out: str | Path, observer: Observer) -> Checkpoint:
         job.check()
         check_writable(out)
         check_text(job)
-        load_foreign(job.options.tasks, job.options.data, job.corpus.tokenizer)
+        load_tasks(job.options.tasks, job.options.data, job.corpus.tokenizer)
     with open_output(
         out,
         RECORD,

@@ -3,7 +3,7 @@ all are untrusted. The shell commands of a report have paths as the user gave th
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -202,19 +202,10 @@ def _read_file(findings: Findings, path: Path) -> None:
     setattr(findings, kind, artifact)
 
 
-@dataclass(frozen=True)
-class CommandArguments:
-    """Shell-quoted paths; MODEL or TEXT stand for what the report was not given."""
-
-    model: str
-    cut: str
-    text: str
-    tokens: int  # of calibration, generated ones included
-
-
-def command_arguments(findings: Findings) -> CommandArguments:
-    """Paths of original, cut and calibration text, as trim was asked for it or the plan names it;
-    MODEL, or TEXT with 2**14 tokens, for those that are not known."""
+def command_arguments(findings: Findings) -> dict[str, Any]:
+    """The shell-quoted paths `model`, `cut` and `text` (of calibration, as trim was asked for it or
+    the plan names it), and its `tokens`, generated ones included; MODEL, or TEXT with 2**14 tokens,
+    for those that are not known."""
     text, tokens = "TEXT", 2**14
     sources = data_sources(findings.plan.lineage.get("statistics"))
     texts = [source.text for source in sources if source.text is not None]
@@ -223,7 +214,8 @@ def command_arguments(findings: Findings) -> CommandArguments:
     elif texts:
         text, tokens = shell_quoted(texts[0]), sum(source.tokens for source in sources)
     model = shell_quoted(findings.original.path) if findings.original else "MODEL"
-    return CommandArguments(model, shell_quoted(findings.cut.path), text, tokens)
+    cut = shell_quoted(findings.cut.path)
+    return {"model": model, "cut": cut, "text": text, "tokens": tokens}
 
 
 def shell_quoted(value: Any) -> str:
@@ -234,16 +226,13 @@ def shell_quoted(value: Any) -> str:
 def missing(findings: Findings, text: str, command: str) -> Missing:
     """What a section lacks, and the command that measures it, in which {model}, {cut}, {text} and
     {tokens} are filled in."""
-    return Missing(text, [command.format(**asdict(command_arguments(findings)))])
+    return Missing(text, [command.format(**command_arguments(findings))])
 
 
 def trim_command(findings: Findings, to: str, out: str) -> str:
     """The command that cuts the original to `to`."""
-    arguments = command_arguments(findings)
-    return (
-        f"statetrim trim {arguments.model} --to {shell_quoted(to)} --text {arguments.text} "
-        f"--tokens {arguments.tokens} -o {out}"
-    )
+    command = "statetrim trim {model} --to {to} --text {text} --tokens {tokens} -o {out}"
+    return command.format(to=shell_quoted(to), out=out, **command_arguments(findings))
 
 
 def serving_commands(findings: Findings) -> dict[str, str]:

@@ -208,7 +208,7 @@ def _show_sensitivity(sensitivity: Sensitivity) -> None:
     title = "Each layer cut alone: NLL, recall lost"
     terminal.print_table(title, ["layer", *columns], rows, left=())
     terminal.print_text(sensitivity.sentence)
-    loads = ", ".join(map(str, sensitivity.recalled_pair_counts)) or "none"
+    loads = ", ".join(map(str, sensitivity.original.recalled_pair_counts)) or "none"
     terminal.print_text(f"NLL in nats per token; recall in points, mean over {loads} pairs")
 
 

@@ -3,7 +3,6 @@
 import json
 import random
 import shutil
-from collections.abc import Iterator
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -28,20 +27,13 @@ def write_text(path: Path, seed: int = 0) -> None:
     `seed` orders its topics. No paragraph comes twice, so that a text to measure on holds nothing
     that was calibrated on.
     """
-    lines = ""
-    for document in _documents(seed):
-        lines += json.dumps({"text": document}) + "\n"
-    json_file.write_text(path, lines)
-
-
-def _documents(seed: int) -> Iterator[str]:
     from pydoc_data.topics import topics
 
-    names = sorted(topics)
+    names, seen, lines = sorted(topics), set[str](), ""
     random.Random(seed).shuffle(names)
-    seen = set[str]()
     for name in names:
         new = [text for text in dict.fromkeys(topics[name].split("\n\n")) if text not in seen]
         seen.update(new)
         if new:
-            yield "\n\n".join(new)
+            lines += json.dumps({"text": "\n\n".join(new)}) + "\n"
+    json_file.write_text(path, lines)

@@ -40,7 +40,7 @@ def blocks(findings: Findings) -> Iterator[Block]:
         if other is not None:
             lines = [trim_command(findings, other, "OTHER")]
             for plan in findings.compared_plans.values():
-                model = command_arguments(findings).model
+                model = command_arguments(findings)["model"]
                 lines.append(f"statetrim prune {model} {shell_quoted(plan)} -o SMALL")
             yield Text("To take another shape, measured with a random cut, or only cut:")
             yield Command(lines)

@@ -101,7 +101,7 @@ def ranks(findings: Findings) -> Iterator[Block]:
     """
     analysis = findings.analysis
     if analysis is None:
-        tokens = min(command_arguments(findings).tokens, 2**14)
+        tokens = min(command_arguments(findings)["tokens"], 2**14)
         yield missing(
             findings,
             "The rank of the state was not measured.",

@@ -17,12 +17,12 @@ def blocks(findings: Findings) -> Iterator[Block]:
         f"the same bytes."
     )
     if findings.trim is not None and findings.trim.recipe:
-        recipe = f"statetrim recipe {arguments.cut} > recipe.yaml"
+        recipe = f"statetrim recipe {arguments['cut']} > recipe.yaml"
         yield Command([recipe, "statetrim trim --recipe recipe.yaml -o SMALL"])
     else:
         uneven = " --uneven" if "=" in plan.to else ""
         plan_file = shell_quoted(findings.sources["plan"])
-        yield Command([f"statetrim prune {arguments.model} {plan_file}{uneven} -o SMALL"])
+        yield Command([f"statetrim prune {arguments['model']} {plan_file}{uneven} -o SMALL"])
         for source in data_sources(findings.refit.statistics if findings.refit else {}):
             yield Text(
                 f"Then it was refitted to {source.tokens:,} tokens of "
