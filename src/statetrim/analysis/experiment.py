@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -22,13 +21,6 @@ LOADS = (16, 32, 63)  # key-value pairs per recall sequence
 FIRST_RANGE = 16  # tokens read; every following range of positions ends at twice as many
 SO_FAR = "so-far.json"
 """The file with the samples of a killed run."""
-
-
-@dataclass
-class _SoFar:
-    """Samples of changed models, in their order."""
-
-    samples: list[Samples] = field(default_factory=list)
 
 
 class Experiment:
@@ -60,17 +52,18 @@ class Experiment:
     ) -> list[Samples]:
         """Samples of the model as it is within each of `changes`, which are kept in `directory`,
         if one is given, so that a killed run resumes there."""
-        saved, so_far = directory and directory / SO_FAR, _SoFar()
+        saved, so_far = directory and directory / SO_FAR, list[Samples]()
         if saved and saved.exists():
-            so_far = parse_record(read_json(saved, ChangedLayers.MAX_BYTES), _SoFar, saved)
+            stored = read_json(saved, ChangedLayers.MAX_BYTES).get("samples")
+            so_far = parse_record(stored, list[Samples], saved)
         advance = counter(progress, len(changes), "settings")
         for number, changed in enumerate(changes):
-            if number == len(so_far.samples):
-                so_far.samples.append(self.samples(changed))
+            if number == len(so_far):
+                so_far.append(self.samples(changed))
                 if saved:
-                    write_json(saved, as_fields(so_far), indent=None)
+                    write_json(saved, as_fields({"samples": so_far}), indent=None)
             advance(1)
-        return so_far.samples
+        return so_far
 
     @torch.inference_mode()
     def samples(self, changed: AbstractContextManager[None] | None = None) -> Samples:

@@ -5,8 +5,7 @@ No cut is written: the channels that a plan prunes are masked in the kernels of 
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from ..maths.units import parse_token_count
 from ..progress import progress_reporter
 from ..runtime.corpus import as_corpus
 from ..runtime.kernel_hooks import hook_kernels
-from ..runtime.live import LiveModel
 from ..runtime.loading import load_live
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.output import run_and_save
@@ -70,7 +68,10 @@ def sensitivity(
     def measure(directory: Path | None) -> Sensitivity:
         live = load_live(model, options.placement)
         experiment = Experiment(live, data, options.rows, options.batch_size)
-        changes = [_masked(live, variant) for variant in variants]
+        changes = []
+        for x in variants:
+            kept: dict[int, Kept] = {x.layer: {x.axis: x.kept}}
+            changes.append(hook_kernels(live, lambda call: None, kept=kept, layers=[x.layer]))
         with progress_reporter(options.progress, "cutting each layer alone") as report:
             samples = experiment.all_samples(changes, directory, report)
         cuts = [LayerCut(*x.identity, y) for x, y in zip(variants, samples, strict=True)]
@@ -103,9 +104,3 @@ def _variants(model: Checkpoint, plans: Sequence[Plan]) -> Iterator[_Variant]:
                 yield variant
     if not identities:
         raise StatetrimError("no plan cuts anything, so there is nothing to compare")
-
-
-def _masked(live: LiveModel, variant: _Variant) -> AbstractContextManager[None]:
-    """Within, the variant's layer is cut."""
-    kept: Mapping[int, Kept] = {variant.layer: {variant.axis: variant.kept}}
-    return hook_kernels(live, lambda call: None, kept=kept, layers=[variant.layer])

@@ -175,24 +175,16 @@ def _size_timings(models: Models, batch: int, length: int) -> Iterator[Timing]:
 
 
 def _cache_bytes(cache: Any) -> dict[str, int]:
-    nbytes_by_metric = dict.fromkeys(CACHE_ATTRIBUTES, 0)
+    """Bytes by metric of the tensors in a cache; one that occurs twice counts once."""
+    nbytes_by_id: dict[str, dict[int, int]] = {metric: {} for metric in CACHE_ATTRIBUTES}
     for layer in cache.layers:
-        attributes = dict(vars(layer))
         fla_state = getattr(layer, "state", None)
-        if isinstance(fla_state, dict):
-            attributes |= fla_state
+        attributes = vars(layer) | (fla_state if isinstance(fla_state, dict) else {})
         for metric, names in CACHE_ATTRIBUTES.items():
-            nbytes_by_metric[metric] += _tensor_bytes([attributes.get(name) for name in names])
-    return nbytes_by_metric
-
-
-def _tensor_bytes(values: list[Any]) -> int:
-    """Bytes of the tensors in nested `values`; one that occurs twice counts once."""
-    nbytes_by_id: dict[int, int] = {}
-    for leaf in tree_leaves(values):
-        if isinstance(leaf, Tensor):
-            nbytes_by_id[id(leaf)] = leaf.nbytes
-    return sum(nbytes_by_id.values())
+            for leaf in tree_leaves([attributes.get(name) for name in names]):
+                if isinstance(leaf, Tensor):
+                    nbytes_by_id[metric][id(leaf)] = leaf.nbytes
+    return {metric: sum(nbytes.values()) for metric, nbytes in nbytes_by_id.items()}
 
 
 def _peak_memory_timings(models: Models, batch: int, length: int) -> Iterator[Timing]:

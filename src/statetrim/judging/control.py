@@ -94,12 +94,13 @@ def compare_with_controls(scores: Scores, x: Loss, limit: float) -> ControlCompa
     metric = "kl" if "kl" in scores.metrics(x.task) else x.metric
     compared = recorded_origin(scores, x.model).get("masked", x.model)
     losses, rows = list[float](), list[Tensor]()
+    measured = {score.model for score in scores.scores if score.task == x.task}
     try:
         original = headline_score(scores, scores.baseline, x.task, x.metric)
         own = headline_score(scores, compared, x.task, x.metric)
         cut = _lower_is_better(headline_score(scores, compared, x.task, metric))
         for name in controls_of(scores, x.model):
-            if (name, x.task) in _measured(scores):
+            if name in measured:
                 score = headline_score(scores, name, x.task, x.metric)
                 losses.append(_loss(original, score, len(score.samples)))
                 rows.append(_lower_is_better(headline_score(scores, name, x.task, metric)))
@@ -131,10 +132,6 @@ def trained_control_is_as_good(scores: Scores, model: str, tasks: Sequence[str])
             if difference_interval([pairs]).low <= 0:
                 return True
     return False if same_shape else None
-
-
-def _measured(scores: Scores) -> set[tuple[str, str]]:
-    return {(score.model, score.task) for score in scores.scores}
 
 
 def _lower_is_better(score: Score) -> Tensor:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ..tasks import TASKS
-from .losses import Loss, informative_losses, is_setting
+from .losses import Loss, is_setting
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def limit_status(x: Loss) -> LimitStatus | None:
 
 def limited_losses(losses: Sequence[Loss]) -> list[Loss]:
     """The informative losses that have a limit, the worst first."""
-    limited = [x for x in informative_losses(losses) if ship_limit(x) is not None]
+    limited = [x for x in losses if not x.uninformative and ship_limit(x) is not None]
     return sorted(limited, key=severity, reverse=True)
 
 

@@ -4,7 +4,6 @@ A loss is positive where the cut is worse. A task on which the original is not s
 chance is uninformative: a cut has nothing to lose there. It enters no mean, rule or verdict.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
@@ -82,11 +81,6 @@ def setting_losses(scores: Scores, model: str) -> list[Loss]:
     """The losses of one model on the single settings of tasks whose main metric is their mean."""
     names = [(task, metric) for task in scores.tasks for metric in setting_metrics(scores, task)]
     return [metric_loss(scores, model, *name) for name in names]
-
-
-def informative_losses(losses: Iterable[Loss]) -> list[Loss]:
-    """Without the tasks on which the original is not significantly above chance."""
-    return [x for x in losses if not x.uninformative]
 
 
 def main_metrics(scores: Scores, task: str) -> list[str]:

@@ -33,7 +33,7 @@ from .limits import (
     severity,
     ship_limit,
 )
-from .losses import Loss, informative_losses, known_chance, setting_losses, task_losses
+from .losses import Loss, known_chance, setting_losses, task_losses
 
 REQUIRED_GROUPS = ("perplexity", "recall")
 """Without an informative task of each group there is not enough evidence."""
@@ -96,7 +96,10 @@ def judge_cut(
         evidence = _Evidence.of(scores, name)
     except StatetrimError as error:
         return Verdict(name, Outcome.UNKNOWN, f"its scores cannot be compared: {error}", [], [])
-    doubts = [*doubts, *source_mismatches(scores, name)]
+    source = recorded_origin(scores, name).get("source")
+    if source is not None and source != scores.lineage.get("original"):
+        other = f"{name} was compared with {scores.baseline}, which it was not cut from"
+        doubts = [*doubts, other]
     same_cut = earlier if earlier and _has_same_weights(scores, name, earlier) else None
     outcome, reason, worst = _decide_outcome(evidence, served, doubts, same_cut)
     facts = [_fact_text(evidence, x) for x in evidence.main]
@@ -136,17 +139,12 @@ def cut_models(scores: Scores) -> list[str]:
     return [name for name in others if name not in controls] or others
 
 
-def source_mismatches(scores: Scores, model: str) -> Iterator[str]:
-    """A sentence if a cut was compared with another model than the one it was cut from."""
-    source = recorded_origin(scores, model).get("source")
-    if source is not None and source != scores.lineage.get("original"):
-        yield f"{model} was compared with {scores.baseline}, which it was not cut from"
-
-
 def cut_warnings(scores: Scores, model: str) -> list[str]:
     """Significant losses of recall, and tasks whose score of guessing is not known."""
     texts, unknown = list[str](), dict[str, None]()
-    for x in informative_losses(task_losses(scores, model)):
+    for x in task_losses(scores, model):
+        if x.uninformative:
+            continue
         score = scores.find(scores.baseline, x.task, x.metric)
         if x.unit.guess == "share" and known_chance(score) is None:
             unknown[x.task] = None

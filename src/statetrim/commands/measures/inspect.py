@@ -14,6 +14,7 @@ from ..arguments import FamilyFile, Json, Model
 from ..command import command
 
 if TYPE_CHECKING:
+    from ...serving.capacity.arithmetic import Fit
     from ...serving.deployment import Deployment
     from ...serving.inspect import ServedShape, StateReport
 
@@ -32,6 +33,7 @@ def inspect(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
+    from ...serving.capacity.compare import default_capacity
     from ...serving.inspect import inspect as run
 
     report = run.run(arguments.open_model(model, family, weights=False), options)
@@ -55,11 +57,13 @@ def inspect(
             terminal.print_text(text)
     if not report.shapes and deployment.everywhere:
         terminal.print_text(f"nearest cut that every engine serves: --to {deployment.everywhere}")
-    if verbose:
-        _show_capacity(deployment)
-        _show_try_first(deployment)
-    else:
-        _show_best_flags(deployment)
+    served = default_capacity(deployment.capacity, cut=False)
+    if served is not None and verbose:
+        _show_capacity(deployment, served.fit)
+        _show_try_first(deployment, served.fit)
+    elif served is not None:
+        _show_best_flags(deployment, served.fit)
+    if not verbose:
         terminal.print_text("commands, hardware, reasons and flags: add --verbose")
 
 
@@ -165,14 +169,11 @@ def _show_engines(deployment: Deployment) -> None:
         terminal.print_command(f"{serving}   {command_comment(engine)}")
 
 
-def _show_capacity(deployment: Deployment) -> None:
-    """Print a row per shape and dtype."""
-    from ...serving.capacity.compare import default_capacity, gain_text
+def _show_capacity(deployment: Deployment, served: Fit) -> None:
+    """Print a row per shape and dtype; the gain is over what is `served` without a cut."""
+    from ...serving.capacity.compare import gain_text
     from ...serving.engines import find_engine
 
-    served = default_capacity(deployment.capacity, cut=False)
-    if served is None:
-        return
     rows, cached = [], []
     for row in deployment.capacity:
         fit = row.fit
@@ -182,7 +183,7 @@ def _show_capacity(deployment: Deployment) -> None:
                 name,
                 f"{fit.states:g} x {bytes_text(fit.state_bytes)}",
                 fit_text(fit.sequences),
-                gain_text(fit, served.fit) if row is not served else "",
+                gain_text(fit, served) if fit is not served else "",
                 bytes_text(fit.transfer_bytes),
             )
         )
@@ -205,37 +206,32 @@ def _show_capacity(deployment: Deployment) -> None:
         "most\nrequests",
     )
     terminal.print_table("Prefix cache, in tokens and bytes", header, cached)
-    text = f"keys and values: {served.fit.token_bytes / 2**10:,.1f} KiB per token"
-    if served.fit.host_bytes:
-        text += f"; checkpoints in host memory: {bytes_text(served.fit.host_bytes)} a slot"
+    text = f"keys and values: {served.token_bytes / 2**10:,.1f} KiB per token"
+    if served.host_bytes:
+        text += f"; checkpoints in host memory: {bytes_text(served.host_bytes)} a slot"
     if flag := find_engine(deployment.engine).requests_flag:
         text += f"; most requests: the largest {flag} that the states allow"
     terminal.print_text(f"{text}; docs/capacity.md explains the columns")
 
 
-def _show_best_flags(deployment: Deployment) -> None:
+def _show_best_flags(deployment: Deployment, served: Fit) -> None:
     """Print the flags that give most without a cut, in a line."""
-    from ...serving.capacity.compare import default_capacity
-
-    served = default_capacity(deployment.capacity, cut=False)
-    if served is None:
-        return
     ranked = sorted(deployment.try_first, key=lambda gain: -gain.fit.sequences)
-    best = [gain for gain in ranked if gain.fit.sequences > served.fit.sequences][:MAX_FLAGS]
+    best = [gain for gain in ranked if gain.fit.sequences > served.sequences][:MAX_FLAGS]
     if best:
         texts = [f"{gain.flag} ({fit_text(gain.fit.sequences)})" for gain in best]
         terminal.print_text(f"try first, without a cut: {'; '.join(texts)}")
 
 
-def _show_try_first(deployment: Deployment) -> None:
-    from ...serving.capacity.compare import default_capacity, gain_text
+def _show_try_first(deployment: Deployment, served: Fit) -> None:
+    from ...serving.capacity.compare import gain_text
 
-    served, rows = default_capacity(deployment.capacity, cut=False), []
-    if served is None or not deployment.try_first:
+    if not deployment.try_first:
         return
+    rows = []
     for gain in deployment.try_first:
         fits = [gain.fit, gain.cut_fit] if gain.cut_fit else [gain.fit]
-        cells = [f"{fit_text(fit.sequences)} ({gain_text(fit, served.fit)})" for fit in fits]
+        cells = [f"{fit_text(fit.sequences)} ({gain_text(fit, served)})" for fit in fits]
         rows.append((gain.flag, *cells, gain.cost))
     with_cut = ("with the cut",) if deployment.try_first[0].cut_fit else ()
     header = ("flag", "sequences", *with_cut, "cost")
