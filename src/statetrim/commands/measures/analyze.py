@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +19,6 @@ from ..command import command
 if TYPE_CHECKING:
     from ...artifacts.analysis import Analysis
     from ...artifacts.sensitivity import LayerCut, Sensitivity
-    from ...selection.allocate import Allocation
     from ...storage.checkpoint import Checkpoint
 
 SHARES = (0.5, 0.25)  # of the bytes, for which --sensitivity proposes widths by layer
@@ -193,7 +190,14 @@ def _run_sensitivity(
             if engine.has_pages:
                 cache = f"As much of {engine.name}'s cache, with its plugin"
                 budget = f"{cache}, as one shape of {share:.0%}"
-            _show_allocation(budget, partial(allocate_for_engine, model, result, share, engine))
+            try:
+                allocation = allocate_for_engine(model, result, share, engine)
+            except StatetrimError:
+                continue  # no widths fit
+            terminal.print_text(
+                f"{budget}, by layer (docs/widths-by-layer.md): --to {allocation}, which would "
+                f"cost {allocation.cost:.3f} (nats and recall), if costs of layers add up"
+            )
     terminal.print_text(f"written to {output}")
 
 
@@ -202,34 +206,18 @@ def _show_sensitivity(sensitivity: Sensitivity) -> None:
 
     rows = []
     for layer in sensitivity.layers:
-        cuts = [sensitivity.find(layer, axis, keep) for axis, keep in sensitivity.variants]
-        rows.append([str(layer), *(_cost_text(sensitivity, cut) for cut in cuts)])
+        rows.append([str(layer)])
+        for axis, keep in sensitivity.variants:
+            cut = sensitivity.find(layer, axis, keep)
+            nll, drop = sensitivity.nll_increase(cut), sensitivity.recall_drop(cut)
+            recall = "" if drop is None else f", {-100 * drop.estimate:+.1f}"
+            rows[-1].append(f"{nll.estimate:+.3f}{recall}")
     columns = [variant_text(sensitivity, variant) for variant in sensitivity.variants]
     title = "Each layer cut alone: NLL, recall lost"
     terminal.print_table(title, ["layer", *columns], rows, left=())
     terminal.print_text(sensitivity.sentence)
     loads = ", ".join(map(str, sensitivity.original.recalled_pair_counts)) or "none"
     terminal.print_text(f"NLL in nats per token; recall in points, mean over {loads} pairs")
-
-
-def _show_allocation(budget: str, find: Callable[[], Allocation]) -> None:
-    """Print the best widths by layer for a budget; nothing if no widths fit."""
-    try:
-        allocation = find()
-    except StatetrimError:
-        return
-    terminal.print_text(
-        f"{budget}, by layer (docs/widths-by-layer.md): --to {allocation}, which would cost "
-        f"{allocation.cost:.3f} (nats and recall), if costs of layers add up"
-    )
-
-
-def _cost_text(sensitivity: Sensitivity, cut: LayerCut) -> str:
-    """Increase of NLL in nats per token and, if it was measured, change of recall in points,
-    negative if lost."""
-    drop = sensitivity.recall_drop(cut)
-    recall = "" if drop is None else f", {-100 * drop.estimate:+.1f}"
-    return f"{sensitivity.nll_increase(cut).estimate:+.3f}{recall}"
 
 
 def _cut_json(sensitivity: Sensitivity, cut: LayerCut) -> dict[str, object]:
