@@ -26,8 +26,6 @@ from .sensitivity import layer_plans
 from .stage import Stage
 from .stages import SENSITIVITY, StageRunner
 
-_WINDOWS = 64  # of text, at most
-
 
 def allocate_by_layer(
     job: Job, measured: Sensitivity, observer: Observer
@@ -93,7 +91,7 @@ def layer_sensitivity(runner: StageRunner, job: Job) -> Stage:
         SensitivityOptions,
         options,
         text=job.slices.choice,
-        windows=min(_WINDOWS, job.shape_tokens // length),
+        windows=min(SensitivityOptions.windows, job.shape_tokens // length),
         length=length,
         layerwise=bool(options.layerwise),
         out=None,

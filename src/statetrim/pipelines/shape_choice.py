@@ -85,7 +85,7 @@ def choose_shape(job: Job, directory: Path, observer: Observer) -> StageRunner:
         runner = runners[name]
         runner.step = "compare"
         cut = _cut_stages(runner)[-1]
-        paths[name] = runner.scores([cut], f"scores-{runner.shape}.json").ensure(observer)
+        paths[name] = runner.scores(cut, f"scores-{runner.shape}.json").ensure(observer)
         scores[name] = Scores.load(paths[name])
         recommendation = recommend(points, scores)
         chosen = str(recommendation.chosen and recommendation.chosen.point)
@@ -265,7 +265,7 @@ def _rounded_scores(
         evaluated=job.slices.choice,
         original=original,
     )
-    return runner.scores([], f"scores-{FLAG_DTYPE}.json", StateStorage(FLAG_DTYPE, piece=1))
+    return runner.scores(None, f"scores-{FLAG_DTYPE}.json", StateStorage(FLAG_DTYPE, piece=1))
 
 
 def points_without_cut(job: Job) -> list[MeasuredShape]:

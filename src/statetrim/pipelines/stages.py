@@ -22,7 +22,7 @@ from ..evaluation.original import OriginalResults
 from ..judging.decision_table import decision_rows
 from ..judging.measured_card import with_measurements
 from ..maths.units import MIB
-from ..options import derive
+from ..options import OptionsFunction, derive
 from ..progress import OnProgress
 from ..recovery.options import RecoverRunOptions
 from ..recovery.recover import recover
@@ -81,7 +81,7 @@ class StageRunner:
         result = self.refitted(pruned) if job.runs_refit else pruned
         result = self.recovered(result) if job.recovery_tokens else result
         final = open_checkpoint(result.ensure(self.observer), job.model.family)
-        measured = [self.scores([result], "scores.json")]
+        measured = [self.scores(result, "scores.json")]
         measured += [self.timings(result)] if job.runs_benchmark else []
         measured += [self.statistics()] if self.calibrated_methods else []
         files = [*[stage.ensure(self.observer) for stage in measured], *self.decided_by]
@@ -108,9 +108,12 @@ class StageRunner:
         """The cut with output projections refitted by least squares; written to `name`. The sums of
         the refit are first collected in NAME-statistics.safetensors."""
         out = self.directory / name
-        statistics = self._refit_statistics(pruned, name)
         if self.job.refits_from_original:
             statistics = self.statistics()
+        else:
+            options = self._calibration(original=self.job.model)
+            file, title = f"{name}-statistics.safetensors", "calibrate for the refit"
+            statistics = self._call("refit", title, file, calibrate, options, pruned)
 
         def make(progress: OnProgress) -> None:
             sums = Statistics.load(statistics.artifact)
@@ -118,19 +121,10 @@ class StageRunner:
 
         return self._stage("refit", "refit", out, make, None, pruned, statistics)
 
-    def _refit_statistics(self, pruned: Stage, name: str) -> Stage:
-        out = self.directory / f"{name}-statistics.safetensors"
-        options = self._calibration(original=self.job.model)
-
-        def make(progress: OnProgress) -> None:
-            calibrate.run(self._open(pruned), replace(options, out=out, progress=progress))
-
-        return self._stage("refit", "calibrate for the refit", out, make, options, pruned)
-
     def recovered(self, pruned: Stage) -> Stage:
         """The cut after LoRA training with distillation from the original; written to
         `recovered`."""
-        job, options, out = self.job, self.job.options, self.directory / "recovered"
+        job, options = self.job, self.job.options
         recovery = RecoverRunOptions(
             teacher=job.model,
             text=job.slices.recovery,
@@ -141,25 +135,15 @@ class StageRunner:
             device=options.device,
             dtype=options.dtype,
             seed=options.seed,
-            out=out,
+            out=self.directory / "recovered",
         )
-
-        def make(progress: OnProgress) -> None:
-            recover.run(self._open(pruned), replace(recovery, progress=progress))
-
-        return self._stage("recover", "recover", out, make, recovery, pruned)
+        return self._call("recover", "recover", "recovered", recover, recovery, pruned)
 
     def timings(self, cut: Stage) -> Stage:
         """The speed of the cut and the original; written to timings.json."""
-        out, job = self.directory / "timings.json", self.job
-        options = derive(
-            BenchmarkOptions, job.options.placement, baseline=job.model, rounds=3, out=out
-        )
-
-        def make(progress: OnProgress) -> None:
-            benchmark.run([self._open(cut)], replace(options, progress=progress))
-
-        return self._stage("benchmark", "benchmark", out, make, options, cut)
+        job = self.job
+        options = derive(BenchmarkOptions, job.options.placement, baseline=job.model, rounds=3)
+        return self._call("benchmark", "benchmark", "timings.json", benchmark, options, cut)
 
     @property
     def calibrated_methods(self) -> Sequence[str]:
@@ -168,12 +152,8 @@ class StageRunner:
 
     def statistics(self) -> Stage:
         """The statistics of the original that the methods need."""
-        out, options = self.directory / STATISTICS, self._calibration(self.calibrated_methods)
-
-        def make(progress: OnProgress) -> None:
-            calibrate.run(self.job.model, replace(options, out=out, progress=progress))
-
-        return self._stage("calibrate", "calibrate", out, make, options)
+        options = self._calibration(self.calibrated_methods)
+        return self._call("calibrate", "calibrate", STATISTICS, calibrate, options)
 
     def _calibration(
         self, methods: Sequence[str] | None = None, original: Checkpoint | None = None
@@ -234,14 +214,12 @@ class StageRunner:
 
         return self._stage("check", "check", out, make, placement, plan, cut)
 
-    def scores(
-        self, cuts: Sequence[Stage], name: str, storage: StateStorage | None = None
-    ) -> Stage:
-        """The scores of the original and `cuts` on the job's tasks, without cuts those of the
+    def scores(self, cut: Stage | None, name: str, storage: StateStorage | None = None) -> Stage:
+        """The scores of the original and `cut` on the job's tasks, without a cut those of the
         original twice; written to `name`. States of all but the first model are stored as `storage`
         says, by default in the dtype of the options. To compare shapes, fewer samples are taken,
         which the evaluation of the result does not use, and no random cuts."""
-        job, options, out = self.job, self.job.options, self.directory / name
+        job, options = self.job, self.job.options
         text = self.evaluated or job.slices.evaluation
         stored = storage or StateStorage(job.state_dtype)
         evaluation = derive(
@@ -253,21 +231,33 @@ class StageRunner:
             state_dtype=stored.dtype,
             state_piece=stored.piece,
             original=self.original,
-            out=out,
         )
         if self.evaluated:
             evaluation = replace(
                 evaluation, limit=job.shape_samples, control=False, recall_seed=CHOICE_SEED
             )
-
-        def make(progress: OnProgress) -> None:
-            models = [self._open(cut) for cut in cuts] or [job.model]
-            evaluate.run(models, replace(evaluation, progress=progress))
-
-        return self._stage("evaluate", "evaluate", out, make, evaluation, *cuts)
+        return self._call("evaluate", "evaluate", name, evaluate, evaluation, cut)
 
     def _open(self, cut: Stage) -> Checkpoint:
         return open_checkpoint(cut.artifact, self.job.model.family)
+
+    def _call(
+        self,
+        step: str,
+        title: str,
+        name: str,
+        function: OptionsFunction[Any, ..., Any, Any],
+        options: Any,
+        cut: Stage | None = None,
+    ) -> Stage:
+        """A stage that calls `function` of `cut`, or of the original, which writes `name`."""
+        out = self.directory / name
+
+        def make(progress: OnProgress) -> None:
+            model = self._open(cut) if cut else self.job.model
+            function.run(model, replace(options, out=out, progress=progress))
+
+        return self._stage(step, title, out, make, options, *([cut] if cut else []))
 
     def _stage(
         self, step: str, title: str, out: Path, make: Make, options: Any, *inputs: Stage
