@@ -5,6 +5,8 @@ at a time, so memory does not grow with the length of a sequence.
 """
 
 import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -21,9 +23,8 @@ from ..options import takes_options
 from ..progress import Advance, counter, progress_reporter
 from ..runtime.corpus import Corpus
 from ..runtime.kernel_hooks import KernelCall, hook_kernels
-from ..runtime.live import LiveModel
 from ..runtime.loading import load_live
-from ..runtime.sequential import LayerWalk
+from ..runtime.sequential import run_hooked
 from ..runtime.states import StateStorage, stored_states, walk_states
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.models import ModelLike, as_checkpoint
@@ -85,9 +86,13 @@ def _analyze_one(
     for layer in model.geometry.layers:
         geometry = model.geometry.for_layer(layer)
         tallies[layer] = _Tally(geometry, model.family, length, every, burn_in, storage)
+
+    def hooks(layers: Sequence[int]) -> AbstractContextManager[None]:
+        return hook_kernels(live, lambda call: tallies[call.layer].add(call), layers=layers)
+
     live = load_live(model, options.placement)
     with stored_states(live, storage):
-        _run(live, data.batches(options.batch_size), tallies, count)
+        run_hooked(live, data.batches(options.batch_size), hooks, list(tallies), count)
     return Analysis(
         {layer: tally.result() for layer, tally in tallies.items()},
         model.geometry,
@@ -105,30 +110,6 @@ def _analyze_one(
             "data": data.lineage,
         },
     )
-
-
-def _run(
-    live: LiveModel, batches: list[Tensor], tallies: "dict[int, _Tally]", count: Advance
-) -> None:
-    """Add all kernel calls to `tallies`: batch by batch through the whole model, or layer by layer
-    through all batches if the weights are on disk."""
-
-    def add(call: KernelCall) -> None:
-        tallies[call.layer].add(call)
-
-    if live.weights is None:
-        with hook_kernels(live, add), torch.inference_mode():
-            for batch in batches:
-                live.hidden_states(batch)
-                count(batch.numel())
-        return
-    walk = LayerWalk(live, batches)
-    for number in walk.layers(max(tallies) + 1):
-        with hook_kernels(live, add, layers=[number] if number in tallies else []):
-            for step, batch in enumerate(batches):
-                walk.run_batch(step)
-                if number == max(tallies):
-                    count(batch.numel())
 
 
 class _Tally:

@@ -5,9 +5,10 @@ the channels that a plan prunes masked. The output projection is fitted on some 
 error measured on others, both from sums, so no activations are kept.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import count
+from itertools import product
 from typing import Any
 
 import torch
@@ -17,12 +18,12 @@ from ..artifacts.decision import Prediction
 from ..artifacts.plan import Plan
 from ..artifacts.statistics import LayerStatistics
 from ..defaults import REFIT_DAMPING
-from ..progress import Advance, OnProgress, counter, ignore_progress
+from ..progress import OnProgress, counter, ignore_progress
 from ..runtime.kernel_hooks import Readout, hook_kernels, without_bias
 from ..runtime.live import LiveModel, MixerCall, hook_mixers
 from ..runtime.loading import load_live
 from ..runtime.placement import Placement
-from ..runtime.sequential import LayerWalk
+from ..runtime.sequential import run_hooked
 from ..statistics.mixture import mix_layer
 from ..statistics.readouts import REFIT_STATISTICS, fit_projection, relative_error
 from ..storage.channel_rows import names_by_layer
@@ -51,25 +52,33 @@ def predict(
     sources = [
         source.batches(batch_size) for source in (*fitted_on.values(), *measured_on.values())
     ]
-    runs = _MaskedRuns(live, plans, sources)
-    if live.weights:  # on disk: layer by layer, with the sums of one layer at a time
-        advance = counter(progress, runs.tokens, "tokens")
-        results = runs.run_layerwise(advance)
-    else:
-        groups = _layer_groups(model, plans, len(sources), max_bytes)
-        advance = counter(progress, len(groups) * runs.tokens, "tokens")
-        results = runs.run_groups(groups, advance)
+    batches = [batch for source in sources for batch in source]
     errors: dict[str, dict[str, dict[int, float]]] = {}
     for name in plans:
-        errors[name] = {source: {} for source in fitted_on}
-    for layers, sums_by_source in results:
-        fit_sums, test_sums = sums_by_source[: len(fitted_on)], sums_by_source[len(fitted_on) :]
-        for name in plans:
-            for layer in layers:
-                weight = _fit_weight([sums[name, layer] for sums in fit_sums], layer)
-                for source, sums in zip(measured_on, test_sums, strict=True):
-                    error = relative_error(weight, sums[name, layer])
-                    errors[name][source][layer] = max(0.0, error)
+        errors[name] = {source: {} for source in measured_on}
+
+    columns = _kept_columns(model, plans)
+
+    @contextmanager
+    def measured(layers: Sequence[int]) -> Iterator[None]:
+        runs = _MaskedRuns(live, plans, columns, sources)
+        with runs.hooks(layers):
+            yield
+        sums = [{key: value.cpu() for key, value in source.items()} for source in runs.sums]
+        fit_sums, test_sums = sums[: len(fitted_on)], sums[len(fitted_on) :]
+        for name, layer in product(plans, layers):
+            weight = _fit_weight([each[name, layer] for each in fit_sums], layer)
+            for source, each in zip(measured_on, test_sums, strict=True):
+                error = relative_error(weight, each[name, layer])
+                errors[name][source][layer] = max(0.0, error)
+
+    groups = [model.geometry.layers]  # with weights on disk: a layer after the other anyway
+    if live.weights is None:
+        groups = _layer_groups(model, plans, len(sources), max_bytes)
+    tokens = len(groups) * sum(batch.numel() for batch in batches)
+    advance = counter(progress, tokens, "tokens")
+    for group in groups:
+        run_hooked(live, batches, measured, group, advance)
     return Prediction(errors)
 
 
@@ -96,61 +105,26 @@ def _layer_groups(
     return [layers[start : start + size] for start in range(0, len(layers), size)]
 
 
-SourceSums = list[dict[tuple[str, int], LayerStatistics]]
-"""For every source: (plan, layer) -> sums."""
-
-
 class _MaskedRuns:
-    """Runs the original on the batches of every source, and each mixer again for every plan."""
+    """Runs each mixer again for every plan, while the original runs on the batches of `sources`,
+    one after the other; `sums` has for every source: (plan, layer) -> sums."""
 
     def __init__(
-        self, live: LiveModel, plans: Mapping[str, Plan], sources: Sequence[Sequence[Tensor]]
+        self,
+        live: LiveModel,
+        plans: Mapping[str, Plan],
+        kept_columns: Mapping[tuple[str, int], Tensor],
+        sources: Sequence[Sequence[Tensor]],
     ) -> None:
-        self.live, self.plans, self.sources = live, plans, sources
-        self.batches = [batch for batches in sources for batch in batches]
-        self.tokens = sum(batch.numel() for batch in self.batches)
-        self._kept_columns = _kept_columns(live.checkpoint, plans)
+        self.live, self.plans, self._kept_columns = live, plans, kept_columns
+        self.sums: list[dict[tuple[str, int], LayerStatistics]] = [{} for _ in sources]
+        self._source_of_batch = [n for n, batches in enumerate(sources) for _ in batches]
+        self._batches_read = Counter[int]()  # by layer
         self._captured: dict[str, Tensor] = {}  # by the hooks, from the mixer call that ran last
         self._is_repeating = False
 
-    def run_groups(
-        self, groups: Sequence[tuple[int, ...]], advance: Advance
-    ) -> Iterator[tuple[tuple[int, ...], SourceSums]]:
-        """Run all data once per group of layers; yield each group with its sums, on the CPU."""
-        for layers in groups:
-            sums_by_source: SourceSums = []
-            for batches in self.sources:
-                sums_by_source.append({})
-                with torch.inference_mode(), self._hooks(layers, sums_by_source[-1]):
-                    for batch in batches:
-                        self.live.hidden_states(batch)
-                        advance(batch.numel())
-            yield layers, _to_cpu(sums_by_source)
-
-    def run_layerwise(self, advance: Advance) -> Iterator[tuple[tuple[int, ...], SourceSums]]:
-        """Run all data once, layer by layer; yield (layer,) with its sums, on the CPU.
-
-        For a layer without a state it yields an empty tuple and no sums.
-        """
-        layers = self.live.checkpoint.geometry.layers
-        walk = LayerWalk(self.live, self.batches)
-        for number in walk.layers(max(layers) + 1):
-            measured = (number,) if number in layers else ()
-            sums_by_source: SourceSums = []
-            steps = count()
-            for batches in self.sources:
-                sums_by_source.append({})
-                with self._hooks(measured, sums_by_source[-1]):
-                    for batch in batches:
-                        walk.run_batch(next(steps))
-                        if number == max(layers):
-                            advance(batch.numel())
-            yield measured, _to_cpu(sums_by_source)
-
     @contextmanager
-    def _hooks(
-        self, layers: tuple[int, ...], sums: dict[tuple[str, int], LayerStatistics]
-    ) -> Iterator[None]:
+    def hooks(self, layers: Sequence[int]) -> Iterator[None]:
         """Within, every mixer call of `layers` is repeated for each plan and added to `sums`."""
 
         def capture_readout(module: nn.Module, args: Any) -> None:
@@ -165,14 +139,16 @@ class _MaskedRuns:
                 stack.callback(projection.register_forward_pre_hook(capture_readout).remove)
                 stack.callback(projection.register_forward_hook(capture_output).remove)
             mixers = {layer: self.live.mixers[layer] for layer in layers}
-            stack.enter_context(hook_mixers(mixers, lambda call: self._run_masked(call, sums)))
+            stack.enter_context(hook_mixers(mixers, self._run_masked))
             yield
 
-    def _run_masked(self, call: MixerCall, sums: dict[tuple[str, int], LayerStatistics]) -> None:
+    def _run_masked(self, call: MixerCall) -> None:
         """Repeat a mixer call with each plan's channels masked, and add up what a refit needs."""
         if self._is_repeating:  # the hook sees repeated calls too
             return
         layer, model = call.layer, self.live.checkpoint
+        sums = self.sums[self._source_of_batch[self._batches_read[layer]]]
+        self._batches_read[layer] += 1
         self._is_repeating, target = True, self._captured["output"]
         for name, plan in self.plans.items():
             kept = {layer: plan.kept_in_layer(layer)}
@@ -197,7 +173,3 @@ def _kept_columns(model: Checkpoint, plans: Mapping[str, Plan]) -> dict[tuple[st
             mask = masks.get(tensor, {}).get(1)
             columns[name, layer] = all_columns if mask is None else all_columns[mask]
     return columns
-
-
-def _to_cpu(sums_by_source: SourceSums) -> SourceSums:
-    return [{key: sums.cpu() for key, sums in source.items()} for source in sums_by_source]

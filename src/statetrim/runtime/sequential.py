@@ -6,7 +6,7 @@ that was killed resumes with the layer it was in.
 """
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from ..progress import Advance
 from ..storage.atomic import move_into_place, scratch_path
 from ..storage.safetensors_file import write_tensors_in_place
 from .live import LiveModel, MixerCall, hook_mixers, output_hidden_states
@@ -79,6 +80,30 @@ def mixer_calls(live: LiveModel, batches: Sequence[Tensor]) -> Iterator[MixerCal
                 walk.run_batch(step)
             yield from calls
             calls.clear()
+
+
+def run_hooked(
+    live: LiveModel,
+    batches: Sequence[Tensor],
+    hooks: Callable[[Sequence[int]], AbstractContextManager[None]],
+    layers: Sequence[int],
+    advance: Advance,
+) -> None:
+    """Run all batches up to the last of `layers` or further, within `hooks` of these layers; if
+    weights are on disk layer by layer, within `hooks` of one layer, or of none, after the other."""
+    if live.weights is None:
+        with hooks(layers), torch.inference_mode():
+            for batch in batches:
+                live.hidden_states(batch)
+                advance(batch.numel())
+        return
+    walk = LayerWalk(live, batches)
+    for number in walk.layers(max(layers) + 1):
+        with hooks([number] if number in layers else []):
+            for step, batch in enumerate(batches):
+                walk.run_batch(step)
+                if number == max(layers):
+                    advance(batch.numel())
 
 
 @contextmanager
