@@ -81,7 +81,7 @@ def test_half_of_the_bytes_by_the_best_of_three(
     assert measured[:2] == list(decision["predicted"])[:2] and chosen in measured
     assert len(measured) == 3 and any("heads" in name for name in measured)
     assert (out / "statetrim" / "refit.json").exists(), "every shape is refitted"
-    ends = {item.end for item in read_seen_texts(small)}
+    ends = {end for _, end in read_seen_texts(small)}
     assert ends == {1024 + 2 * 512}, "calibration, and the text that decided"
     assert not [message for message in caplog.messages if "--skip" in message]
     page = (out / "statetrim" / "report" / "report.md").read_text()

@@ -76,4 +76,4 @@ def test_a_run_tokenizes_each_document_once(
         limit=2, batch_size=2, recover=1024, length=64, control=False,
     )  # fmt: skip
     assert tokenized and len(tokenized) == len({*tokenized})
-    assert 1024 + 1024 + 1024 in [item.source.skip for item in read_seen_texts(small)], "recovery"
+    assert 1024 + 1024 + 1024 in [source.skip for source, _ in read_seen_texts(small)], "recovery"

@@ -135,14 +135,6 @@ class TrimRecord(StepRecord):
     flag_dtype: Literal["bfloat16"] | None = None  # of the state, by a flag of the engine
 
 
-@dataclass(frozen=True)
-class SeenText:
-    """Text that a cut was calibrated or trained on. All tokens before `end` count as seen."""
-
-    source: DataSource
-    end: int
-
-
 def read_origin(model: Checkpoint, original: Checkpoint) -> dict[str, Any] | None:
     """The digest of the model that `model` was cut from ("source"), the names of its "methods",
     whether it was trained after the cut ("recovered"), and its "shape"; None for a model that was
@@ -183,17 +175,18 @@ def vocabulary_size(model: Checkpoint) -> int | None:
     return None
 
 
-def read_seen_texts(model: Checkpoint) -> list[SeenText]:
-    """The texts that a cut was calibrated and trained on; invalid entries are left out."""
+def read_seen_texts(model: Checkpoint) -> list[tuple[DataSource, int]]:
+    """The texts that a cut was calibrated and trained on, with the token before which all count as
+    seen; invalid entries are left out."""
     refit, recover = RefitRecord.of_model(model), RecoverRecord.of_model(model)
     statistics = _plan_fields(model)["lineage"].get("statistics")
     chosen_until = TrimRecord.of_model(model).measured_from
     seen = []
     for source in [*data_sources(statistics), *data_sources(refit.statistics)]:
-        seen.append(SeenText(source, max(chosen_until, source.skip + source.tokens)))
+        seen.append((source, max(chosen_until, source.skip + source.tokens)))
     for source in data_sources({"data": [{**recover.data, "text": recover.text}]}):
-        seen.append(SeenText(source, source.skip + source.tokens))
-    return [item for item in seen if item.source.text is not None]
+        seen.append((source, source.skip + source.tokens))
+    return [(source, end) for source, end in seen if source.text is not None]
 
 
 def _plan_fields(model: Checkpoint) -> dict[str, Any]:

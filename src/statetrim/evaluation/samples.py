@@ -86,10 +86,11 @@ def warn_of_seen_text(
     end = first + text_tokens(limit)
     names, most_seen, path = [], 0, Path(text.text).absolute()  # a file, or a dataset of the hub
     for name, model in models.items():
-        seen = [x for x in read_seen_texts(model) if Path(x.source.text or "").absolute() == path]
-        if any(x.end > first and x.source.skip < end for x in seen):
+        texts = read_seen_texts(model)
+        seen = [(x.skip, stop) for x, stop in texts if Path(x.text or "").absolute() == path]
+        if any(stop > first and start < end for start, stop in seen):
             names.append(name)
-            most_seen = max(most_seen, *(x.end for x in seen))
+            most_seen = max(most_seen, *(stop for _, stop in seen))
     if names:
         logger.warning(
             "warning: %s was calibrated or trained on the start of %s; to measure on new text, use "

@@ -67,13 +67,12 @@ def refit(
     model: PrunedModel, options: RefitOptions, family: FamilyFile = None, as_json: Json = False
 ) -> None:
     from ...artifacts.steps import RefitRecord
-    from ...storage.output import ARTIFACTS
     from ...surgery.refit import refit as run
     from ..progress import run_with_progress
 
     opened = arguments.open_model(model, family)
     fitted = run_with_progress(run, opened, options)
-    layers = RefitRecord.load(fitted.path / ARTIFACTS / "refit.json").layers
+    layers = RefitRecord.of_model(fitted).layers
     if as_json:
         terminal.print_json({"output": str(options.out), "layers": layers})
         return

@@ -52,9 +52,8 @@ def show_recovery(recovered: Checkpoint, output: str, *, as_json: bool) -> None:
     from statistics import mean
 
     from ...artifacts.steps import RecoverRecord
-    from ...storage.output import ARTIFACTS
 
-    record = RecoverRecord.load(recovered.path / ARTIFACTS / "recover.json")
+    record = RecoverRecord.of_model(recovered)
     curve: Any = record.curve
     if as_json:
         terminal.print_json({"output": output, "coverage": record.coverage, "curve": curve})

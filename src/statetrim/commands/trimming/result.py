@@ -9,7 +9,7 @@ from ...artifacts.scores import Scores
 from ...artifacts.steps import TrimRecord
 from ...judging.decision_table import CAPTION, HEADER, decision_rows, needs_text
 from ...pipelines.job import Job
-from ...pipelines.stages import DECISION, RECORD
+from ...reporting.findings import read_findings
 from ...serving.capacity.compare import known_capacities, memory_lines
 from ...serving.deployment import ship_verdict, steps_after_trim
 from ...serving.matrix import ServedBy
@@ -25,13 +25,10 @@ def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_js
     """Print the scores, checks, sizes, commands and verdict of a finished trim."""
     if not observer.started:
         terminal.note(f"{cut.path} is already complete; nothing was run")
-    artifacts = cut.path / ARTIFACTS
-    path, scores = artifacts / RECORD, Scores.load(artifacts / "scores.json")
-    has_decision = (artifacts / DECISION).exists()
-    decision = Decision.load(artifacts / DECISION) if has_decision else None
-    compared = decision.load_scores(artifacts) if decision else {}
-    chosen_by = compared.get(str(decision.chosen)) if decision else None
-    verdict = ship_verdict(scores, scores.models[1], cut, earlier=chosen_by)
+    artifacts, findings = cut.path / ARTIFACTS, read_findings(cut)
+    scores, record = findings.scores, findings.trim
+    assert scores is not None and record is not None  # of every result of trim
+    verdict = ship_verdict(scores, scores.models[1], cut, earlier=findings.chosen_by)
     serving = job.options.counted_in
     if as_json:
         capacity = known_capacities(job.model, cut.geometry, serving)
@@ -42,13 +39,12 @@ def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_js
             "state_share": state_share(job, cut.geometry),
             "capacity": [asdict(row) for row in capacity],
         }
-        terminal.print_json(results | TrimRecord.read_fields(path))
+        terminal.print_json(results | TrimRecord.read_fields(artifacts / "trim.json"))
         return
-    if decision:
-        show_decision(decision, compared, serving.counted)
+    if findings.decision:
+        show_decision(findings.decision, findings.compared_scores, serving.counted)
     show_scores(scores, [], str(artifacts / "scores.json"), as_json=False)
-    record, state_storage = TrimRecord.load(path), scores.lineage.get("state")
-    checks = record.checks
+    checks, state_storage = record.checks, scores.lineage.get("state")
     if state_storage:
         terminal.print_text(f"the cut was measured with states in {state_storage['dtype']}")
     for sentence in (
