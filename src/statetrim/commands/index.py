@@ -47,7 +47,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Write one page that shows what was cut, what it saves and what it costs.",
     ),
     "recipe": (
-        "recipe",
+        "trimming.trim",
         "Print the options that produced a result, as a recipe for trim --recipe.",
     ),
     "doctor": (

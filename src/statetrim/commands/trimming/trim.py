@@ -1,4 +1,4 @@
-"""statetrim trim"""
+"""statetrim trim, statetrim recipe"""
 
 from pathlib import Path
 from typing import Annotated
@@ -74,3 +74,11 @@ def trim(
             show_no_cut(answer, job, as_json=as_json)
             return
         show_trimmed(cut, job, observer, as_json=as_json)
+
+
+def recipe(
+    result: Annotated[Path, typer.Argument(help="Output directory of trim.")],
+) -> None:
+    from ...pipelines.recipe import recipe_of_result, recipe_text
+
+    print(recipe_text(recipe_of_result(result), str(result)), end="")
