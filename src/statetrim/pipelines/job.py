@@ -297,8 +297,9 @@ def _first_dtype(options: TrimOptions, goal: Goal) -> str:
 
 
 def has_dtype_lever(options: TrimOptions, goal: Goal) -> bool:
-    """Whether a flag of the engine stores the state in fewer bytes, and the options allow it."""
-    return options.compares_16_bit_state and goal.has_dtype_lever
+    """Whether a flag of the engine stores the state in fewer bytes, and the options do not say the
+    dtype, so that the original with it is compared with the cuts."""
+    return options.state_dtype is None and goal.has_dtype_lever
 
 
 def _shape_tokens(options: TrimOptions) -> int:

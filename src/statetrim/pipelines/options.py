@@ -126,15 +126,6 @@ class TrimOptions(CacheOptions, Devices):
         return find_engine(self.for_)
 
     @property
-    def compares_16_bit_state(self) -> bool:
-        """Whether the original with a 16-bit state is compared with the cuts, if it is smaller than
-        with the default of the engine: for a goal in an engine that offers it, unless the options
-        say the dtype."""
-        is_offered = bool(self.engine.state_dtype_flag)
-        is_fixed = self.for_ is None or self.state_dtype is not None
-        return self.request.is_goal and is_offered and not is_fixed
-
-    @property
     def counted_in(self) -> ServingOptions:
         """How the sequences of a cut are counted: in the engine of `for_`, or in the default."""
         return self.in_engine(self.engine)
