@@ -37,12 +37,8 @@ class Experiment:
         self.batches = [*self.text]
         for pairs in loads:
             self.recall[pairs] = associations(vocabulary, pairs, rows)
-            self.batches += self.split(self.recall[pairs][0])
+            self.batches += torch.split(self.recall[pairs][0], batch_size)
         self.original = FinalHiddenStates(live, self.batches)
-
-    def split(self, ids: Tensor) -> list[Tensor]:
-        """Batches of ids [rows, time]."""
-        return list(torch.split(ids, self.batch_size))
 
     def all_samples(
         self,
@@ -85,7 +81,7 @@ class Experiment:
         number = len(self.text)
         for pairs, (ids, positions) in self.recall.items():
             shares[pairs] = []
-            for batch_ids in self.split(ids):
+            for batch_ids in torch.split(ids, self.batch_size):
                 logits = reading.logits_at(number)(positions)
                 shares[pairs] += recalled_share(batch_ids, positions, logits).tolist()
                 number += 1

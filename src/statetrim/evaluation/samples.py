@@ -62,7 +62,8 @@ def prepare_samples(
             ids = None
             if TASKS[name].reads_text:
                 assert text is not None
-                ids = text.read(tokens=text_tokens(limit), length=TEXT_LENGTH, skip=skip).ids
+                tokens = (limit or DEFAULT_SAMPLES) * TEXT_LENGTH
+                ids = text.read(tokens=tokens, length=TEXT_LENGTH, skip=skip).ids
                 digest = hashlib.sha256(ids.numpy().tobytes()).hexdigest()
             result.append(Samples(name, TASKS[name].group, digest, ids))
         for task, in_lm_eval in loaded.get(name, {}).items():
@@ -72,18 +73,13 @@ def prepare_samples(
     return result
 
 
-def text_tokens(limit: int | None) -> int:
-    """How many tokens of a text are evaluated."""
-    return (limit or DEFAULT_SAMPLES) * TEXT_LENGTH
-
-
 def warn_of_seen_text(
     models: Mapping[str, Checkpoint], text: Corpus, skip: int, limit: int | None
 ) -> None:
     """Log which models have seen some of the evaluated text, by the path and range in their
     records, and how many tokens to skip."""
     first = text.start + skip
-    end = first + text_tokens(limit)
+    end = first + (limit or DEFAULT_SAMPLES) * TEXT_LENGTH
     names, most_seen, path = [], 0, Path(text.text).absolute()  # a file, or a dataset of the hub
     for name, model in models.items():
         texts = read_seen_texts(model)

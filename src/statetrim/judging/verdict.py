@@ -6,10 +6,10 @@ of its own, so adding tasks, settings or samples cannot average a loss away.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..artifacts.scores import Scores
 from ..errors import StatetrimError
@@ -60,9 +60,6 @@ class Verdict:
     facts: Sequence[str]  # losses of the cut and of random cuts, the worst first
     warnings: Sequence[str]
     worst: str = ""  # the group of the loss that decides against it
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def judge_cut(

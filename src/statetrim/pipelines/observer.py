@@ -1,12 +1,17 @@
 """Callbacks of a run of several stages."""
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
-from ..progress import OnProgress, ShowProgress, ignore_progress, progress_reporter
+from ..progress import OnProgress, ShowProgress, progress_reporter
 
 
+@dataclass(eq=False)
 class Observer:
-    """Ignores every event; the command line has a subclass that writes to the terminal."""
+    """Ignores every event, and shows the progress of long stages: to a function, as a bar (True),
+    or not (False). The command line has a subclass that writes to the terminal."""
+
+    show_progress: ShowProgress = False
 
     def on_step(self, step: str) -> None:
         """The next stages belong to this step."""
@@ -22,14 +27,4 @@ class Observer:
 
     def progress(self, label: str) -> AbstractContextManager[OnProgress]:
         """A context manager that yields the function to which a long stage reports progress."""
-        return nullcontext(ignore_progress)
-
-
-class ProgressObserver(Observer):
-    """Shows the progress of long stages: to a function, as a bar (True), or not (False)."""
-
-    def __init__(self, show_progress: ShowProgress) -> None:
-        self.show_progress = show_progress
-
-    def progress(self, label: str) -> AbstractContextManager[OnProgress]:
         return progress_reporter(self.show_progress, label)

@@ -22,7 +22,7 @@ from ..storage.output import (
 )
 from ..storage.space import check_writable
 from .job import EVAL_LENGTH, LAYERWISE, Job, recipe_record
-from .observer import Observer, ProgressObserver
+from .observer import Observer
 from .options import TrimRunOptions
 from .shape_choice import choose_shape
 from .stage import LEDGER
@@ -48,7 +48,7 @@ def trim(model: ModelLike, options: TrimRunOptions) -> Checkpoint:
     `progress`.
     """
     job = Job.from_options(as_checkpoint(model), options)
-    return run(job, options.out, options.watch or ProgressObserver(options.progress))
+    return run(job, options.out, options.watch or Observer(options.progress))
 
 
 def is_finished(job: Job, out: str | Path) -> bool:

@@ -9,7 +9,6 @@ import torch
 
 from ..artifacts.analysis import BINS, BINS_PER_DECADE, LOWEST_DECADE, Analysis
 from ..artifacts.memory import Memory
-from ..errors import StatetrimError
 from ..maths.formatting import evenly_spaced, percent_text
 from ..reporting import charts
 from .charts import ORIGINAL, Point, Series, Sheet, sheet
@@ -52,17 +51,8 @@ def utilization_curves(analyses: Mapping[str, Analysis]) -> Sheet:
 
 
 def spectra(analyses: Mapping[str, Analysis], layer: int, head: int) -> Sheet:
-    """Singular values of one head's state: mean of each, and histogram over tokens.
-
-    Raises StatetrimError if an analysis lacks the layer or the head.
-    """
-    for label, analysis in analyses.items():
-        heads = analysis.geometry.num_v_heads
-        if layer not in analysis.layers or not 0 <= head < heads:
-            raise StatetrimError(
-                f"{label} has no layer {layer} with a head {head}; its linear layers are "
-                f"{', '.join(map(str, analysis.layers))[:80]}, each with heads 0 to {heads - 1}"
-            )
+    """Singular values of one head's state: mean of each, and histogram over tokens; every analysis
+    has the layer and the head."""
     bin_centres = 10 ** ((torch.arange(BINS) + 0.5) / BINS_PER_DECADE + LOWEST_DECADE)
     ordered, pooled = [], []
     for label, analysis, style in _with_styles(analyses):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -93,7 +93,7 @@ def show_scores(
             }
             for loss in losses
         ]
-        ship = [verdict.as_json() for verdict in ship_verdicts]
+        ship = [asdict(verdict) for verdict in ship_verdicts]
         extra = {"verdicts": verdicts, "ship": ship, "output": output}
         terminal.print_json(scores.as_json(samples=False) | extra)
         return

@@ -35,7 +35,7 @@ def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_js
         results: dict[str, Any] = {
             "output": str(cut.path),
             "scores": scores.as_json(samples=False),
-            "ship": verdict.as_json(),
+            "ship": asdict(verdict),
             "state_share": state_share(job, cut.geometry),
             "capacity": [asdict(row) for row in capacity],
         }
