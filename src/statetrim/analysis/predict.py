@@ -7,19 +7,18 @@ error measured on others, both from sums, so no activations are kept.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import product
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..artifacts.decision import Prediction
 from ..artifacts.plan import Plan
 from ..artifacts.statistics import LayerStatistics
 from ..defaults import REFIT_DAMPING
 from ..progress import OnProgress, counter, ignore_progress
-from ..runtime.kernel_hooks import Readout, hook_kernels, without_bias
+from ..runtime.kernel_hooks import Readout, hook_kernels
 from ..runtime.live import LiveModel, MixerCall, hook_mixers
 from ..runtime.loading import load_live
 from ..runtime.placement import Placement
@@ -120,27 +119,21 @@ class _MaskedRuns:
         self.sums: list[dict[tuple[str, int], LayerStatistics]] = [{} for _ in sources]
         self._source_of_batch = [n for n, batches in enumerate(sources) for _ in batches]
         self._batches_read = Counter[int]()  # by layer
-        self._captured: dict[str, Tensor] = {}  # by the hooks, from the mixer call that ran last
+        self._readout: Readout  # of the mixer call that ran last
         self._is_repeating = False
 
     @contextmanager
     def hooks(self, layers: Sequence[int]) -> Iterator[None]:
         """Within, every mixer call of `layers` is repeated for each plan and added to `sums`."""
-
-        def capture_readout(module: nn.Module, args: Any) -> None:
-            self._captured["values"] = args[0]
-
-        def capture_output(module: nn.Module, args: Any, output: Tensor) -> None:
-            self._captured["output"] = without_bias(module, output)
-
-        with ExitStack() as stack:
-            for layer in layers:
-                projection = self.live.output_projections[layer]
-                stack.callback(projection.register_forward_pre_hook(capture_readout).remove)
-                stack.callback(projection.register_forward_hook(capture_output).remove)
-            mixers = {layer: self.live.mixers[layer] for layer in layers}
-            stack.enter_context(hook_mixers(mixers, self._run_masked))
+        mixers = {layer: self.live.mixers[layer] for layer in layers}
+        with (
+            hook_kernels(self.live, lambda call: None, on_readout=self._keep, layers=layers),
+            hook_mixers(mixers, self._run_masked),
+        ):
             yield
+
+    def _keep(self, readout: Readout) -> None:
+        self._readout = readout
 
     def _run_masked(self, call: MixerCall) -> None:
         """Repeat a mixer call with each plan's channels masked, and add up what a refit needs."""
@@ -149,12 +142,12 @@ class _MaskedRuns:
         layer, model = call.layer, self.live.checkpoint
         sums = self.sums[self._source_of_batch[self._batches_read[layer]]]
         self._batches_read[layer] += 1
-        self._is_repeating, target = True, self._captured["output"]
+        self._is_repeating, target = True, self._readout.output
         for name, plan in self.plans.items():
             kept = {layer: plan.kept_in_layer(layer)}
             with hook_kernels(self.live, lambda call: None, kept=kept, layers=[layer]):
                 call.repeat(self.live.mixers[layer])
-            values = self._captured["values"]
+            values = self._readout.values
             columns = self._kept_columns[name, layer].to(values.device)
             readout = Readout(layer, values[..., columns], target)
             new = {each.name: each.measure(readout, model) for each in REFIT_STATISTICS}
