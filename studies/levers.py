@@ -211,9 +211,10 @@ def run() -> None:
     predicted = {"predicted": [name for name in measurement.plans if "=" not in name]}
     if not results.has(case | predicted):
         results.add(case | predicted | {"costs": measurement.predicted()})
-    costs = next(
-        row["costs"] for row in results.rows if case.items() <= row.items() and "costs" in row
-    )
+    costs: dict[str, float] = {}
+    for row in results.rows:
+        if case.items() <= row.items():
+            costs |= row.get("costs", {})
     cases = [
         case | {"cut": name, "dtype": dtype}
         for name, dtype in dict.fromkeys([*decisive(candidates.goals, costs), *candidates.cuts])

@@ -24,6 +24,9 @@ CASES = {
     "none within: the nearest, on its worst task": (
         [("64x32", 20.0, 4.0), ("48x40", 10.0, 6.0), ("32x32", 25.0, 9.0)], "48x40",
     ),
+    "none within: the other task counts too": (
+        [("64x32", 50.0, 65.0), ("48x40", 23.0, 68.0)], "48x40",
+    ),
     "one alone": ([("64x32", 50.0, 50.0)], "64x32"),
 }  # fmt: skip
 

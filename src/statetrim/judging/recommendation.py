@@ -20,7 +20,7 @@ class JudgedCut:
     point: MeasuredShape
     share: float  # of the bytes of the original's state
     limit_status: LimitStatus
-    severity: float  # the worst ratio of a loss to its limit
+    severity: float  # the worst ratio of a loss to its limit in each group of tasks, added up
     losses: Sequence[Loss]  # of informative tasks, the worst first
 
     @property
@@ -53,7 +53,7 @@ class Recommendation:
 
 def recommend(points: Sequence[MeasuredShape], scores: Mapping[str, Scores]) -> Recommendation:
     """Choose the smallest state within the limits of the verdict, of equal sizes the one that loses
-    least; if none is within the limits, the one that comes nearest.
+    least; if none is within the limits, the one that comes nearest to them in sum.
 
     `scores` are by shape, of the original and of the cut, in this order. The original is the first
     point without a method; another is the original with fewer bits per number, which is compared
@@ -84,8 +84,10 @@ def judge_point(original: MeasuredShape, point: MeasuredShape, scores: Scores) -
     cut = scores.models[-1]
     losses = limited_losses([*task_losses(scores, cut), *setting_losses(scores, cut)])
     share = point.state_bytes / original.state_bytes
-    largest = severity(losses[0]) if losses else 0.0
-    return JudgedCut(point, share, _status_of_losses(losses), largest, losses)
+    worst: dict[str, float] = {}
+    for x in losses:  # the worst first
+        worst.setdefault(x.group, max(severity(x), 0.0))
+    return JudgedCut(point, share, _status_of_losses(losses), sum(worst.values()), losses)
 
 
 def _status_of_losses(losses: Sequence[Loss]) -> LimitStatus:
