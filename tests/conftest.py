@@ -19,11 +19,12 @@ import statetrim as st  # noqa: E402
 from helpers import tiny  # noqa: E402
 from helpers.forker import Forker, exclude_from_collection, modules  # noqa: E402
 from helpers.fresh_install import fresh  # noqa: E402, F401
+from helpers.tiny import Load  # noqa: E402
 from helpers.untrusted import little_memory, scratch, sound  # noqa: E402, F401
 
 
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Load:
     """`checkpoint("qwen3_next")` is the directory of a tiny random model of that type."""
     root = tmp_path_factory.mktemp("tiny")
 
@@ -36,7 +37,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 @pytest.fixture(scope="session")
 def pair(
-    checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+    checkpoint: Load, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., tuple[st.Checkpoint, st.Checkpoint]]:
     """`pair("qwen3_next")` is a tiny model and its cut, named so; only to be read."""
     root = tmp_path_factory.mktemp("pairs")

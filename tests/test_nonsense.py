@@ -56,10 +56,7 @@ def check_message(arguments: list[str], text: str = "") -> None:
     assert code == 2 and text in err and err.count("statetrim: ") == 1 and "Traceback" not in err
 
 
-@pytest.mark.parametrize(
-    ("name", "more", "message"),
-    load_cases("values"),
-)
+@pytest.mark.parametrize(("name", "more", "message"), load_cases("values"))
 def test_a_value_that_means_nothing(name: str, more: str, message: str, folder: Path) -> None:
     assert_refused(command(name, folder, more), message)
 

@@ -4,7 +4,6 @@ helpers/typed_script.py."""
 import inspect
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -12,12 +11,11 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 import statetrim as st
+from helpers.tiny import Load
 from statetrim.artifacts.decision import MeasuredShape
 from statetrim.artifacts.plan import AxisPlan
 from statetrim.cut.shape import Shape
 from statetrim.options import OptionsFunction
-
-Load = Callable[[str], Path]
 
 MODELS = {"model", "models", "small", "student", "original", "teacher", "baseline"}
 """Names of parameters that take models."""

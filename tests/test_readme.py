@@ -48,10 +48,7 @@ def tiny_version(command: str) -> str:
         ("--tokens 32k", "--tokens 1k"),
         ("--tokens 16k --length 512", "--tokens 1k --length 256"),
         ("tokens=32768", "tokens=1024"),
-        (
-            'tokens="64k", out=',
-            "tokens=1024, length=64, limit=2, control=False, out=",
-        ),
+        ('tokens="64k", out=', "tokens=1024, length=64, limit=2, control=False, out="),
         ("--tokens 64m", "--tokens 1k"),
     ):
         command = command.replace(original, replacement)
@@ -60,8 +57,7 @@ def tiny_version(command: str) -> str:
 
 
 def test_the_package_index_gets_no_link_that_leads_nowhere(
-    tmp_path: Path,
-    fresh: FreshEnvironment,
+    tmp_path: Path, fresh: FreshEnvironment
 ) -> None:
     """The package index shows the wheel's description without the repository: no relative links."""
     read = "from importlib.metadata import metadata; print(metadata('statetrim').get_payload())"
@@ -76,12 +72,7 @@ def test_the_package_index_gets_no_link_that_leads_nowhere(
 
 @pytest.mark.timeout(1800)  # some twenty commands
 @pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
-def test_the_page_runs(
-    page: str,
-    checkpoint: Any,
-    tmp_path: Path,
-    fresh: FreshEnvironment,
-) -> None:
+def test_the_page_runs(page: str, checkpoint: Any, tmp_path: Path, fresh: FreshEnvironment) -> None:
     shutil.copytree(checkpoint("qwen3_5_text"), tmp_path / "MODEL")
     tiny.write_text(tmp_path / "text.jsonl", 2**16)
     tiny.write_text(tmp_path / "test.jsonl", 2**16 + 2**10, seed=1)
@@ -145,8 +136,7 @@ def test_the_demos_next_commands_run_as_printed(tmp_path: Path, fresh: FreshEnvi
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_quickstart_runs_as_written_on_the_demo_model(
-    tmp_path: Path,
-    fresh: FreshEnvironment,
+    tmp_path: Path, fresh: FreshEnvironment
 ) -> None:
     page_commands = commands("docs/quickstart.md", "statetrim ")
     assert page_commands[:2] == ["statetrim doctor", "statetrim demo"]

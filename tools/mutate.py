@@ -48,7 +48,7 @@ CORE = tuple(
 """Files that compute what users decide by, or that keep errors from them."""
 LONG = (
     "test_add_an_engine.py", "test_determinism.py", "test_devices.py", "test_llamacpp_codec.py",
-    "test_missing_modules.py", "test_push.py", "test_uneven.py", "test_untrusted_files.py",
+    "test_existing_files.py", "test_push.py", "test_uneven.py", "test_untrusted_files.py",
     "test_untrusted_headers.py",
 )  # fmt: skip
 """Files of tests that take many seconds, mostly in other processes; they do not run."""

@@ -1,12 +1,8 @@
 """The analysis against states computed token by token in float64, for every runnable family."""
 
-import functools
 import hashlib
-import inspect
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +13,12 @@ from torch import Tensor
 
 import statetrim as st
 from helpers.forker import Forker
+from helpers.masking import recorded_calls
 from helpers.recurrences import step_by_step
 from statetrim.artifacts.analysis import BINS, Analysis
 from statetrim.families import families
 from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.kernel_hooks import KernelCall, hook_kernels
-from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
 from statetrim.runtime.states import walk_states
 
@@ -40,35 +36,10 @@ LINEAR_LAYERS = {  # of the hybrids; the others are softmax attention or feed-fo
     "nemotron_h": (0, 3),
     "zamba2": (0, 1, 2, 3),  # the second and fourth have softmax attention too
 }
-KERNELS = {
-    "delta_net": "chunk_delta_rule",
-    "gated_deltanet": "chunk_gated_delta_rule",
-    "kda": "chunk_kda",
-    **dict.fromkeys(GATED, "torch_chunk_gated_delta_rule"),
-    **dict.fromkeys(MAMBA, "mamba2_chunk_scan"),
-}
 LENGTH, BURN_IN, EVERY = 280, 128, 16  # more than one block, and a last chunk that is not full
 SETTINGS: dict[str, Any] = {
     "tokens": 2 * LENGTH, "length": LENGTH, "batch_size": 2, "burn_in": BURN_IN, "every": EVERY,
 }  # fmt: skip
-
-
-@contextmanager
-def recorded(live: LiveModel) -> Iterator[list[dict[str, Any]]]:
-    """The arguments of every kernel call, in layer order, recorded without the package's hooks."""
-    module = sys.modules[type(next(iter(live.mixers.values()))).__module__]
-    name = KERNELS[live.checkpoint.config["model_type"]]
-    kernel, calls = getattr(module, name), list[dict[str, Any]]()
-    signature = inspect.signature(kernel)
-
-    @functools.wraps(kernel)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        calls.append(dict(signature.bind(*args, **kwargs).arguments))
-        return kernel(*args, **kwargs)
-
-    setattr(module, name, call)
-    yield calls
-    setattr(module, name, kernel)
 
 
 def oracle(model_type: str, arguments: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
@@ -102,11 +73,12 @@ def test_states_and_spectra_equal_the_step_by_step_oracle(
     assert analysis.positions.tolist() == positions
 
     live, hooked = load_live(model), list[KernelCall]()
-    with torch.inference_mode(), recorded(live) as calls, hook_kernels(live, hooked.append):
+    code = sys.modules[type(next(iter(live.mixers.values()))).__module__]
+    with torch.inference_mode(), recorded_calls(code) as calls, hook_kernels(live, hooked.append):
         live.module(input_ids=token_ids(model, text), use_cache=False)
     assert len(calls) == len(hooked) == len(geometry.layers)
 
-    for arguments, call in zip(calls, hooked, strict=True):
+    for (_, arguments), call in zip(calls, hooked, strict=True):
         layer = analysis.layers[call.layer]
         queries, keys, states = oracle(model_type, arguments)
         size = states.abs().amax((1, 3, 4))  # of each head in each sequence

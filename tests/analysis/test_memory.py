@@ -1,6 +1,6 @@
 """Layers that forget equal a naive recurrence that is emptied by hand, and attention to oneself."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from torch.nn import functional
 import statetrim as st
 from helpers.recurrences import step_by_step
 from helpers.refusal import run
+from helpers.tiny import Load
 from statetrim.artifacts.memory import Forgetting, Memory
 from statetrim.artifacts.samples import Samples
 from statetrim.runtime.corpus import Corpus
@@ -42,7 +43,7 @@ def naive_delta_rule(call: KernelCall, every: int) -> Tensor:
 @pytest.mark.parametrize("every", [1, 5, 16])
 @pytest.mark.parametrize("model_type", ["delta_net", "gated_deltanet", "qwen3_5_text"])
 def test_an_emptied_state_is_that_of_the_naive_recurrence(
-    checkpoint: Callable[[str], Path], model_type: str, every: int
+    checkpoint: Load, model_type: str, every: int
 ) -> None:
     live = load_live(st.open(checkpoint(model_type)))
     ids, calls = live.random_ids(2, 33), list[KernelCall]()
@@ -58,7 +59,7 @@ def test_an_emptied_state_is_that_of_the_naive_recurrence(
 
 @pytest.mark.parametrize("model_type", ["mamba2", "kimi_linear", "nemotron_h"])
 def test_an_emptied_state_is_that_of_separate_kernel_calls(
-    checkpoint: Callable[[str], Path], model_type: str, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Load, model_type: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = load_live(st.open(checkpoint(model_type)))
     ids, layer = live.random_ids(2, 40), live.checkpoint.geometry.layers[0]
@@ -100,7 +101,7 @@ def token_nll(live: LiveModel, ids: Tensor) -> Tensor:
     return functional.cross_entropy(logits.mT, ids[:, 1:].long(), reduction="none")
 
 
-def test_layers_of_a_hybrid(checkpoint: Callable[[str], Path], text: Path) -> None:
+def test_layers_of_a_hybrid(checkpoint: Load, text: Path) -> None:
     model = st.open(checkpoint("qwen3_5_text"))  # linear, softmax, linear, softmax
     memory = st.analyze_memory(model, text, **OPTIONS)
     by_name = {str(forgetting): forgetting for forgetting in memory.forgetting}
@@ -130,9 +131,7 @@ def test_layers_of_a_hybrid(checkpoint: Callable[[str], Path], text: Path) -> No
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_5_text", "nemotron_h"])
-def test_from_disk_it_is_the_same(
-    checkpoint: Callable[[str], Path], model_type: str, text: Path
-) -> None:
+def test_from_disk_it_is_the_same(checkpoint: Load, model_type: str, text: Path) -> None:
     model = st.open(checkpoint(model_type))
     in_memory = st.analyze_memory(model, text, **OPTIONS)
     assert any(forgetting.kind == "KV cache" for forgetting in in_memory.forgetting)
@@ -165,7 +164,7 @@ def test_the_sentence_says_where_recall_is_and_how_far_states_reach() -> None:
 
 
 def test_the_command_refuses_options_that_it_does_not_use(
-    checkpoint: Callable[[str], Path], text: Path, tmp_path: Path
+    checkpoint: Load, text: Path, tmp_path: Path
 ) -> None:
     arguments = ["analyze", str(checkpoint("delta_net")), "--memory", "--text", str(text), "-o",
                  str(tmp_path / "memory.json")]  # fmt: skip

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 import yaml
 
 import statetrim as st
+from helpers.tiny import Load
 from statetrim.artifacts.card.model_card import model_card, recovered_card, refitted_card
 from statetrim.artifacts.scores import Score
 from statetrim.judging.measured_card import with_measurements
@@ -29,7 +29,7 @@ RECORD = {
 
 
 @pytest.fixture(scope="module")
-def model(checkpoint: Callable[[str], Path]) -> st.Checkpoint:
+def model(checkpoint: Load) -> st.Checkpoint:
     return st.open(checkpoint("qwen3_5_text"))
 
 

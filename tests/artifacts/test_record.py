@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +11,7 @@ import pytest
 
 import statetrim as st
 from helpers.quantized import FORMATS, quantize_checkpoint
+from helpers.tiny import Load
 from statetrim.artifacts.record import Artifact
 from statetrim.artifacts.steps import read_origin
 from statetrim.artifacts.timings import Timing
@@ -92,9 +93,7 @@ def test_the_file_is_checked_before_its_fields(path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("to", ["6x100%", "2heads"])
-def test_a_random_cut_is_known_by_its_method(
-    to: str, checkpoint: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_a_random_cut_is_known_by_its_method(to: str, checkpoint: Load, tmp_path: Path) -> None:
     model = st.open(checkpoint("qwen3_5_text"))
     plan = st.select(model, "rand", to)
     cut = st.prune(model, plan, tmp_path / "cut")
@@ -104,7 +103,7 @@ def test_a_random_cut_is_known_by_its_method(
 
 
 def test_a_quantised_release_cut_by_the_plan_of_its_16_bit_model_is_the_source(
-    checkpoint: Callable[[str], Path], tmp_path: Path
+    checkpoint: Load, tmp_path: Path
 ) -> None:
     model = st.open(checkpoint("qwen3_5_text"))
     plan = st.select(model, to="6x100%", method="rand")

@@ -41,11 +41,7 @@ for layer in ("1", "3", "999999"):
     change = keys(lambda kept, n=layer: kept.update({n: kept["0"]}))
     add(f"plan has layer {layer} too", change, "differ in their")
 add("plan lacks a head", keys(lambda kept: kept["0"].pop()), "2 heads of 8")
-add(
-    "plan has a head too many",
-    keys(lambda kept: kept["0"].append(kept["0"][0])),
-    "2 heads of 8",
-)
+add("plan has a head too many", keys(lambda kept: kept["0"].append(kept["0"][0])), "2 heads of 8")
 add(
     "plan keeps all",
     keys(lambda kept: kept.update({n: [list(range(12))] * 2 for n in ("0", "2")})),

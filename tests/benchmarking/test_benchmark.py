@@ -1,7 +1,6 @@
 """Timings: what is measured and how models are compared."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 import torch
 
 import statetrim as st
+from helpers.tiny import Load
 from statetrim.benchmarking import stopwatch
 from statetrim.benchmarking.benchmark import DECODE_CYCLE
 from statetrim.benchmarking.stopwatch import RoundTimes, time_in_turns
@@ -49,9 +49,7 @@ def test_sizes_are_counted_on_the_real_cache_and_ratios_pair_the_rounds(
 
 
 @pytest.mark.parametrize("model_type", ["mamba2", "falcon_h1", "delta_net", "olmo_hybrid"])
-def test_every_kind_of_mixer_can_be_timed(
-    model_type: str, checkpoint: Callable[[str], Path]
-) -> None:
+def test_every_kind_of_mixer_can_be_timed(model_type: str, checkpoint: Load) -> None:
     model = checkpoint(model_type)
     timings = st.benchmark([model], baseline=model, batches=[2], lengths=[9], rounds=1)
     assert timings.models == [model_type, f"{model_type} (2)"]

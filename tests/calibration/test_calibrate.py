@@ -1,6 +1,5 @@
 """Sums compared with a plain recomputation from captured activations and autograd."""
 
-import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 import statetrim as st
-from helpers.masking import kernel_names, output_projection
+from helpers.masking import output_projection, recorded_calls
 from helpers.sums import assert_statistics_close
 from statetrim.artifacts.statistics import Statistics
 from statetrim.methods import method_names
@@ -34,19 +33,7 @@ SETTINGS: dict[str, Any] = {"tokens": 320, "length": 20, "batch_size": 4, "recal
 @contextmanager
 def recorded(mixers: dict[int, Any]) -> Iterator[dict[str, list[Tensor]]]:
     """Capture q and k of every kernel call, and the inputs of every mixer and output projection."""
-    code = sys.modules[type(next(iter(mixers.values()))).__module__]
     captured: dict[str, list[Tensor]] = {"q": [], "k": [], "x": [], "a": []}
-
-    def wrap(kernel: Any) -> Any:
-        signature = inspect.signature(kernel)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            bound = signature.bind(*args, **kwargs).arguments
-            captured["q"].append(next(bound[name] for name in ("q", "query", "C") if name in bound))
-            captured["k"].append(next(bound[name] for name in ("k", "key", "B") if name in bound))
-            return kernel(*args, **kwargs)
-
-        return call
 
     def on_mixer(_: Any, args: Any, kwargs: Any) -> None:
         captured["x"].append(args[0] if args else kwargs["hidden_states"])
@@ -55,15 +42,16 @@ def recorded(mixers: dict[int, Any]) -> Iterator[dict[str, list[Tensor]]]:
         captured["a"].append(args[0])
 
     with ExitStack() as stack:
-        for name in kernel_names(code):
-            kernel = getattr(code, name)
-            stack.callback(setattr, code, name, kernel)
-            setattr(code, name, wrap(kernel))
+        code = sys.modules[type(next(iter(mixers.values()))).__module__]
+        calls = stack.enter_context(recorded_calls(code))
         for mixer in mixers.values():
             projection = output_projection(mixer)
             stack.enter_context(mixer.register_forward_pre_hook(on_mixer, with_kwargs=True))
             stack.enter_context(projection.register_forward_pre_hook(on_projection))
         yield captured
+    for _, arguments in calls:
+        for side, names in (("q", ("q", "query", "C")), ("k", ("k", "key", "B"))):
+            captured[side].append(next(arguments[name] for name in names if name in arguments))
 
 
 def gram(x: Tensor, head: int) -> Tensor:

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import statetrim as st
 from helpers.forker import run_as_ranks
 from helpers.refusal import run_successfully
 from helpers.sums import assert_statistics_close
+from helpers.tiny import Load
 from statetrim.artifacts.record import header
 from statetrim.artifacts.statistics import TEXT, Statistics
 from statetrim.progress import Progress
@@ -31,7 +31,7 @@ SHARES = {"recall": 0.625}
 
 
 @pytest.fixture(scope="module")
-def model(checkpoint: Callable[[str], Path]) -> st.Checkpoint:
+def model(checkpoint: Load) -> st.Checkpoint:
     return st.open(checkpoint("qwen3_5_text"))
 
 

@@ -1,6 +1,5 @@
 """What the states say, `ghost` and `head_rank`, against the models' own kernels."""
 
-import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 import statetrim as st
-from helpers.masking import kernel_names
+from helpers.masking import recorded_calls
 from statetrim.artifacts.statistics import LayerStatistics
 from statetrim.methods.contract import HeadEvidence
 from statetrim.methods.head_rank import select as by_rank
@@ -28,36 +27,19 @@ def calibrate(model: st.Checkpoint, text: Path, *methods: str) -> st.Statistics:
     return st.calibrate(model, text, methods=methods, **settings)
 
 
-def kernel_calls(
-    model: st.Checkpoint, text: Path, monkeypatch: pytest.MonkeyPatch
-) -> list[tuple[Any, dict[str, Any]]]:
+@torch.inference_mode()
+def kernel_calls(model: st.Checkpoint, text: Path) -> list[tuple[Any, dict[str, Any]]]:
     """Every kernel with its arguments, queries and keys normalized as the kernel would."""
     live = load(model)
     code = sys.modules[type(next(iter(find_mixers(live, model).values()))).__module__]
-    calls: list[tuple[Any, dict[str, Any]]] = []
-
-    def record(kernel: Any) -> Any:
-        signature = inspect.signature(kernel)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            arguments = dict(signature.bind(*args, **kwargs).arguments)
-            if arguments.get("use_qk_l2norm_in_kernel"):
-                arguments["use_qk_l2norm_in_kernel"] = False
-                for side in ("query", "key"):
-                    rows = arguments[side]
-                    norm = (rows.square().sum(-1, keepdim=True) + 1e-6).sqrt()
-                    arguments[side] = rows / norm
-            calls.append((kernel, arguments))
-            return kernel(*args, **kwargs)
-
-        call.__signature__ = signature  # type: ignore[attr-defined]
-        return call
-
-    for name in kernel_names(code):
-        monkeypatch.setattr(code, name, record(getattr(code, name)))
-    ids = Corpus(text, model).read(tokens=4 * LENGTH, length=LENGTH).ids.long()
-    with torch.inference_mode():
-        live(input_ids=ids, use_cache=False)
+    with recorded_calls(code) as calls:
+        live(input_ids=Corpus(text, model).read(tokens=4 * LENGTH, length=LENGTH).ids.long())
+    for _, arguments in calls:
+        if arguments.get("use_qk_l2norm_in_kernel"):
+            arguments["use_qk_l2norm_in_kernel"] = False
+            for side in ("query", "key"):
+                rows = arguments[side]
+                arguments[side] = rows / (rows.square().sum(-1, keepdim=True) + 1e-6).sqrt()
     return calls
 
 
@@ -70,14 +52,14 @@ def outputs(kernel: Any, arguments: dict[str, Any]) -> Tensor:
 
 @pytest.mark.parametrize("model_type", ["qwen3_5_text", "bamba"])
 def test_ghost_scores_the_error_of_the_output_when_a_channel_is_not_read(
-    model_type: str, checkpoint: Any, text: Path, monkeypatch: pytest.MonkeyPatch
+    model_type: str, checkpoint: Any, text: Path
 ) -> None:
     """The oracle is the model's kernel with one channel of the query set to zero."""
     model = st.open(checkpoint(model_type))
     statistics = calibrate(model, text, "ghost")
     geometry = model.geometry
     plan = st.select(model, "ghost", "50%x100%", statistics=statistics, progress=False)
-    calls = kernel_calls(model, text, monkeypatch)
+    calls = kernel_calls(model, text)
     for layer, (kernel, arguments) in zip(geometry.layers, calls, strict=True):
         side = "query" if "query" in arguments else "C"
         whole, errors = outputs(kernel, arguments), []
@@ -97,12 +79,10 @@ def test_ghost_scores_the_error_of_the_output_when_a_channel_is_not_read(
             assert kept == sorted(largest.tolist())
 
 
-def test_ranks_and_norms_are_those_of_the_kernels_final_states(
-    checkpoint: Any, text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_and_norms_are_those_of_the_kernels_final_states(checkpoint: Any, text: Path) -> None:
     model = st.open(checkpoint("qwen3_5_text"))
     statistics = calibrate(model, text, "head_rank")
-    calls = kernel_calls(model, text, monkeypatch)
+    calls = kernel_calls(model, text)
     for layer, (kernel, arguments) in zip(model.geometry.layers, calls, strict=True):
         with torch.inference_mode():
             states = kernel(**arguments | {"output_final_state": True})[1].double().numpy()

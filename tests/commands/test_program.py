@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import typer
 import statetrim as st
 from helpers.forker import Forker
 from helpers.refusal import run as run_here
+from helpers.tiny import Load
 from statetrim.commands import app
 from statetrim.commands import progress as console
 from statetrim.commands.group import _global_options_first
@@ -56,8 +56,7 @@ def test_help_fits_80_columns_and_nothing_is_cut(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "offered"),
-    [("statetrim tri", "trim"), ("statetrim trim --metho", "--method")],
+    ("typed", "offered"), [("statetrim tri", "trim"), ("statetrim trim --metho", "--method")]
 )
 def test_the_shell_completes(typed: str, offered: str) -> None:
     last = str(len(typed.split()) - 1)
@@ -84,7 +83,7 @@ def test_options_of_the_program_stand_anywhere() -> None:
 
 
 def test_quiet_leaves_results_and_warnings(
-    checkpoint: Callable[[str], Path], text: Path, warm_forker: Forker
+    checkpoint: Load, text: Path, warm_forker: Forker
 ) -> None:
     words = ["trim", str(checkpoint("qwen3_next")), "--to", "6x100%", "--text", str(text)]
     words += ["--tokens", "1k", "--limit", "2"]
@@ -121,7 +120,7 @@ def test_an_unexpected_error_is_one_sentence() -> None:
 
 
 def test_select_and_prune_end_in_a_smaller_checkpoint(
-    checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     model = st.open(checkpoint("qwen3_5_text"))

@@ -4,13 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from helpers.untrusted import (
-    ESCAPE,
-    Cases,
-    inspect,
-    prune,
-    select,
-)
+from helpers.untrusted import ESCAPE, Cases, inspect, prune, select
 
 CASES = Cases()
 add = CASES.add

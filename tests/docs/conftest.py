@@ -20,10 +20,11 @@ from helpers.doc_world import (
 )
 from helpers.engine import InProcess
 from helpers.loopback_hub import serving, use_hub
+from helpers.tiny import Load
 
 
 @pytest.fixture(scope="session")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def build(tmp_path_factory: pytest.TempPathFactory) -> Load:
     root = tmp_path_factory.mktemp("wide")
 
     def get(kind: str) -> Path:
@@ -40,7 +41,7 @@ def done() -> dict[str, Path]:
 
 @pytest.fixture
 def world(
-    build: Callable[[str], Path],
+    build: Load,
     done: dict[str, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

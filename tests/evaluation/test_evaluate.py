@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from helpers import tiny
 from helpers.cases import load_cases
 from helpers.forker import Forker
 from helpers.refusal import check_refusal, run
+from helpers.tiny import Load
 from statetrim import portable
 from statetrim.artifacts.steps import read_seen_texts
 from statetrim.evaluation import harness
@@ -26,7 +26,7 @@ MODEL = Path(__file__).parents[2] / "models" / "tiny-delta_net"
 BATCHES = (1, 8)
 pytestmark = [
     # transformers, lm-eval and datasets warn about one another's habits
-    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.filterwarnings("ignore")
 ]
 
 
@@ -73,7 +73,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_equals_stock_lm_eval(checkpoint: Callable[[str], Path], data: Path) -> None:
+def test_equals_stock_lm_eval(checkpoint: Load, data: Path) -> None:
     """With its own model class, on the same model, rows and definitions."""
     import lm_eval
     from lm_eval.tasks import TaskManager
@@ -96,9 +96,7 @@ FAMILIES = ("delta_net", "gated_deltanet", "kda", "qwen3_next", "qwen3_5_text", 
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_neither_padding_nor_neighbours_change_an_answer(
-    model_type: str, checkpoint: Callable[[str], Path]
-) -> None:
+def test_neither_padding_nor_neighbours_change_an_answer(model_type: str, checkpoint: Load) -> None:
     from lm_eval.api.instance import Instance
 
     harness.silence_libraries()
@@ -124,11 +122,7 @@ def test_neither_padding_nor_neighbours_change_an_answer(
 
 
 def test_a_killed_run_resumes_and_ends_in_the_same_scores(
-    cut: st.Checkpoint,
-    checkpoint: Callable[[str], Path],
-    data: Path,
-    tmp_path: Path,
-    warm_forker: Forker,
+    cut: st.Checkpoint, checkpoint: Load, data: Path, tmp_path: Path, warm_forker: Forker
 ) -> None:
     tasks, model = "choices,answers,mqar", checkpoint("delta_net")
     command = ["evaluate", str(cut.path), "--baseline", str(model), "--tasks", tasks]
@@ -171,16 +165,9 @@ def test_a_verdict_that_is_not_ship_is_exit_code_1_and_a_sentence(
     assert verdict["loss"][1] > 2 and verdict["unit"] == "points"
 
 
-@pytest.mark.parametrize(
-    ("options", "expected_text"),
-    load_cases("evaluate"),
-)
+@pytest.mark.parametrize(("options", "expected_text"), load_cases("evaluate"))
 def test_mistakes_are_one_sentence(
-    options: list[str],
-    expected_text: str,
-    checkpoint: Callable[[str], Path],
-    data: Path,
-    tmp_path: Path,
+    options: list[str], expected_text: str, checkpoint: Load, data: Path, tmp_path: Path
 ) -> None:
     options = [str(data) if option == "DATA" else option for option in options]
     models = [str(checkpoint("delta_net")), "--baseline", str(checkpoint("qwen3_5_text"))]
@@ -189,7 +176,7 @@ def test_mistakes_are_one_sentence(
     assert not (tmp_path / "scores.json").exists()
 
 
-def test_agreement_equals_whole_logits(checkpoint: Callable[[str], Path]) -> None:
+def test_agreement_equals_whole_logits(checkpoint: Load) -> None:
     before, after = (load_live(checkpoint(name)) for name in ("delta_net", "qwen3_5_text"))
     ids = torch.randint(64, (3, 50), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -229,7 +216,7 @@ def test_own_text_is_read_by_both_whole_or_streamed(pair: Any, tmp_path: Path) -
         st.evaluate([small], baseline=model, tasks=["text"])
 
 
-def test_logits_scaled_after_the_head_are_noticed(checkpoint: Callable[[str], Path]) -> None:
+def test_logits_scaled_after_the_head_are_noticed(checkpoint: Load) -> None:
     live = load_live(checkpoint("granitemoehybrid"))
     stock = live.module
     stock.config.logits_scaling = stock.logits_scaling = 4.0
@@ -241,7 +228,7 @@ def test_logits_scaled_after_the_head_are_noticed(checkpoint: Callable[[str], Pa
 
 
 def test_a_rounded_state_is_compared_with_the_same_model_in_float32(
-    checkpoint: Callable[[str], Path], tmp_path: Path
+    checkpoint: Load, tmp_path: Path
 ) -> None:
     model, text = checkpoint("gated_deltanet"), tiny.write_text(tmp_path / "text.jsonl", 3000)
     options: dict[str, Any] = {"baseline": model, "tasks": ["text", "mqar"], "limit": 2}
@@ -260,7 +247,7 @@ def test_a_rounded_state_is_compared_with_the_same_model_in_float32(
 
 
 def test_a_text_that_the_cut_has_seen_is_named_with_what_to_skip(
-    checkpoint: Callable[[str], Path],
+    checkpoint: Load,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -294,7 +281,7 @@ def test_a_text_that_the_cut_has_seen_is_named_with_what_to_skip(
 
 
 @pytest.fixture
-def cut(checkpoint: Callable[[str], Path], tmp_path: Path) -> st.Checkpoint:
+def cut(checkpoint: Load, tmp_path: Path) -> st.Checkpoint:
     path = checkpoint("delta_net")
     return st.prune(path, st.select(path, "l1", "6x100%"), tmp_path / "cut")
 
@@ -320,7 +307,7 @@ def test_records_of_seen_text_are_not_trusted(cut: st.Checkpoint) -> None:
 
 @pytest.mark.parametrize("layerwise", [False, True])
 def test_progress_goes_from_nothing_to_everything_once(
-    layerwise: bool, cut: st.Checkpoint, checkpoint: Callable[[str], Path], tmp_path: Path
+    layerwise: bool, cut: st.Checkpoint, checkpoint: Load, tmp_path: Path
 ) -> None:
     text = tiny.write_text(tmp_path / "text.jsonl", 2**12)
     updates: list[Progress] = []

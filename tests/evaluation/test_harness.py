@@ -2,13 +2,13 @@
 that must not run. A model that answers by a rule takes the place of a checkpoint."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import statetrim as st
+from helpers.tiny import Load
 from statetrim.artifacts.scores import Score
 from statetrim.evaluation import harness
 from statetrim.runtime.loading import load_tokenizer
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of lm-eval and datasets abo
 
 
 @pytest.fixture
-def tokenizer(checkpoint: Callable[[str], Path]) -> Any:
+def tokenizer(checkpoint: Load) -> Any:
     return load_tokenizer(st.open(checkpoint("delta_net")))
 
 

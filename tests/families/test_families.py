@@ -1,7 +1,6 @@
 """Tests of every family that transformers or statetrim.portable can run on a CPU."""
 
 import inspect
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 import statetrim as st
 from helpers import tiny
 from helpers.masking import masked
+from helpers.tiny import Load
 from statetrim.artifacts.plan import AxisPlan
 from statetrim.families import families
 
@@ -24,7 +24,6 @@ AXES: dict[str, tuple[int | None, int | None]] = {
     "both": (KEEP, KEEP_VALUES),
 }
 NO_VALUES = {"kda"}  # refused: see test_prune
-Load = Callable[[str], Path]
 Case = tuple[str, st.Checkpoint, st.Plan, Path]
 """Model type, original, plan for it, directory of the pruned checkpoint."""
 

@@ -3,13 +3,13 @@
 import itertools
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from helpers import raw
 from helpers.cases import load_cases
 from helpers.refusal import run
+from helpers.tiny import Load
 from helpers.untrusted import (
     BAD_JSON,
     MIB,
@@ -146,7 +146,7 @@ add("config names", heavy_file("config.json", many_names(15 * MIB, '"x":0')), "m
 add("softmax layers", edited_config(many_softmax_layers), "attn_layer_indices", "bamba")
 
 
-def test_the_sound_ones_pass(sound: Callable[[str], Path], tmp_path: Path) -> None:
+def test_the_sound_ones_pass(sound: Load, tmp_path: Path) -> None:
     """Otherwise the cases below could be refused for the wrong reason."""
     for model_type in raw.CONFIGS:
         shutil.copytree(sound(model_type), tmp_path / model_type)

@@ -8,7 +8,6 @@ page wrote are created on demand (`World.make`). `with_small_sizes` reduces the 
 import json
 import shlex
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +19,7 @@ from typer.testing import CliRunner
 from helpers import hub_layouts, tiny
 from helpers.doc_pages import Block, blocks
 from helpers.quantized import FORMATS, quantize_checkpoint
+from helpers.tiny import Load
 from statetrim.commands import app
 from statetrim.maths.units import parse_token_count
 
@@ -135,7 +135,7 @@ class World:
 
     folder: Path
     page: Path
-    build: Callable[[str], Path]
+    build: Load
     outputs_by_key: dict[str, Path]
 
     @property

@@ -3,6 +3,7 @@
 It is independent of our row tables, because it masks activations, not weights.
 """
 
+import functools
 import inspect
 import re
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -77,6 +79,27 @@ def kernel_names(module: Any) -> list[str]:
     names = [name for name in GATED_DELTA + PORTABLE + MAMBA if hasattr(module, name)]
     assert names, f"{module.__name__} has no kernel this oracle knows"
     return names
+
+
+@contextmanager
+def recorded_calls(code: Any) -> Iterator[list[tuple[Callable[..., Any], dict[str, Any]]]]:
+    """Each kernel that the module `code` calls, with its arguments by name, in order."""
+    calls: list[tuple[Callable[..., Any], dict[str, Any]]] = []
+
+    def recording(kernel: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(kernel)
+
+        @functools.wraps(kernel)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls.append((kernel, dict(signature.bind(*args, **kwargs).arguments)))
+            return kernel(*args, **kwargs)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in kernel_names(code):
+            patch.setattr(code, name, recording(getattr(code, name)))
+        yield calls
 
 
 def output_projections(

@@ -21,6 +21,8 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from statetrim import portable  # noqa: E402
 from statetrim.families import families  # noqa: E402
 
+Load = Callable[[str], Path]
+"""From a model type to a tiny checkpoint, as the fixture `checkpoint`."""
 VOCABULARY = 64
 _CONFIGS = yaml.safe_load((Path(__file__).parents[1] / "data" / "tiny_configs.yaml").read_text())
 CONFIGS: dict[str, dict[str, Any]] = _CONFIGS["channels"]

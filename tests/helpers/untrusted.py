@@ -21,6 +21,7 @@ import statetrim as st
 from helpers import raw
 from helpers.cases import load_cases
 from helpers.refusal import check_refusal, fingerprint, run
+from helpers.tiny import Load
 
 MAX_SECONDS = 10.0
 MAX_BYTES = 3 * 2**28
@@ -46,7 +47,7 @@ BAD_JSON = {
 NOT_OBJECTS = {"list": b"[]", "text": b'"a"', "number": b"1", "null": b"null", "true": b"true"}
 
 SpoilCheckpoint = Callable[[Path], Any]
-SoundCheckpoint = Callable[[str], Path]
+SoundCheckpoint = Load
 
 
 @dataclass(frozen=True)

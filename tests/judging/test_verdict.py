@@ -22,11 +22,7 @@ from helpers.measured import (
     shifted,
 )
 from statetrim.judging.limits import LIMITS, Limit
-from statetrim.judging.losses import (
-    averaged_settings_text,
-    metric_loss,
-    task_losses,
-)
+from statetrim.judging.losses import averaged_settings_text, metric_loss, task_losses
 from statetrim.judging.verdict import Outcome, Verdict, cut_models, cut_warnings, judge_cut
 
 ORIGINAL = model()

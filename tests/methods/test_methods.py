@@ -1,9 +1,7 @@
 """What every method must do, and what each one computes."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +10,7 @@ import torch
 from torch import Tensor
 
 import statetrim as st
+from helpers.tiny import Load
 from statetrim.artifacts.statistics import LayerStatistics
 from statetrim.cut.shape import CHANNEL_AXES, Axis
 from statetrim.methods import find_method, method_names
@@ -119,9 +118,7 @@ def test_greedy_on_channels_that_say_the_same_keeps_one_of_them() -> None:
     assert select(zero_evidence, 2).tolist() == [[0, 1]]
 
 
-def test_methods_that_choose_nothing_that_is_cut_are_refused(
-    checkpoint: Callable[[str], Path],
-) -> None:
+def test_methods_that_choose_nothing_that_is_cut_are_refused(checkpoint: Load) -> None:
     model = st.open(checkpoint("qwen3_next"))
     with pytest.raises(st.StatetrimError, match=r"drrqr does not choose value.*readout_greedy"):
         st.select(model, to="100%x4", method="drrqr")

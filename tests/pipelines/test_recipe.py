@@ -1,7 +1,6 @@
 """Recipes: which entries are allowed, and that the recipe of a result reproduces it."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,10 @@ import yaml
 import statetrim as st
 from helpers.cases import load_cases
 from helpers.refusal import check_refusal, fingerprint, run
+from helpers.tiny import Load
 from statetrim.pipelines.job import recipe_record
 from statetrim.pipelines.recipe import KEYS
 
-Load = Callable[[str], Path]
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
 
 

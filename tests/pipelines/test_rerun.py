@@ -5,7 +5,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 import statetrim as st
 from helpers import reruns, tiny
 from helpers.refusal import check_refusal, run
+from helpers.tiny import Load
 from statetrim.families import family_from_file
 from statetrim.pipelines import stage as stage_module
 from statetrim.pipelines.demo import story
@@ -25,7 +26,6 @@ from statetrim.pipelines.options import TrimOptions
 from statetrim.pipelines.stage import Stage
 from statetrim.pipelines.trim import CHANGEABLE_OPTIONS
 
-Load = Callable[[str], Path]
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
 CHANGEABLE = {*CHANGEABLE_OPTIONS, "device", "for_", *reruns.FILES}
 """Options that a rerun may change. With one shape, `for_` says nothing more than `to`."""

@@ -53,9 +53,7 @@ def sequence_texts(page: str) -> set[tuple[str, str]]:
     return set(re.findall(rf"{number} → {number} in (?:bfloat16|float32)", page))
 
 
-def test_sequences_are_those_of_the_engine_everywhere(
-    trimmed: tuple[Path, Path, str, str],
-) -> None:
+def test_sequences_are_those_of_the_engine_everywhere(trimmed: tuple[Path, Path, str, str]) -> None:
     model, small, stderr, stdout = trimmed
     decision = json.loads((small / "statetrim" / "decision.json").read_text())
     assert st.open(small).geometry.shape == "8 x 8", "the smaller one loses more"

@@ -1,7 +1,6 @@
 """`analyze --sensitivity`: from a model and a text to the sensitivity of each layer."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +8,14 @@ import pytest
 from typer.testing import CliRunner
 
 import statetrim as st
+from helpers.tiny import Load
 from statetrim.commands import app
 from statetrim.progress import Progress
 
 OPTIONS: dict[str, Any] = {"calibration_tokens": 1024, "windows": 2, "rows": 2}
 
 
-def test_every_layer_width_and_axis(checkpoint: Callable[[str], Path], text: Path) -> None:
+def test_every_layer_width_and_axis(checkpoint: Load, text: Path) -> None:
     model = st.open(checkpoint("delta_net"))
     reports = list[Progress]()
     sensitivity = st.sensitivity(model, text, progress=reports.append, **OPTIONS)
@@ -34,7 +34,7 @@ def test_every_layer_width_and_axis(checkpoint: Callable[[str], Path], text: Pat
 
 
 def test_values_that_cannot_be_cut_are_left_out_unless_asked_for(
-    checkpoint: Callable[[str], Path], text: Path
+    checkpoint: Load, text: Path
 ) -> None:
     model = st.open(checkpoint("kda"))
     sensitivity = st.sensitivity(model, text, widths=[0.5], **OPTIONS)
@@ -45,7 +45,7 @@ def test_values_that_cannot_be_cut_are_left_out_unless_asked_for(
 
 @pytest.mark.usefixtures("quick_sensitivity")
 def test_the_command_writes_prints_and_is_reported(
-    checkpoint: Callable[[str], Path], pair: Any, text: Path, tmp_path: Path
+    checkpoint: Load, pair: Any, text: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "new" / "found.json"
     command = ["analyze", str(checkpoint("delta_net")), "--sensitivity", "--text", str(text)]

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ import pytest
 import statetrim as st
 from helpers import tiny
 from helpers.refusal import check_refusal, run
+from helpers.tiny import Load
 from statetrim.artifacts.decision import NoCutNeeded
 from statetrim.artifacts.steps import read_seen_texts
 from statetrim.commands.trimming.result import _load_line
@@ -28,7 +28,6 @@ from statetrim.pipelines.shape_choice import _point, prediction_sources, shortli
 from statetrim.serving import matrix
 from statetrim.serving.matrix import NEEDS_PLUGIN, ServedBy, Shape, compatibility_of_shape
 
-Load = Callable[[str], Path]
 OPTIONS: dict[str, Any] = {
     "tokens": 1024, "length": 64, "limit": 2, "batch_size": 2,
     "control": False,
@@ -229,10 +228,7 @@ def test_one_shape_in_all_layers_is_not_compared_twice(
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [
-        ({"to": "8x8"}, "for a goal"),
-        ({"to": 0.5, "for_": "llamacpp"}, "llama.cpp has no plugin"),
-    ],
+    [({"to": "8x8"}, "for a goal"), ({"to": 0.5, "for_": "llamacpp"}, "llama.cpp has no plugin")],
 )
 def test_widths_by_layer_need_a_share_and_a_plugin(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(st.StatetrimError, match=reason):

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,13 @@ import statetrim as st
 from helpers import tiny
 from helpers.cases import load_cases
 from helpers.refusal import check_refusal, fingerprint, run
+from helpers.tiny import Load
 from statetrim.evaluation.evaluate import evaluate
 from statetrim.pipelines.job import Job
 from statetrim.runtime.loading import load_live
 from statetrim.runtime.logits import LogitReader
 from statetrim.runtime.placement import Placement
 
-Load = Callable[[str], Path]
 OPTIONS: dict[str, Any] = {
     "tokens": 1024, "length": 64, "limit": 2, "batch_size": 2,
 }  # fmt: skip

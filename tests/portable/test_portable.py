@@ -23,6 +23,7 @@ from helpers.recurrences import step_by_step
 from statetrim import portable
 from statetrim.portable.layers import ShortConvolution
 from statetrim.recovery.adapters import checkpoint_activations
+from statetrim.tasks.recall import associations
 
 
 class NaiveModel:
@@ -178,18 +179,9 @@ def test_reference_checkpoint_reproduces_its_stated_recall(
 
 @torch.no_grad()
 def recall(model: Any, pairs: int, rows: int) -> float:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(first: int) -> Tensor:
-        return first + torch.rand(rows, 1024, generator=generator).argsort(-1)[:, :pairs]
-
-    pair = torch.stack([draw(1024), draw(2048)], -1)
-    order = torch.rand(rows, pairs, generator=generator).argsort(-1)
-    repeated = torch.stack([row[o] for row, o in zip(pair, order, strict=True)])
-    ids = torch.cat([pair, repeated], 1).flatten(1)
-    query_positions = torch.arange(2 * pairs, 4 * pairs, 2)
-    predicted = model.eval()(ids, use_cache=False).logits[:, query_positions].argmax(-1)
-    return (predicted == ids[:, query_positions + 1]).float().mean().item()
+    ids, positions = associations(4096, pairs, rows)
+    predicted = model.eval()(ids, use_cache=False).logits[:, positions].argmax(-1)
+    return (predicted == ids[:, positions + 1]).float().mean().item()
 
 
 # Checkpoints exchanged with fla
@@ -362,10 +354,7 @@ def test_training_reaches_every_parameter(variant: str) -> None:
 # What the rest of statetrim relies on
 
 
-@pytest.mark.parametrize(
-    "variant, changes, field",
-    load_cases("portable"),
-)
+@pytest.mark.parametrize("variant, changes, field", load_cases("portable"))
 def test_what_is_not_supported_is_named(variant: str, changes: dict[str, Any], field: str) -> None:
     with pytest.raises(ValueError, match=field):
         small_model(variant, **changes)

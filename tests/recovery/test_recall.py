@@ -1,6 +1,5 @@
 """Recovery on text and recall: which tokens are in the loss, which layers are trained."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch.nn import functional
 import statetrim as st
 from helpers import tiny
 from helpers.recovery_runs import record
+from helpers.tiny import Load
 from statetrim.recovery.adapters import attach_adapters
 from statetrim.recovery.data import TrainingRows, load_training_rows
 from statetrim.recovery.distillation import Distillation, checked_logit_head
@@ -156,7 +156,7 @@ def test_end_to_end_on_recall_is_recorded(recover: Any) -> None:
 
 @tiny.every_type(*tiny.ONE_OF_EACH_MIXER)
 def test_whole_mixers_of_every_family_can_be_written_back(
-    model_type: str, checkpoint: Callable[[str], Path]
+    model_type: str, checkpoint: Load
 ) -> None:
     live = load_live(st.open(checkpoint(model_type)))
     layer = max(live.mixers)

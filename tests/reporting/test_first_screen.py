@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import statetrim as st
 from helpers import tiny
 from helpers.measured import agreements, point, shape_scores
 from helpers.refusal import run
+from helpers.tiny import Load
 from statetrim.reporting.document import Document, Table
 from statetrim.reporting.findings import read_findings
 from statetrim.reporting.report import build_document
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its s
 
 
 @pytest.fixture(scope="module")
-def folder(checkpoint: Callable[[str], Path], tmp_path_factory: Any) -> Path:
+def folder(checkpoint: Load, tmp_path_factory: Any) -> Path:
     """A directory with a model, a text and a cut OUT."""
     folder = tmp_path_factory.mktemp("first")
     (folder / "my model").symlink_to(checkpoint("qwen3_5_text"))

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 import statetrim as st
 from helpers import tiny
 from helpers.cases import load_cases
+from helpers.tiny import Load
 from statetrim.artifacts.decision import MeasuredShape
 from statetrim.artifacts.plan import PLAN_FILE, AxisPlan
 from statetrim.cut.shape import Shape
@@ -62,7 +62,7 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def artifacts(checkpoint: Callable[[str], Path], tmp_path_factory: Any) -> Path:
+def artifacts(checkpoint: Load, tmp_path_factory: Any) -> Path:
     """A directory with a model, its cut and all kinds of artifacts."""
     folder = tmp_path_factory.mktemp("report")
     shutil.copytree(checkpoint("qwen3_5_text"), folder / "MODEL")
@@ -269,10 +269,7 @@ def test_nothing_in_an_artifact_acts(artifacts: Path, tmp_path: Path) -> None:
             assert not line.startswith("# a")
 
 
-@pytest.mark.parametrize(
-    ("kind", "change", "message"),
-    load_cases("spoiled"),
-)
+@pytest.mark.parametrize(("kind", "change", "message"), load_cases("spoiled"))
 def test_spoiled_artifacts_end_in_a_sentence(
     kind: str, change: dict[str, Any], message: str, artifacts: Path, tmp_path: Path
 ) -> None:

@@ -1,6 +1,5 @@
 """A corpus tokenizes its text once, and what is read from one slice is in no other."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +7,12 @@ import pytest
 from transformers import AutoTokenizer
 
 import statetrim as st
+from helpers.tiny import Load
 from statetrim.artifacts.steps import read_seen_texts
 from statetrim.pipelines.job import Job
 from statetrim.pipelines.options import TrimOptions
 from statetrim.runtime.corpus import Corpus, _Tokens
 
-Load = Callable[[str], Path]
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
 
 

@@ -15,12 +15,12 @@ import statetrim as st
 from helpers import tiny
 from helpers.pretended_cuda import Cards, DevicesMixed, on_the_host, pretended_cuda
 from helpers.sums import assert_statistics_close
+from helpers.tiny import Load
 from statetrim.runtime.loading import load_live
 from statetrim.runtime.placement import Placement
 from statetrim.storage.text import Sequences
 from statetrim.surgery.check import compare_cut
 
-Load = Callable[[str], Path]
 METHODS = ["drrqr", "s_wanda", "readout_greedy"]
 ROWS, BATCH, LENGTH = 16, 4, 20
 BATCHES = ROWS // BATCH

@@ -4,10 +4,9 @@ Nothing is computed on `meta`, but every operation is dispatched, also in the ba
 that mixes two devices is an error. The Trainer of transformers is not covered.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from helpers import tiny
 from helpers.pretended_cuda import INDEXED, DevicesMixed
+from helpers.tiny import Load
 from statetrim.calibration.calibrate import _backward_loss, _enable_projection_gradients
 from statetrim.calibration.hooks import calibration_hooks
 from statetrim.calibration.sums import Sums
@@ -35,7 +35,6 @@ from statetrim.statistics import STATISTICS
 META = torch.device("meta")
 BF16 = Placement(dtype="bfloat16")  # which grouped experts take there
 OPTIONS = RecoverOptions(rank=4, alpha=8, learning_rate=1e-3)
-Load = Callable[[str], Path]
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
 every_type = tiny.every_type("delta_net", "qwen3_next")

@@ -19,10 +19,10 @@ from safetensors.torch import load_file
 import statetrim as st
 from helpers import kernel_stubs, tiny
 from helpers.kernel_worker import TYPES, calibrated, stored_logits
+from helpers.tiny import Load
 
 WORKER = Path(__file__).parents[1] / "helpers" / "kernel_worker.py"
 QUICK = ("qwen3_next", "mamba2")
-Load = Callable[[str], Path]
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths

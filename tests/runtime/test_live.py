@@ -12,6 +12,7 @@ from torch import nn
 
 import statetrim as st
 from helpers import raw, tiny
+from helpers.tiny import Load
 from statetrim.calibration.sums import Sums
 from statetrim.cut.shape import Kept
 from statetrim.errors import StatetrimError
@@ -21,8 +22,6 @@ from statetrim.runtime.loading import load_live
 from statetrim.runtime.placement import Placement
 from statetrim.statistics import STATISTICS
 from statetrim.surgery.check import compare_cut
-
-Load = Callable[[str], Path]
 
 
 def test_it_knows_its_checkpoint_runtime_and_device(checkpoint: Load) -> None:

@@ -4,7 +4,6 @@ import gc
 import json
 import os
 import weakref
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,13 @@ from helpers.cases import load_cases
 from helpers.forker import run_as_ranks
 from helpers.pretended_cuda import pretended_cuda
 from helpers.refusal import run
+from helpers.tiny import Load
 from statetrim.artifacts.scores import Scores
 from statetrim.evaluation.options import EvaluateOptions
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
 from statetrim.runtime.placement import Placement, default_device
 
-Load = Callable[[str], Path]
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real GPU")
 
 

@@ -15,6 +15,7 @@ from helpers import tiny
 from helpers.forker import run_in_child
 from helpers.reads import record_tensor_reads
 from helpers.sums import assert_statistics_close
+from helpers.tiny import Load
 from statetrim.artifacts.statistics import Statistics
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
@@ -22,7 +23,6 @@ from statetrim.runtime.placement import Placement
 from statetrim.runtime.sequential import LayerWalk, from_final_hidden
 from statetrim.storage.text import Sequences
 
-Load = Callable[[str], Path]
 FROM_DISK = Placement(layerwise=True)
 METHODS = ["drrqr", "s_wanda", "readout_greedy"]
 QUIET: Any = {"batch_size": 4, "progress": False}

@@ -1,6 +1,5 @@
 """States stored in few bits, compared with a float64 reference that rounds after each piece."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ from torch import Tensor
 
 import statetrim as st
 from helpers.recurrences import step_by_step
+from helpers.tiny import Load
 from statetrim.maths.quantization import FORMATS, fake_quantize
 from statetrim.runtime.kernel_hooks import KernelCall, hook_kernels
 from statetrim.runtime.live import LiveModel
@@ -104,7 +104,7 @@ def record_calls(live: LiveModel, ids: Tensor, storage: StateStorage) -> list[Ke
 
 @pytest.mark.parametrize(("model_type", "dtype", "piece"), PIECES)
 def test_rounding_equals_a_walk_by_hand(
-    model_type: str, dtype: str, piece: int, checkpoint: Callable[[str], Path]
+    model_type: str, dtype: str, piece: int, checkpoint: Load
 ) -> None:
     """A float32 sum may be rounded to the neighbour of the float64 one, and then differs by a step
     of the dtype. Such values are few; all others agree as without rounding."""
@@ -123,9 +123,7 @@ def test_rounding_equals_a_walk_by_hand(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_the_analysis_looks_at_stored_states(
-    model_type: str, dtype: str, checkpoint: Callable[[str], Path]
-) -> None:
+def test_the_analysis_looks_at_stored_states(model_type: str, dtype: str, checkpoint: Load) -> None:
     live = slowly_forgetting(checkpoint(model_type))
     time, every = 3 * PIECE, PIECE // 2
     for call in record_calls(live, live.random_ids(2, time), StateStorage(dtype, PIECE)):
@@ -140,7 +138,7 @@ def test_the_analysis_looks_at_stored_states(
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_decoded_tokens_are_rounded_as_a_prompt_in_pieces_of_one(
-    model_type: str, checkpoint: Callable[[str], Path]
+    model_type: str, checkpoint: Load
 ) -> None:
     live = slowly_forgetting(checkpoint(model_type))
     ids = live.random_ids(2, 24)
@@ -160,7 +158,7 @@ def test_decoded_tokens_are_rounded_as_a_prompt_in_pieces_of_one(
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_float32_changes_nothing(model_type: str, checkpoint: Callable[[str], Path]) -> None:
+def test_float32_changes_nothing(model_type: str, checkpoint: Load) -> None:
     live = slowly_forgetting(checkpoint(model_type))
     ids = live.random_ids(2, 24)
     with torch.inference_mode():

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 
 import statetrim as st
 from helpers import tiny
+from helpers.tiny import Load
 from statetrim.families import families
 from statetrim.families.contract import KVCacheSize
 from statetrim.serving.capacity import arithmetic
@@ -55,7 +55,7 @@ def tensors(value: Any, seen: set[int]) -> list[torch.Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("model_type", tiny.MODEL_TYPES)
 def test_bytes_of_every_runnable_family_equal_the_real_cache_object(
-    model_type: str, dtype: torch.dtype, checkpoint: Callable[[str], Path]
+    model_type: str, dtype: torch.dtype, checkpoint: Load
 ) -> None:
     opened = st.open(checkpoint(model_type))
     model = st.load(opened, dtype=dtype)
@@ -194,7 +194,7 @@ def test_rows_and_checkpoints_equal_llama_cpps_log(case: dict[str, Any]) -> None
     assert attention == pytest.approx(case["attention_mib"], abs=0.011)
 
 
-def test_coded_copies_count_what_a_saved_prompt_takes(checkpoint: Callable[[str], Path]) -> None:
+def test_coded_copies_count_what_a_saved_prompt_takes(checkpoint: Load) -> None:
     model = st.open(checkpoint("qwen3_5_text"))
     ids = torch.randint(1, tiny.VOCABULARY, (1, TOKENS))
     with torch.no_grad():
@@ -309,9 +309,7 @@ def test_hostile_attention_fields_end_in_a_sentence(config: dict[str, Any]) -> N
         kv_cache_size({"num_hidden_layers": 4, **config}, st.Geometry((0, 1, 2), 1, 1, 1, 1))
 
 
-def test_widths_by_layer_of_one_copied_group_on_two_devices(
-    checkpoint: Callable[[str], Path],
-) -> None:
+def test_widths_by_layer_of_one_copied_group_on_two_devices(checkpoint: Load) -> None:
     """vLLM copies the only group of Mamba-2 to every device."""
     model = st.open(checkpoint("nemotron_h"))
     one_group = replace(
@@ -321,7 +319,7 @@ def test_widths_by_layer_of_one_copied_group_on_two_devices(
     assert Paging.of(cache_model(model, one_group), one_group, settings).layout([(8, 8)])
 
 
-def test_a_list_where_numbers_of_layers_belong(checkpoint: Callable[[str], Path]) -> None:
+def test_a_list_where_numbers_of_layers_belong(checkpoint: Load) -> None:
     model = st.open(checkpoint("qwen3_5_text"))
     model.config["ple_layer_ids"] = [[1], {"a": 1}]
     assert cache_model(model, model.geometry).states

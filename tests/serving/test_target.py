@@ -85,10 +85,7 @@ def test_an_engine_gets_a_shape_it_serves(
     assert shape(resolve(qwen, to, engine)) == expected
 
 
-@pytest.mark.parametrize(
-    ("to", "engine", "message"),
-    load_cases("targets"),
-)
+@pytest.mark.parametrize(("to", "engine", "message"), load_cases("targets"))
 def test_what_cannot_be_meant_is_refused(
     to: str, engine: str | None, message: str, qwen: st.Checkpoint
 ) -> None:

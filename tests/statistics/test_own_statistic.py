@@ -77,10 +77,7 @@ def test_its_sources_are_weighted(checkpoint: Any, text: Path, tmp_path: Path) -
         mixed = shares["text"] * text_part + shares["recall"] * recall_part
         assert kept.tolist() == mixed.topk(6).indices.sort().values.tolist()
     both = st.select(
-        model,
-        methods,
-        f"{model.geometry.num_v_heads // 2}heads:6x100%",
-        statistics=statistics,
+        model, methods, f"{model.geometry.num_v_heads // 2}heads:6x100%", statistics=statistics
     )
     for layer, kept in both.axes["key"].kept.items():
         assert {tuple(row) for row in kept.tolist()} <= {

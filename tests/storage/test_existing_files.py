@@ -1,5 +1,8 @@
-"""Files that statetrim did not write are not removed, overwritten or written through a link."""
+"""Files that statetrim did not write are not removed, overwritten or written through a link; on
+Windows, without `fcntl`, writing is refused."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +11,7 @@ import pytest
 import statetrim as st
 from helpers import raw
 from helpers.refusal import assert_refused, run
+from helpers.tiny import Load
 
 
 @pytest.fixture
@@ -61,3 +65,29 @@ def test_an_interrupted_evaluation_keeps_files_of_yours(checkpoint: Any, tmp_pat
             progress=False,
         )  # fmt: skip
     assert (tmp_path / "scores.json.partial" / "mine").read_text() == "mine"
+
+
+PROGRAM = """
+import sys
+sys.modules["fcntl"] = None
+model, out = sys.argv[1:]
+from statetrim.commands import main
+for words in (["inspect", model], ["select", model, "--method", "l1", "--to", "8x100%", "-o", out]):
+    sys.argv = ["statetrim", *words]
+    try:
+        main()
+    except SystemExit as end:
+        if end.code:
+            raise
+"""
+
+
+def test_a_model_is_inspected_and_writing_is_refused_in_a_sentence(
+    checkpoint: Load, tmp_path: Path
+) -> None:
+    out = tmp_path / "new" / "plan.json"
+    command = [sys.executable, "-c", PROGRAM, checkpoint("qwen3_next"), out]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "layers have a state" in ran.stdout and ran.returncode == 2
+    assert ran.stderr.splitlines()[-1].startswith("statetrim: on Windows statetrim only inspects")
+    assert not out.parent.exists()

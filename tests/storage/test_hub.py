@@ -3,7 +3,7 @@
 import errno
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,13 +15,13 @@ import statetrim as st
 from helpers import tiny
 from helpers.loopback_hub import LoopbackHub, serving, use_hub
 from helpers.refusal import check_refusal, run
+from helpers.tiny import Load
 from statetrim.storage.checkpoint import open_checkpoint
 from statetrim.storage.hub.download import HubModel
 from statetrim.storage.hub.hub_errors import explain_hub_errors
 from statetrim.storage.models import short_names
 from statetrim.storage.space import NoSpace
 
-Load = Callable[[str], Path]
 REPO = "someone/tiny"
 
 

@@ -216,12 +216,7 @@ def test_zeros_stay_zeros(case: Case, scale: float) -> None:
         assert bool((rounded[zeros == 0] == 0).all())
         scales = parts[tensor.scales.name].float()
         assert bool((scales > 0).all()) and bool(scales.isfinite().all())
-        check_written(
-            tensor,
-            rows_of(zeros),
-            with_changes(stored, parts),
-            exact=False,
-        )
+        check_written(tensor, rows_of(zeros), with_changes(stored, parts), exact=False)
 
 
 def test_a_small_block_keeps_the_smallest_scale(tmp_path: Path) -> None:
@@ -302,10 +297,7 @@ def with_weights(form: Format, **changes: Any) -> Format:
     return replace(form, config=form.config | {"config_groups": {"group_0": {"weights": weights}}})
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    load_cases("quantised-configs"),
-)
+@pytest.mark.parametrize(("name", "changes"), load_cases("quantised-configs"))
 def test_a_config_that_its_tensors_do_not_fit_is_refused(
     name: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:

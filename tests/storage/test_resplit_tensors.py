@@ -4,7 +4,6 @@
 import json
 import math
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,8 @@ import torch
 
 import statetrim as st
 from helpers import tiny
+from helpers.tiny import Load
 from statetrim.surgery.check import compare_cut
-
-Load = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")

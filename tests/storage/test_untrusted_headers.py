@@ -11,6 +11,7 @@ from hypothesis import strategies as any_
 
 import statetrim as st
 from helpers import raw
+from helpers.tiny import Load
 from helpers.untrusted import (
     BAD_JSON,
     BASE,
@@ -155,7 +156,7 @@ def test_any_bytes_are_an_object_or_refused(text: bytes) -> None:
     offset=any_.integers(0, 10**6), byte=any_.integers(0, 255), cut=any_.integers(0, 3)
 )
 def test_any_damaged_byte_is_harmless_or_refused(
-    sound: Callable[[str], Path], scratch: Path, offset: int, byte: int, cut: int
+    sound: Load, scratch: Path, offset: int, byte: int, cut: int
 ) -> None:
     """An accepted header still describes every byte of the file exactly once."""
     content = bytearray((sound(BASE) / "model" / FIRST).read_bytes())

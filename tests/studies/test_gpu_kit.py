@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ import statetrim as st
 from helpers import tiny
 from helpers.loopback_hub import serving, use_hub
 from helpers.pretended_cuda import pretended_cuda
+from helpers.tiny import Load
 from statetrim.commands.app import app
 
 STUDY = Path(__file__).parents[2] / "studies/gpu"
@@ -37,7 +37,7 @@ def _write(kit: kit_plan.Kit, name: str, code: str = "") -> kit_plan.Step:
 
 
 @pytest.fixture
-def kit(tmp_path: Path, checkpoint: Callable[[str], Path]) -> kit_plan.Kit:
+def kit(tmp_path: Path, checkpoint: Load) -> kit_plan.Kit:
     work = tmp_path / "secret-folder"
     work.mkdir()
     return kit_plan.Kit(str(checkpoint("qwen3_next")), work, "text.jsonl", device="cpu")
@@ -116,7 +116,7 @@ def test_steps_take_shapes_that_engines_like(kit: kit_plan.Kit) -> None:
 
 
 def test_a_dry_run_downloads_only_the_config(
-    tmp_path: Path, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, checkpoint: Load, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     shutil.copytree(checkpoint("qwen3_next"), tmp_path / "hub/owner/name/main")
@@ -127,9 +127,7 @@ def test_a_dry_run_downloads_only_the_config(
     assert "disk: 10 times the size of the weights" in capsys.readouterr().out
 
 
-def test_a_model_of_mamba_ssm_is_converted(
-    tmp_path: Path, checkpoint: Callable[[str], Path]
-) -> None:
+def test_a_model_of_mamba_ssm_is_converted(tmp_path: Path, checkpoint: Load) -> None:
     from transformers import Mamba2Config, Mamba2ForCausalLM
 
     config = Mamba2Config(
@@ -208,7 +206,7 @@ def _run_here(command: list[str]) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.usefixtures("quick_sensitivity")
 def test_a_whole_run_on_pretended_gpus(
-    tmp_path: Path, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, checkpoint: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In this process, where a tensor on the wrong device is an error. Pretended GPUs have no
     gradient: the cut is not recovered, and some steps are left out."""

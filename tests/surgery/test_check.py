@@ -2,7 +2,6 @@
 
 import math
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,9 @@ from safetensors.torch import load_file, save_file
 
 import statetrim as st
 from helpers import tiny
+from helpers.tiny import Load
 from statetrim.runtime.placement import Placement
 from statetrim.surgery.check import _relative_gap, compare_cut
-
-Load = Callable[[str], Path]
 
 
 def cut(path: Path, out: Path) -> tuple[st.Checkpoint, st.Plan, st.Checkpoint]:

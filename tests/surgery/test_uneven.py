@@ -1,7 +1,6 @@
 """Cuts with widths by layer: statetrim runs them, stock code refuses them, --uneven is needed."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,11 @@ import torch
 import statetrim as st
 from helpers import tiny
 from helpers.cases import load_cases
+from helpers.tiny import Load
 from statetrim.families.contract import LAYER_WIDTHS_FIELD
 from statetrim.runtime.placement import Placement
 from statetrim.surgery.check import compare_cut
 
-Load = Callable[[str], Path]
 NO_VALUES = ("kda",)  # its values cannot be cut
 
 

@@ -11,11 +11,7 @@ from statetrim.errors import StatetrimError
 from statetrim.evaluation.runner import LONG_MQAR
 from statetrim.evaluation.samples import DEFAULT_SAMPLES
 from statetrim.tasks import chance_of, check_names, group_of, recall, setting_text
-from statetrim.tasks.generated import (
-    derive_seed,
-    plain_tokens,
-    recall_sequences,
-)
+from statetrim.tasks.generated import derive_seed, plain_tokens, recall_sequences
 from statetrim.tasks.unit import NATS, PERPLEXITY, SHARE
 
 
