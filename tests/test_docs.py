@@ -3,7 +3,6 @@ public names on their reference pages."""
 
 import re
 import subprocess
-import sys
 from collections import Counter
 from inspect import signature
 from pathlib import Path
@@ -65,26 +64,6 @@ def test_the_api_page_shows_the_keywords_of_a_function(hooks: Any) -> None:
         assert code is not None
         shown = re.findall(r"^    (\w+)(?:: |,)", code[1], flags=re.MULTILINE)
         assert shown == list(signature(getattr(statetrim, name)).parameters)
-
-
-WITHOUT_EXTRAS = """
-import sys
-from collections import Counter
-class Missing:
-    def find_spec(self, name, *_):
-        if name.split(".")[0] in {extras}:
-            raise ModuleNotFoundError(name)
-sys.meta_path.insert(0, Missing())
-sys.path.insert(0, {root!r})
-import mkdocs_hooks
-print(len(mkdocs_hooks._api()), len(mkdocs_hooks._messages(["errors"])))
-"""
-
-
-def test_the_site_needs_no_other_extra() -> None:
-    extras = {"transformers", "accelerate", "datasets", "fla", "lm_eval", "peft", "matplotlib"}
-    script = WITHOUT_EXTRAS.format(extras=extras, root=str(ROOT))
-    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_blocks_of_code_begin_with_an_indent() -> None:

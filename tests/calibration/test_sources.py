@@ -19,7 +19,6 @@ from helpers.sums import assert_statistics_close
 from helpers.tiny import Load
 from statetrim.artifacts.record import header
 from statetrim.artifacts.statistics import TEXT, Statistics
-from statetrim.progress import Progress
 from statetrim.runtime.loading import load_tokenizer
 from statetrim.statistics.mixture import mix_statistics
 from statetrim.statistics.readouts import fit_projection
@@ -78,31 +77,6 @@ def test_gradients_of_recall_count_only_what_can_be_answered(
         rows = geometry.num_k_heads * geometry.head_k_dim
         query = weight.grad[:rows].reshape(geometry.num_k_heads, geometry.head_k_dim, 1, -1)
         assert torch.allclose(sums["query_gradient"], query.double(), rtol=1e-3, atol=1e-4)
-
-
-class Killed(Exception):
-    pass
-
-
-def test_killed_and_run_again_is_bit_identical(
-    model: st.Checkpoint, text: Path, whole: Statistics, tmp_path: Path
-) -> None:
-    out, stops = tmp_path / "s.safetensors", [1, 99]
-    for stop in stops:
-        steps = list[Progress]()
-
-        def kill(progress: Progress, steps: list[Progress] = steps, stop: int = stop) -> None:
-            steps.append(progress)
-            if len(steps) >= stop:
-                raise Killed
-
-        options = SETTINGS | SHARES | {"out": out}
-        try:
-            statistics = st.calibrate(model, text, methods=ALL, **options, progress=kill)
-        except Killed:
-            assert not out.exists()
-    assert_statistics_close(whole, Statistics.load(out), 0.0)
-    assert statistics.shares == whole.shares
 
 
 def test_two_processes_give_the_same_sums(model: st.Checkpoint, text: Path, tmp_path: Path) -> None:

@@ -92,19 +92,7 @@ def test_the_commands_of_a_page_run(page: Path, world: Callable[[Path], World]) 
             raise AssertionError(f"{command}\n{error}{HELP}") from None
 
 
-@pytest.mark.parametrize(
-    ("line", "expected_text"),
-    [
-        ("statetrim inspect MODEL --to manyx100%", "many"),
-        (
-            "statetrim select MODEL --to 64x100% --statistics statistic.safetensors -o p",
-            "statistic.s",
-        ),
-        ("statetrim trim MODEL --to 64x100%", "lacks an argument"),
-        ("statetrim inspect MODEL && rm MODEL", "a line of its own"),
-        ("llama-server -m OUT", "nothing here runs 'llama-server'"),
-    ],
-)
+@pytest.mark.parametrize(("line", "expected_text"), load_cases("wrong-commands"))
 def test_a_wrong_command_is_found(
     line: str, expected_text: str, world: Callable[[Path], World]
 ) -> None:

@@ -97,21 +97,6 @@ def test_every_width_reads_back_from_the_edited_config(model_type: str, original
             assert model.family.geometry(model.family.resized(model.config, after)) == after
 
 
-@pytest.mark.parametrize("model_type", CONFIGS)
-def test_the_same_channels_go_from_every_tensor_of_an_axis(model_type: str, original: Path) -> None:
-    """The rows that remain of every tensor are those of the kept channels."""
-    model = st.open(original / model_type)
-    plan = random_plan(model, seed=9)
-    surgery = st.prepare(model, plan)
-    for name, owner in model.channel_rows.items():
-        for rows in owner.channel_rows:
-            if rows.role != "shared_norm" and rows.axis in plan.kept_in_layer(owner.layer):
-                survivors = surgery.edits[name].masks[rows.dim][rows.rows]  # [heads, channels]
-                kept = plan.kept_in_layer(owner.layer)[rows.axis]
-                expected = torch.zeros_like(survivors).scatter_(1, kept, True)
-                assert torch.equal(survivors, expected), (name, rows.role)
-
-
 def test_softmax_layers_of_a_hybrid_are_left_alone(original: Path, tmp_path: Path) -> None:
     from safetensors.torch import save_file
 

@@ -58,15 +58,6 @@ def conditioned_cases() -> Iterator[Case]:
         yield matrix, int(rng.integers(1, n)), (1.5, 1.05)[trial % 2]
 
 
-def activation_cases() -> Iterator[Case]:
-    rng = np.random.default_rng(3)
-    for n, keep in [(16, 8), (32, 8), (64, 32), (64, 48)] * 10 + [(128, 64)] * 4:
-        hidden = rng.standard_normal((2 * n, n)) @ (
-            rng.standard_normal((n, n)) * np.logspace(0, -1.5, n)
-        )
-        yield hidden / (1 + np.exp(-hidden)), keep, 1.5
-
-
 def kahan_cases() -> Iterator[Case]:
     rng = np.random.default_rng(4)
     for n, cosines in [
@@ -129,7 +120,6 @@ def first(count: int, cases: Iterator[Case]) -> Iterator[Case]:
 FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {
     "gaussian": gaussian_cases,
     "conditioned to 1e6": conditioned_cases,
-    "activations": activation_cases,
     "kahan": kahan_cases,
     "kahan blocks": kahan_block_cases,
     "smooth": lambda: first(60, smooth_cases()),

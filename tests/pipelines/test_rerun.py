@@ -5,6 +5,7 @@
 
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -184,6 +185,15 @@ def test_other_data_are_not_the_finished_job(checkpoint: Load, tmp_path: Path) -
     before = Job.from_options(st.open(checkpoint("delta_net")), options).record
     (tmp_path / "rows.jsonl").write_text("another")
     assert Job.from_options(st.open(checkpoint("delta_net")), options).record != before
+
+
+def test_other_weights_are_not_the_finished_job(checkpoint: Load, tmp_path: Path) -> None:
+    """Also if only an MLP changed, which plans do not depend on."""
+    path = shutil.copytree(checkpoint("qwen3_5_text"), tmp_path / "model")
+    model, options = st.open(path), TrimOptions(to="6x4", text="owner/name")
+    before = Job.from_options(model, options).record
+    tiny.rewrite(path, next(name for name in model.tensors if "mlp" in name), lambda x: x + 1)
+    assert Job.from_options(st.open(path), options).record != before
 
 
 def test_a_failed_run_without_work_does_not_block_the_corrected_one(

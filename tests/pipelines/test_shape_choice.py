@@ -11,7 +11,7 @@ import pytest
 
 import statetrim as st
 from helpers import tiny
-from helpers.refusal import check_refusal, run
+from helpers.refusal import run
 from helpers.tiny import Load
 from statetrim.artifacts.decision import NoCutNeeded
 from statetrim.artifacts.steps import read_seen_texts
@@ -293,14 +293,6 @@ def test_for_alone_means_half_of_the_bytes(checkpoint: Load, text: Path) -> None
     assert 0 < in_dtype[None] < in_dtype["bfloat16"], "half of the bytes, by a flag"
     sources = prediction_sources(job.corpus, 64, 64, seed=1)
     assert [len(each.ids) for each in sources.values()] == [1, 1], "recall of few tokens too"
-
-
-@pytest.mark.parametrize("to", ["0.5", "4x100%"])
-def test_refusals(to: str, checkpoint: Load, tmp_path: Path) -> None:
-    text = tiny.write_text(tmp_path / "text.jsonl", 100)
-    command = ["trim", str(checkpoint("delta_net")), "--text", str(text), "--to", to]
-    code, err, out = run([*command, "--for", "vllm", "-o", str(tmp_path / "out")])
-    check_refusal(code, err, out, "vLLM is not known to serve delta_net")
 
 
 def test_a_size_that_the_engine_cannot_serve_is_said_before_the_work(

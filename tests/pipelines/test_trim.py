@@ -125,18 +125,6 @@ def test_both_axes_with_recovery_timing_and_an_engine_in_mind(
     assert trim["recall"] == 0.5
 
 
-def test_a_plain_directory_is_left_alone(checkpoint: Load, text: Path, tmp_path: Path) -> None:
-    for name in ("out", "out.partial"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "mine").write_text("precious")
-        with pytest.raises(st.StatetrimError, match=r"exists already|did not write"):
-            st.trim(
-                checkpoint("qwen3_next"), to="6x100%", text=text, out=tmp_path / "out", **OPTIONS
-            )
-        assert (tmp_path / name / "mine").read_text() == "precious"
-        shutil.rmtree(tmp_path / name)
-
-
 def test_a_dry_run_shows_the_steps_and_writes_nothing(
     checkpoint: Load, text: Path, tmp_path: Path
 ) -> None:
@@ -175,29 +163,6 @@ def test_a_model_that_was_cut_before_is_cut_again_and_reported(
     second = st.trim(first.path, to="4x100%", text=text, out=tmp_path / "second", **QUICK)
     page = (second.path / "statetrim" / "report" / "report.md").read_text()
     assert "state 8 x 8 → 4 x 8" in page
-
-
-def test_other_weights_under_the_same_name_are_another_job(
-    checkpoint: Load, text: Path, tmp_path: Path
-) -> None:
-    """Also if only an MLP changed, which plans do not depend on."""
-    model = tmp_path / "model"
-    shutil.copytree(checkpoint("qwen3_5_text"), model)
-    quick = QUICK | {"text": text, "to": "6x100%", "out": tmp_path / "out"}
-    st.trim(model, **quick)
-    plan = st.Plan.load(tmp_path / "out" / "statetrim" / "plan.json")
-    st.prune(st.open(model), plan, tmp_path / "pruned")
-    shard = next(
-        path for path in model.glob("*.safetensors") if any("mlp" in n for n in load_file(path))
-    )
-    weights = load_file(shard)
-    name = next(name for name in weights if "mlp" in name)
-    weights[name] = weights[name] + 1
-    save_file(weights, shard, {"format": "pt"})
-    with pytest.raises(st.StatetrimError, match="exists already"):
-        st.trim(model, **quick)
-    with pytest.raises(st.StatetrimError, match="made for another model"):
-        st.prune(st.open(model), plan, tmp_path / "pruned")
 
 
 def test_a_kill_while_tidying_up_is_mended(checkpoint: Load, text: Path, tmp_path: Path) -> None:

@@ -170,16 +170,7 @@ def test_a_plan_of_other_heads_is_refused(
         st.prepare(model, replace(plan, axes={"head": bad}))
 
 
-@pytest.mark.parametrize(
-    ("keep_heads", "sentence"),
-    [
-        (5, "cannot keep 5 of 6 value heads, 2 to each of 3 key heads; give 2, 3 or 4"),
-        (6, "cannot keep 6 of 6 value heads"),
-        (0, "cannot keep 0 of 6 value heads"),
-        ("1.5", "cannot read"),
-        ("100%", "cannot keep 6 of 6 value heads"),
-    ],
-)
+@pytest.mark.parametrize(("keep_heads", "sentence"), load_cases("head-counts"))
 def test_bad_counts_are_refused_in_one_sentence(
     keep_heads: Any, sentence: str, model: st.Checkpoint
 ) -> None:

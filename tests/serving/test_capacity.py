@@ -11,6 +11,7 @@ import torch
 
 import statetrim as st
 from helpers import tiny
+from helpers.cases import load_cases
 from helpers.tiny import Load
 from statetrim.families import families
 from statetrim.families.contract import KVCacheSize
@@ -279,18 +280,7 @@ def test_replayed_inputs_take_two_parts_below_float32() -> None:
         assert sglang_ring_bytes(caches, serving) == 48 * 16 * inputs
 
 
-@pytest.mark.parametrize(
-    ("options", "value"),
-    [
-        ({"memory_gib": 0}, "0"),
-        ({"memory_gib": 1, "context": 0}, "0"),
-        ({"memory_gib": 1, "context": 2**40}, "1099511627776"),
-        ({"memory_gib": 1, "engine": "mlx", "kv_dtype": "fp8"}, "'fp8'"),
-        ({"memory_gib": 1, "engine": "exl"}, "'exl'"),
-        ({"memory_gib": 1, "speculative": 99}, "99"),
-        ({"context": 4096}, "--memory-gib"),
-    ],
-)
+@pytest.mark.parametrize(("options", "value"), load_cases("serving"))
 def test_settings_out_of_bounds_are_refused(options: dict[str, Any], value: str) -> None:
     with pytest.raises(st.StatetrimError, match=re.escape(value)):
         ServingOptions(**options)
