@@ -215,7 +215,7 @@ def test_values_and_their_gate_are_told_apart(checkpoint: Load) -> None:
 
 
 def test_every_supported_model_type_is_under_this_contract() -> None:
-    from helpers.fla_checkpoints import CONFIGS as FLA_CONFIGS
+    from helpers.fla_worker import CONFIGS as FLA_CONFIGS
 
     only_heads = {*tiny.HEAD_CONFIGS, "glm5_next_text"}  # test_heads
     assert set(families()) == set(tiny.CONFIGS) | set(FLA_CONFIGS) | only_heads

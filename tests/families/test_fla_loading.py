@@ -10,21 +10,13 @@ import torch
 
 import statetrim as st
 from helpers import fla_mixers, tiny
-from helpers.fla_checkpoints import CONFIGS, KEEP, KEEP_VALUES, NO_VALUES
+from helpers.fla_worker import CONFIGS, KEEP, KEEP_VALUES, NO_VALUES, run
 from helpers.forker import Forker
 from statetrim.cut.geometry import allowed_head_counts
-
-WORKER = Path(__file__).parents[1] / "helpers" / "fla_checkpoints.py"
 
 pytestmark = pytest.mark.skipif(
     not tiny.FLA_INSTALLED, reason="fla is an empty shell without triton"
 )
-
-
-def run(forker: Forker, command: str, directory: Path) -> Any:
-    result = forker.run([str(WORKER), command, str(directory)], script=True)
-    assert result["code"] == 0, result["err"]
-    return json.loads(result["out"].splitlines()[-1])
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from helpers import tiny
+from helpers.fla_worker import run
 from helpers.forker import Forker
 from helpers.recurrences import step_by_step
 from statetrim.portable import kernels as rules
@@ -241,9 +242,7 @@ def naive_outputs(tmp_path_factory: pytest.TempPathFactory, fla_forker: Forker) 
     folder = tmp_path_factory.mktemp("naive")
     for kind, decay in NAIVE_CASES:
         save_file(naive_inputs(kind, decay), folder / f"{kind}.{decay}.inputs.safetensors")
-    worker = Path(__file__).parents[1] / "helpers" / "fla_worker.py"
-    result = fla_forker.run([str(worker), "operators", str(folder)], script=True)
-    assert result["code"] == 0, result["err"]
+    run(fla_forker, "operators", folder)
     return folder
 
 

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from helpers import tiny
 from helpers.cases import load_cases
+from helpers.fla_worker import run
 from helpers.forker import Forker
 from helpers.recurrences import step_by_step
 from statetrim import portable
@@ -194,9 +195,7 @@ def through_fla(tmp_path_factory: pytest.TempPathFactory, fla_forker: Forker) ->
     folder = tmp_path_factory.mktemp("through_fla")
     for name in VARIANTS:
         small_model(name).save_pretrained(folder / name / "ours")
-    worker = Path(__file__).parents[1] / "helpers" / "fla_worker.py"
-    result = fla_forker.run([str(worker), "checkpoints", str(folder)], script=True)
-    assert result["code"] == 0, result["err"]
+    run(fla_forker, "pass_through", folder)
     return folder
 
 

@@ -2,17 +2,50 @@
 
 import json
 import math
+import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 
 import statetrim as st
-from helpers import recovery_runs, sharding, tiny
+from helpers import recovery_runs, tiny
 from helpers.forker import run_as_ranks
+from statetrim.recovery.fsdp import Sharder, gather_full, is_shard
+from statetrim.runtime.loading import load_live
+from statetrim.runtime.placement import Placement
+
+
+@torch.no_grad()
+def compare_sharded(path: str) -> dict[str, float]:
+    ids = torch.arange(12).unsqueeze(0) % 50 + 1
+    live = load_live(
+        path, Placement(device="cpu:0", layerwise=True)
+    )  # the device name of the Trainer
+    plain, split = st.load(path), live.module.requires_grad_(False)
+    Sharder(live.device).shard_model(live)
+    expected, actual = (m.base_model(input_ids=ids, use_cache=False)[0] for m in (plain, split))
+    heads = [gather_full(m.get_output_embeddings().weight) for m in (plain, split)]
+    return {
+        "hidden": float((actual - expected).abs().max() / expected.abs().max()),
+        "head": float((heads[1] - heads[0]).abs().max()),
+        "whole": sum(not is_shard(p) for p in split.parameters()),
+        "tied": plain.get_output_embeddings().weight is plain.get_input_embeddings().weight,
+    }
+
+
+def compare(report: Path, models: Iterable[str]) -> None:
+    """One rank of several. Writes REPORT-RANK.json: for each model the largest differences of
+    hidden states and head weights, and the number of unsharded parameters."""
+    dist.init_process_group("gloo")
+    differences = {path: compare_sharded(path) for path in models}
+    Path(f"{report}-{os.environ['RANK']}.json").write_text(json.dumps(differences))
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +104,7 @@ def test_no_process_holds_more_than_a_layer_while_models_are_read(
 def test_models_of_every_family_are_split_as_they_are_read(tmp_path: Path, checkpoint: Any) -> None:
     """Hidden states and head equal those of the unsharded model, with tied embeddings or not."""
     models = {model_type: str(checkpoint(model_type)) for model_type in tiny.MODEL_TYPES}
-    run_as_ranks(lambda: sharding.compare(tmp_path / "report", models.values()))
+    run_as_ranks(lambda: compare(tmp_path / "report", models.values()))
     for rank in (0, 1):
         report = json.loads((tmp_path / f"report-{rank}.json").read_text())
         assert len(report) == len(models)

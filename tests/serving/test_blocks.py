@@ -1,13 +1,13 @@
 """Blocks and prefixes of vLLM, SGLang and llama.cpp against what public reports say of them."""
 
 import json
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import statetrim as st
+from helpers.cases import load_cases
 from statetrim.families import families
 from statetrim.serving.capacity.arithmetic import Settings
 from statetrim.serving.capacity.compare import cache_model, default_state_dtype
@@ -20,47 +20,6 @@ from statetrim.storage.checkpoint import Checkpoint
 ROOT = Path(__file__).parents[2]
 CONFIGS = json.loads((ROOT / "docs" / "calculator" / "configs.json").read_text())
 BYTES = {"float32": 4, "bfloat16": 2}
-QWEN_4B = {  # the model card's numbers
-    "num_hidden_layers": 32, "layer_types": None, "hidden_size": 2560, "num_attention_heads": 16,
-    "num_key_value_heads": 4, "linear_num_value_heads": 32,
-}  # fmt: skip
-KDA_LAYERS = [layer for layer in range(1, 43) if layer % 6]
-LING = {  # 42 layers, every sixth is MLA; 32 heads, which the report does not say, give its number
-    "num_hidden_layers": 42,
-    "linear_attn_config": {"num_heads": 32, "head_dim": 128, "kda_layers": KDA_LAYERS},
-}
-
-
-@dataclass(frozen=True)
-class Report:
-    """A block size that a user saw, with the model and the flags."""
-
-    source: str
-    tokens: int
-    model: str  # of the calculator, that has this state
-    changes: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
-
-
-CPU = {"alignment": 128}
-FP8 = {"kv_bytes": 1}
-REPORTS = (
-    Report("vllm 40696: Qwen3.5-4B, --dtype bfloat16", 528, "Qwen3.5-27B", QWEN_4B),
-    Report("vllm 47430: Qwen3.6-27B", 784, "Qwen3.5-27B"),
-    Report("vllm 45238: Qwen3.8-27B, fp8, MTP with 3 drafts", 1600, "Qwen3.5-27B",
-           settings=FP8 | {"speculative": 3}),
-    Report("vllm 53749: Nemotron-3.5 Lightning", 2096,
-           "NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4"),
-    Report("vllm 53749: Ling-3.0-flash", 1920, "Kimi-Linear-48B-A3B", LING),
-    # Its checkpoint asks for fp8 keys and values; the report does not say it.
-    Report("vllm 48401: Nemotron-3-Super NVFP4", 8320, "NVIDIA-Nemotron-3-Super-120B-A12B-FP8",
-           settings=FP8),
-    Report("vllm 52191: Qwen3.6-35B-A3B on a CPU", 1152, "Qwen3.5-35B-A3B", settings=CPU),
-    Report("vllm 52191: with --mamba-ssm-cache-dtype bfloat16", 640, "Qwen3.5-35B-A3B",
-           settings=CPU | {"state_bytes": 2}),
-    Report("vllm 35703: Qwen3.5-397B-A17B, 2 devices", 2096, "Qwen3.5-397B-A17B",
-           settings={"devices": 2}),
-)  # fmt: skip
 
 
 def opened(model: str, changes: dict[str, Any] | None = None) -> Checkpoint:
@@ -69,13 +28,16 @@ def opened(model: str, changes: dict[str, Any] | None = None) -> Checkpoint:
     return Checkpoint(Path("recorded"), config, family, family.geometry(config))
 
 
-@pytest.mark.parametrize("report", REPORTS, ids=lambda report: report.source)
-def test_the_block_is_the_one_that_users_saw(report: Report) -> None:
-    model = opened(report.model, report.changes)
+@pytest.mark.parametrize(("source", "tokens", "name", "changes", "more"), load_cases("vllm-blocks"))
+def test_the_block_is_the_one_that_users_saw(
+    source: str, tokens: int, name: str, changes: dict[str, Any], more: dict[str, Any]
+) -> None:
+    """With the model of the calculator that has this state, changed to theirs, and their flags."""
+    model = opened(name, changes)
     dtype = default_state_dtype(find_engine("vllm"), model)
-    settings = {"memory": 2**34, "context": 4096, "state_bytes": BYTES[dtype]} | report.settings
+    settings = {"memory": 2**34, "context": 4096, "state_bytes": BYTES[dtype]} | more
     fit = vllm(cache_model(model, model.geometry), Settings(**settings))
-    assert fit.block_size == report.tokens
+    assert fit.block_size == tokens, source
 
 
 @pytest.mark.parametrize("drafts", [0, 7])

@@ -10,33 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 import statetrim as st
+from helpers.cases import load_cases
 from statetrim.commands import app, terminal
 
-QWEN = {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16}
-KIMI = {"head_dim": 128, "num_heads": 32,
-        "kda_layers": [i for i in range(1, 28) if i not in (4, 8, 12, 16, 20, 24, 27)]}  # fmt: skip
-
-
-def nested(layers: int, value_heads: int) -> dict[str, Any]:
-    section = {"num_hidden_layers": layers, "linear_num_value_heads": value_heads, **QWEN}
-    return {"text_config": section}
-
-
-PUBLIC: dict[str, tuple[str, dict[str, Any], float, float]] = {
-    # name: model type, public dimensions, MiB of fp32 state per sequence, the same at keep 64
-    "Qwen3-Next-80B-A3B": ("qwen3_next", {"num_hidden_layers": 48, "linear_num_value_heads": 32,
-                                          **QWEN}, 72.0, 36.0),
-    "Qwen3.5-27B": ("qwen3_5", nested(64, 48), 144.0, 72.0),
-    "Qwen3.5-397B-A17B": ("qwen3_5_moe", nested(60, 64), 180.0, 90.0),
-    "OLMo-Hybrid-7B": ("olmo_hybrid", {"num_hidden_layers": 32, "hidden_size": 3840,
-                                       "num_attention_heads": 30}, 50.625, 33.75),
-    "Kimi-Linear-48B-A3B": ("kimi_linear", {"num_hidden_layers": 27, "linear_attn_config": KIMI},
-                            40.0, 40.0),
-    "delta_net-1.3B": ("delta_net", {"num_hidden_layers": 24, "num_heads": 16,
-                                     "hidden_size": 2048}, 24.0, 12.0),
-    "GatedDeltaNet-1.3B": ("gated_deltanet", {"num_hidden_layers": 24, "num_heads": 8,
-                                              "expand_v": 1}, 48.0, 12.0),
-}  # fmt: skip
+PUBLIC = load_cases("public-models")
+"""Name -> model type, public dimensions, MiB of fp32 state per sequence, the same at keep 64."""
 
 
 def write_config(folder: Path, name: str = "Qwen3-Next-80B-A3B", **fields: Any) -> Path:

@@ -29,7 +29,7 @@ warnings.simplefilter("ignore")
 import torch  # noqa: E402
 
 import statetrim as st  # noqa: E402
-from helpers import fla_checkpoints, tiny  # noqa: E402
+from helpers import fla_worker, tiny  # noqa: E402
 from statetrim.evaluation import samples  # noqa: E402
 from statetrim.families.delta_net import DeltaNet  # noqa: E402
 from statetrim.runtime import loading  # noqa: E402
@@ -67,7 +67,7 @@ class Attempt:
         self.model_type, self.folder = model_type, folder
         self.model = st.open(build(model_type, folder / "model"))
         keys, values = KEPT_SHAPES.get(model_type, (8, 8))
-        self.cuts_values = model_type not in fla_checkpoints.NO_VALUES
+        self.cuts_values = model_type not in fla_worker.NO_VALUES
         self.shape = f"{keys}x{values if self.cuts_values else '100%'}"
         self.tokens = 0
         self.statistics: st.Statistics | None = None
@@ -197,7 +197,7 @@ def build(model_type: str, directory: Path, layers: int = 1) -> Path:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    fields = fla_checkpoints.CONFIGS[model_type] | {"num_hidden_layers": layers}
+    fields = fla_worker.CONFIGS[model_type] | {"num_hidden_layers": layers}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **fields))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -224,12 +224,12 @@ def differences(first: st.Statistics, second: st.Statistics) -> dict[str, float]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("results", type=Path)
-    parser.add_argument("types", nargs="*", help=f"of {', '.join(fla_checkpoints.CONFIGS)}")
+    parser.add_argument("types", nargs="*", help=f"of {', '.join(fla_worker.CONFIGS)}")
     parser.add_argument("--commands", nargs="+", default=COMMANDS, choices=COMMANDS)
     arguments = parser.parse_args()
     triton_on_cpu.mend_modules("fla.")
     loading.is_fla_usable = lambda device=None: True
-    for model_type in arguments.types or fla_checkpoints.CONFIGS:
+    for model_type in arguments.types or fla_worker.CONFIGS:
         with tempfile.TemporaryDirectory() as folder:
             attempt = Attempt(model_type, Path(folder))
             for command in arguments.commands:
