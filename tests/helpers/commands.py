@@ -17,43 +17,28 @@ from helpers.quantized import FORMATS, quantize_checkpoint
 from statetrim.runtime.loading import load_live
 
 OUT = "out"
-_TEXT = ["--text", "text.jsonl"]
-_SIZES = ["--tokens", "512", "--length", "32", "--batch-size", "4"]
-_TRIMMED = [
-    *_TEXT, "--tokens", "1k", "--limit", "2", "--tasks", "mqar", "--no-control",
-]  # fmt: skip
-
+_TEXT = "--text text.jsonl"
+_SIZES = "--tokens 512 --length 32 --batch-size 4"
+_TRIMMED = f"{_TEXT} --tokens 1k --limit 2 --tasks mqar --no-control -o {OUT}"
+_LINES = (
+    f"prune model plan.json -o {OUT}",
+    f"calibrate model {_TEXT} {_SIZES} --for drrqr -o {OUT}",
+    f"refit small --statistics pairs.safetensors -o {OUT}",
+    f"recover small --teacher model {_TEXT} {_SIZES} --save-every 2 -o {OUT}",
+    f"evaluate small --baseline model --tasks mqar --limit 2 -o {OUT}",
+    f"analyze model {_TEXT} --tokens 256 --length 64 --burn-in 8 -o {OUT}.json",
+    f"report small scores.json --baseline model -o {OUT}",
+    f"trim model --to 50%x100% {_TRIMMED}",
+    f"trim model --to 8x8,6x8 {_TRIMMED}",
+    f"select model --method l1 --to 8x100% -o {OUT}",
+    f"benchmark small --baseline model --batch-sizes 1 --lengths 8 --rounds 1 -o {OUT}",
+    f"snapshot model {_TEXT} --sequences 2 --length 8 --tolerances 0.1 -o {OUT}.json",
+    "verify small --baseline model --engine mlx --engine-python python --count 2 --length 24 "
+    f"--generate 2 {_TEXT} -o {OUT}",
+)
 COMMANDS: dict[str, list[str]] = {
-    "prune": ["prune", "model", "plan.json", "-o", OUT],
-    "calibrate": ["calibrate", "model", *_TEXT, *_SIZES, "--for", "drrqr", "-o", OUT],
-    "refit": ["refit", "small", "--statistics", "pairs.safetensors", "-o", OUT],
-    "recover": [
-        "recover", "small", "--teacher", "model", *_TEXT, *_SIZES, "--save-every", "2", "-o", OUT,
-    ],
-    "evaluate": [
-        "evaluate", "small", "--baseline", "model", "--tasks", "mqar", "--limit", "2", "-o", OUT,
-    ],
-    "analyze": [
-        "analyze", "model", *_TEXT, "--tokens", "256", "--length", "64", "--burn-in", "8",
-        "-o", f"{OUT}.json",
-    ],
-    "report": ["report", "small", "scores.json", "--baseline", "model", "-o", OUT],
-    "trim": ["trim", "model", "--to", "50%x100%", *_TRIMMED, "-o", OUT],
-    "comparison": ["trim", "model", "--to", "8x8,6x8", *_TRIMMED, "-o", OUT],
-    "select": ["select", "model", "--method", "l1", "--to", "8x100%", "-o", OUT],
-    "benchmark": [
-        "benchmark", "small", "--baseline", "model", "--batch-sizes", "1", "--lengths", "8",
-        "--rounds", "1", "-o", OUT,
-    ],
-    "snapshot": [
-        "snapshot", "model", *_TEXT, "--sequences", "2", "--length", "8", "--tolerances", "0.1",
-        "-o", f"{OUT}.json",
-    ],
-    "verify": [
-        "verify", "small", "--baseline", "model", "--engine", "mlx", "--engine-python", "python",
-        *_TEXT, "--count", "2", "--length", "24", "--generate", "2", "-o", OUT,
-    ],
-}  # fmt: skip
+    "comparison" if "8x8,6x8" in line else line.split()[0]: line.split() for line in _LINES
+}
 
 
 def save_prompt() -> None:

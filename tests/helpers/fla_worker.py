@@ -19,6 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 
 import statetrim as st
@@ -26,24 +27,10 @@ from helpers import fla_mixers
 from helpers.forker import Forker
 from statetrim.artifacts.plan import Plan
 
-_SHAPE = {
-    "vocab_size": 64, "hidden_size": 48, "num_hidden_layers": 3, "hidden_ratio": 2,
-    "fuse_cross_entropy": False,
-}  # fmt: skip
-_HEAD_DIM = {**_SHAPE, "num_heads": 2, "head_dim": 12, "expand_v": 2.0}
-
-CONFIGS: dict[str, dict[str, Any]] = {
-    "delta_net": {**_SHAPE, "num_heads": 4, "expand_k": 1.0, "expand_v": 0.5},
-    "gated_deltanet": {**_HEAD_DIM, "num_v_heads": 4},
-    "kda": {**_HEAD_DIM, "num_v_heads": 4},
-    "comba": {**_HEAD_DIM, "num_heads": 3, "num_v_heads": 6},
-    "gated_deltaproduct": {**_HEAD_DIM, "num_householder": 3, "use_forget_gate": True},
-    "gla": {**_SHAPE, "num_heads": 4, "num_kv_heads": 2, "expand_k": 1.0, "use_short_conv": True},
-    "precond_gated_deltanet": {**_HEAD_DIM, "num_v_heads": 4},
-    "precond_kda": {**_HEAD_DIM, "num_v_heads": 4},
-    "rwkv6": {**_SHAPE, "num_heads": 4, "expand_k": 1.0, "proj_low_rank_dim": 4,
-              "gate_low_rank_dim": 4},
-}  # fmt: skip
+_DATA = Path(__file__).parents[1] / "data"
+CONFIGS: dict[str, dict[str, Any]] = yaml.safe_load((_DATA / "tiny_configs.yaml").read_text())[
+    "fla"
+]
 KEEP = 7  # odd, so that expand_v is not exact
 KEEP_VALUES = 5
 NO_VALUES = {"kda", "precond_kda", "rwkv6"}
