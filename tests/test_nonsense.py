@@ -180,27 +180,6 @@ def test_memory_that_ran_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert run(command("calibrate", folder, "--batch-size 2"))[0] is None
 
 
-def test_a_stage_that_took_too_much_is_left_out_on_the_rerun(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def trim(**changes: Any) -> Any:
-        return st.trim(
-            folder / "model", to="8x100%", text=folder / "text.jsonl", tokens=1024, tasks=("mqar",),
-            limit=2, control=False, progress=False, out=folder / "out", **changes,
-        )  # fmt: skip
-
-    def full(*args: Any, **kwargs: Any) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(st.benchmark, "run", full)
-    with pytest.raises(MemoryError):
-        trim(benchmark=True)
-    small = trim()
-    assert small.geometry.head_k_dim == 8
-    with pytest.raises(st.StatetrimError, match="not overwritten"):
-        trim(seed=1)
-
-
 def test_a_terminal_obeys_nothing_that_a_name_says(checkpoint: Any, tmp_path: Path) -> None:
     shown = io.StringIO()
     console, table = (

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import statetrim as st
+from helpers.cases import load_cases
 from helpers.forker import Forker
 from helpers.masking import recorded_calls
 from helpers.recurrences import step_by_step
@@ -264,24 +265,15 @@ def edited(path: Path, *keys: str, value: Any) -> None:
     path.write_text(json.dumps(content))
 
 
-HOSTILE: list[tuple[tuple[str, ...], Any, str]] = [
-    (("format",), "statetrim plan", "not a statetrim analysis"),
-    (("version",), 2, "of version 2"),
-    (("arrays_sha256",), "0" * 64, "not the file that was written"),
-    (("model", "geometry", "head_k_dim"), 10**12, "not valid: model.geometry: head_k_dim"),
-    (("model", "geometry", "head_k_dim"), 7, "lack 'model.0.spectrum'"),
-    (("model", "geometry", "layers"), [0, 0], "not valid: model.geometry: layers"),
-    (("model", "geometry", "layers"), [0, 1, 2], "lack 'model.2.effective_rank'"),
-    (("model", "geometry", "layers"), list(range(10**5)), "not valid: model.geometry: layers"),
-    (("model", "positions"), [5, 3], "not valid: model: positions"),
-    (("model", "positions"), [1, 2], "lack 'model.0.effective_rank'"),
-    (("model", "burn_in"), -1, "not valid: model: burn_in"),
+HOSTILE = [
+    *load_cases("analysis"),
+    (["model", "geometry", "layers"], list(range(10**5)), "not valid: model.geometry: layers"),
 ]
 
 
 @pytest.mark.parametrize(("keys", "value", "message"), HOSTILE)
 def test_a_file_that_is_not_whole_is_refused(
-    keys: tuple[str, ...], value: Any, message: str, pair: Analysis, tmp_path: Path
+    keys: list[str], value: Any, message: str, pair: Analysis, tmp_path: Path
 ) -> None:
     path = tmp_path / "analysis.json"
     pair.save(path)

@@ -19,6 +19,7 @@ import torch
 
 import statetrim as st
 from helpers import tiny
+from helpers.cases import load_cases
 from helpers.refusal import run
 from helpers.tiny import Load
 from statetrim.progress import OnProgress, Progress
@@ -137,21 +138,7 @@ def test_no_line_is_broken(checkpoint: Load, tmp_path: Path) -> None:
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns about its slow paths
 
-TRIM = "trim MODEL --to 6x100% --text TEXT --tokens 1k --limit 2 --batch-size 2 -o OUT"
-COMMANDS = {
-    "calibrate": "calibrate MODEL --text TEXT --tokens 1k --length 64 --batch-size 2 -o OUT",
-    "select": "select MODEL --to 6x100% --method l1 -o OUT",
-    "prune": "prune MODEL PLAN -o OUT",
-    "refit": "refit SMALL --statistics SUMS -o OUT",
-    "recover": "recover SMALL --teacher MODEL --text TEXT --tokens 1k --length 64 -o OUT",
-    "evaluate": "evaluate SMALL --baseline MODEL --tasks text --text TEXT --limit 2 -o OUT",
-    "analyze": "analyze MODEL --text TEXT --tokens 1k --length 256 -o OUT.json",
-    "sensitivity": "analyze MODEL --sensitivity --text TEXT --tokens 1k -o OUT.json",
-    "benchmark": "benchmark SMALL --baseline MODEL --lengths 8 --batch-sizes 1 -o OUT",
-    "trim": TRIM,
-    "comparison": TRIM.replace("6x100%", "8x100%,6x100%"),
-    "demo": "demo -o OUT",
-}
+COMMANDS: dict[str, str] = load_cases("interrupted")
 KEEP = {"prune", "refit", "recover", "sensitivity", "demo"}
 """Commands that write partial output from the start; the others have none when they are stopped
 before anything is finished."""

@@ -17,6 +17,7 @@ import typer
 from typer.testing import CliRunner
 
 from helpers import hub_layouts, tiny
+from helpers.cases import load_cases
 from helpers.doc_pages import Block, blocks
 from helpers.quantized import FORMATS, quantize_checkpoint
 from helpers.tiny import Load
@@ -38,18 +39,7 @@ VALUE_REPLACEMENTS = {
 }  # fmt: skip
 """(option, value) -> a value that fits two heads, a state of 256 KiB and 32k tokens of text."""
 
-SMALL_OPTIONS: dict[str, dict[str, str]] = {
-    "analyze": {"--tokens": "256", "--length": "64", "--burn-in": "8"},
-    "analyze --memory": {"--tokens": "256", "--length": "64"},
-    "analyze --sensitivity": {"--tokens": "512", "--length": "64"},
-    "benchmark": {"--batch-sizes": "1", "--lengths": "8", "--rounds": "1"},
-    "calibrate": {"--tokens": "256", "--length": "64"},
-    "evaluate": {"--limit": "2", "--batch-size": "8"},
-    "snapshot": {"--sequences": "2", "--length": "64"},
-    "recover": {"--tokens": "512", "--length": "64", "--batch-size": "4"},
-    "trim": {"--tokens": "512", "--length": "64", "--limit": "2", "--batch-size": "8"},
-    "verify": {"--count": "2", "--length": "24", "--generate": "2"},
-}
+SMALL_OPTIONS: dict[str, dict[str, str]] = load_cases("small-options")
 """Options that replace those of the page; the page's own values are parsed beforehand."""
 
 HUB = (
@@ -58,15 +48,7 @@ HUB = (
 )  # fmt: skip
 """Hub models of the pages; on the loopback hub all are the tiny model."""
 
-EXAMPLE_LAYOUTS = {
-    "Qwen/Qwen3.5-4B": "Qwen3.5-27B",
-    "Qwen/Qwen3.5-27B": "Qwen3.5-27B",
-    "Qwen/Qwen3.5-35B-A3B": "Qwen3.5-35B-A3B",
-    "Qwen/Qwen3-Next-80B-A3B-Instruct": "Qwen3-Next",
-    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "Nemotron-Nano",
-    "allenai/Olmo-Hybrid-7B": "Olmo-Hybrid-7B",
-    "m-a-p/1.3B-100B-GatedDeltaNet-pure": "fla-gated_deltanet",
-}
+EXAMPLE_LAYOUTS: dict[str, str] = load_cases("example-layouts")
 """Hub models of examples/ -> their layout in helpers/hub_layouts, with heads of 16 channels, or of
 12x24 for OLMo-Hybrid. The 4B and the 27B model differ in sizes only."""
 EXAMPLE_QUANTIZED = {"Qwen/Qwen3.5-27B-FP8": ("Qwen3.5-27B", "fine-grained fp8")}

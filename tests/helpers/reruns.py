@@ -9,7 +9,7 @@ import itertools
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pytest
 
 import statetrim as st
 from helpers import tiny
+from helpers.cases import load_cases
 from helpers.faults import file_hashes
 from statetrim.pipelines.observer import Observer
 from statetrim.pipelines.options import TrimOptions
@@ -31,16 +32,7 @@ def select(evidence, keep):
     heads, channels = evidence.table_shape
     return torch.arange({first}, {first} + keep).repeat(heads, 1)
 """
-SAMPLES: dict[str, tuple[Any, ...]] = {
-    "device": ("cpu",), "dtype": ("bfloat16",), "device_map": ("auto",), "max_memory": ("0=1GiB",),
-    "to": ("4x4",), "for_": ("transformers",), "by_layer": (True,), "text": ("other.jsonl",),
-    "tokens": (2048,), "recall": (0.5,), "method": ("l1", "readout_l1"),
-    "refit": (False,), "recover": (0, 2048), "tasks": (("mqar",),),
-    "data": ("model",), "limit": (4,), "length": (32,), "batch_size": (4,), "control": (False,),
-    "benchmark": (True,), "layerwise": (True, False), "state_dtype": ("int8",), "seed": (1,),
-    "memory_gib": (1.0,), "context": (8,), "kv_dtype": ("fp8",), "speculative": (1,),
-    "prefix_caching": (False,), "devices": (2,),
-}  # fmt: skip
+SAMPLES: dict[str, list[Any]] = load_cases("trim-samples")
 """Other values of each option than `Reruns.options` has; a new option needs one."""
 FIRST_RUNS: tuple[dict[str, Any], ...] = (
     {}, {"recover": 0}, {"to": "6x4,4x8"}, {"to": 0.5, "by_layer": True},
@@ -136,7 +128,7 @@ class Reruns:
             Path(option).write_bytes(kept)
 
 
-def values(option: str) -> tuple[Any, ...]:
+def values(option: str) -> Sequence[Any]:
     """Other values of an option, or other contents of a file."""
     if option == "method.py":
         return (METHOD.format(first=2),)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.cases import load_cases
 from helpers.measured import point, shape_scores
 from statetrim.artifacts.decision import Decision, Prediction
 from statetrim.errors import StatetrimError
@@ -14,21 +15,8 @@ from statetrim.judging.recommendation import recommend
 from statetrim.judging.verdict import Outcome, judge_cut
 
 ORIGINAL = point("64x64")
-CASES = {
-    "the smallest within the limits": (
-        [("48x64", 0.2, 0.3), ("64x48", 2.0, 2.0), ("64x32", 1.5, 1.0), ("32x32", 20, 5)], "64x32",
-    ),
-    "of sizes within an eighth the one that loses least": (
-        [("64x32", 1.0, 1.0), ("48x40", 2.0, 1.0), ("40x48", 1.0, 2.5)], "64x32",
-    ),
-    "none within: the nearest, on its worst task": (
-        [("64x32", 20.0, 4.0), ("48x40", 10.0, 6.0), ("32x32", 25.0, 9.0)], "48x40",
-    ),
-    "none within: the other task counts too": (
-        [("64x32", 50.0, 65.0), ("48x40", 23.0, 68.0)], "48x40",
-    ),
-    "one alone": ([("64x32", 50.0, 50.0)], "64x32"),
-}  # fmt: skip
+CASES = load_cases("shapes")
+"""What is decided -> shapes with points of recall and percent of perplexity lost; the choice."""
 
 
 @pytest.mark.parametrize("case", CASES)

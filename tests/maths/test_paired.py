@@ -1,7 +1,9 @@
-"""Paired statistics by simulation: intervals cover, p-values are uniform under the null."""
+"""Paired statistics by simulation: intervals cover, p-values are uniform under the null. Numbers in
+untrusted files, and a few of many."""
 
 import math
 from collections.abc import Callable
+from math import inf, nan
 
 import pytest
 import torch
@@ -9,7 +11,9 @@ from scipy import stats
 
 from statetrim.artifacts.scores import Score, Scores
 from statetrim.judging.losses import metric_loss
+from statetrim.maths.formatting import evenly_spaced
 from statetrim.maths.paired import Interval, Pairs, difference_interval, mcnemar, zero_event_bound
+from statetrim.maths.units import is_integer_list, is_number
 
 EXPERIMENTS = 1000
 
@@ -141,3 +145,17 @@ def test_an_interval_that_is_not_a_number_is_refused(place: int) -> None:
     with pytest.raises(ValueError, match="not a number"):
         Interval(*numbers)
     assert Interval(0.0, -math.inf, math.inf).margin == math.inf
+
+
+def test_a_few_of_many_keep_both_ends() -> None:
+    assert evenly_spaced([1, 2, 3], 3) == [1, 2, 3]
+    assert evenly_spaced(range(100), 4) == [0, 33, 66, 99]
+    assert evenly_spaced("abc", 2) == ["a", "c"]
+    assert evenly_spaced("abc", 1) == ["a"]
+
+
+def test_what_counts_as_a_number_in_an_untrusted_file() -> None:
+    assert is_number(0) and is_number(-1.5)
+    assert not any(map(is_number, (True, None, "1", nan, inf, 1e301)))
+    assert is_integer_list([1, 2])
+    assert not any(map(is_integer_list, ([1.0], [True], (1,))))

@@ -1,4 +1,5 @@
-"""The text of a report on quality: signs of losses, names of settings."""
+"""The text of a report on quality: signs of losses, names of settings. The example of a section in
+CONTRIBUTING.md works as it is printed there."""
 
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import statetrim as st
 from helpers.measured import ROWS, agreements, model, point, scores, shape_scores
 from statetrim.judging.recommendation import recommend
+from statetrim.reporting import sections
 
 
 def make_scores(recall: dict[str, dict[int, float]]) -> st.Scores:
@@ -67,3 +69,23 @@ def test_a_mean_names_its_settings_next_to_them(cut: Path, tmp_path: Path) -> No
     name = "mqar, accuracy (mean of 2 of 3 settings: 4 pairs, 8 pairs)"
     assert f"| {name} | cut | 64 | 92.4% | 44.9% |" in text
     assert "rand is a random cut" in text
+
+
+CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
+
+
+def test_the_example_of_a_section_is_in_the_report(
+    pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chapter = CONTRIBUTING.read_text().partition("## Add a report section")[2]
+    code = re.search(r"```python\n(.*?)```", chapter, re.DOTALL)
+    assert code is not None
+    names: dict[str, Any] = {"__package__": sections.__name__}
+    exec(code[1], names)
+    monkeypatch.setitem(sections.SECTIONS, "Heads", names["blocks"])
+    _, cut = pair("qwen3_5_text", method="rand")
+    page = st.report(cut, out=tmp_path / "out").with_suffix(".md").read_text()
+    section = page.partition("\n## Heads\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"\| (keys|values) \| (\d+) \|", section)
+    heads = cut.geometry
+    assert rows == [("keys", str(heads.num_k_heads)), ("values", str(heads.num_v_heads))]
