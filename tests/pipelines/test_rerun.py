@@ -75,11 +75,11 @@ def test_an_edited_method_or_family_is_not_the_finished_job(
         family.write_text(text + "#" * max(0, number - 1))
         model = st.open(path, family=family_from_file(family))
         job = Job.from_options(model, TrimOptions(to="6x100%", method=str(method)))
-        records.append(job.record["files"])
-    option = f"--method {method}"
-    assert records[0][option] != records[1][option] == records[2][option]
-    assert records[0]["--family"] == records[1]["--family"] != records[2]["--family"]
-    assert "tokenizer.json" in records[0]
+        records.append(job.record)
+    methods = [record["files"][f"--method {method}"] for record in records]
+    assert methods[0] != methods[1] == methods[2]
+    assert records[0]["source"] == records[1]["source"] != records[2]["source"]
+    assert "tokenizer.json" in records[0]["files"]
 
 
 def _write(path: Path, options: dict[str, Any], *inputs: Stage) -> Stage:
