@@ -152,7 +152,7 @@ LAYERS = {
 
 def recall_by_layer(path: Path) -> None:
     """Recall by bytes kept, with all layers cut alike or the first one left whole (rows of
-    studies/recall)."""
+    results/recall)."""
     models = {"tiny-gated_deltanet6": "Gated DeltaNet, 6 layers", "tiny-qwen3_5_hybrid": "hybrid"}
     figure, panels = plt.subplots(1, len(models), figsize=(9, 3.6), sharey=True)
     for axes, (model, title) in zip(panels, models.items(), strict=True):

@@ -1,16 +1,18 @@
 """The tables of results/recall.md, from the lines in results/recall; and those of heads and other
 recall tasks, in two-axes.md and uneven.md.
 
-    python studies/recall/tables.py page
+    python studies/recall.py page
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from judge import LOADS, SHAPES
 from runner import Row, fill, read_rows, start, table
 
+LOADS = (16, 32, 63)
+WIDTHS = {"1/2 balanced": "45x45", "1/2 values": "64x32", "1/4 balanced": "32x32"}
+"""Of shapes whose rows do not say them."""
 PAIRS = f"recall at {' / '.join(map(str, LOADS))} pairs"
 
 
@@ -73,9 +75,7 @@ def shape_of(row: Row) -> tuple[str, str]:
     shape = row.get("shape", "")
     if not shape:
         return "", ""
-    uniform = SHAPES.get(shape)
-    widths = "x".join(map(str, uniform)) if uniform else row["widths"].replace(",", " ")
-    return shape.partition(" ")[0], widths
+    return shape.partition(" ")[0], str(row.get("widths") or WIDTHS[shape]).replace(",", " ")
 
 
 # Of the second stage, for all models.
