@@ -189,28 +189,23 @@ class Results:
             return float(row[name] - self.original[name])
         return float(row["recall"][figure] if figure.isdigit() else row[figure])
 
-    def recall(self, **wanted: Any) -> str:
-        return " / ".join(show(self.mean(p, **wanted), 2) for p in self.original["recall"])
-
 
 def show(value: float, digits: int = 3) -> str:
     return "-" if math.isnan(value) else f"{value:.{digits}f}"
 
 
 def methods_table(results: Results) -> str:
-    pairs = " / ".join(results.original["recall"])
-    header = ["method", "keep", "NLL increase", "perplexity", f"recall at {pairs} pairs"]
-    original = math.exp(results.original["nll_first"])
-    rows = [["original", "100 %", "", show(original, 1), results.recall(method="none")]]
+    shares = " / ".join(f"{keep * 100:.0f} %" for keep in SHOWN)
+    rows = [["original", "", show(results.mean("32", method="none"), 2)]]
     for method in STYLES:
-        for keep in SHOWN:
-            case = {**PLAIN, "method": method, "keep": keep}
-            if not results.select(**case):  # not measured on this model
-                continue
-            rise, nll = (results.mean(name, **case) for name in ("rise_first", "nll_first"))
-            figures = [show(rise), show(math.exp(nll), 1), results.recall(**case)]
-            rows.append([method, f"{keep * 100:.0f} %", *figures])
-    return table(header, rows)
+        kept = [{**PLAIN, "method": method, "keep": keep} for keep in SHOWN]
+        if all(results.select(**case) for case in kept):  # else not measured on this model
+            rises, recalled = (
+                " / ".join(show(results.mean(figure, **case), digits) for case in kept)
+                for figure, digits in (("rise_first", 3), ("32", 2))
+            )
+            rows.append([method, rises, recalled])
+    return table(["method", f"NLL increase, keep {shares}", f"recall at 32 pairs: {shares}"], rows)
 
 
 def scores_table(results: Results) -> str:

@@ -146,16 +146,35 @@ def change(row: Row, name: str) -> str:
 
 
 def precision_table(rows: list[Row]) -> str:
-    """Each shape and dtype, except the original itself and cuts in float16."""
+    """Each dtype in full shape, and cuts in float32 and bfloat16."""
     header = ["model", "shape", "stored in", "bytes", *(title for title, _ in FIGURES.values())]
     lines = []
     for row in rows:
-        if row["dtype"] == ("float32" if row["part"] == "full" else "float16"):
+        is_full, dtype = row["part"] == "full", row["dtype"]
+        if dtype == "float32" if is_full else dtype not in ("float32", "bfloat16"):
             continue
         shape = "{} x {}".format(*row["shape"])
-        lines.append([row["model"], shape, row["dtype"], f"{100 * row['bytes']:.0f} %",
+        lines.append([row["model"], shape, dtype, f"{100 * row['bytes']:.0f} %",
                       *(change(row, name) for name in FIGURES)])  # fmt: skip
     return table(header, lines, left=3)
+
+
+def other_dtypes(rows: list[Row]) -> str:
+    """How much cuts in the dtypes that the table leaves out differ from those in float32."""
+    cuts = {(r["model"], r["part"], r["dtype"]): r for r in rows if r["part"] != "full"}
+    texts = []
+    for dtype in ("float16", "float8_e4m3fn", "int8"):
+        pairs = [
+            (cut, cuts[model, part, "float32"])
+            for (model, part, cut_dtype), cut in cuts.items()
+            if cut_dtype == dtype
+        ]
+        nats, *points = (max(abs(a[n][1] - b[n][1]) for a, b in pairs) for n in FIGURES)
+        texts.append(f"{nats:.3f} nats and {max(points):.1f} points in {dtype}")
+    return (
+        f"Cuts in other dtypes ([rows](precision.jsonl)) differ from those in float32 by at most "
+        f"{', '.join(texts)}."
+    )
 
 
 def draw(rows: list[Row], path: Path) -> None:
@@ -197,7 +216,8 @@ def page(results: Path) -> None:
         key=lambda row: (row["model"], parts.index(row["part"]), dtypes.index(row["dtype"])),
     )
     draw(rows, results / "precision.png")
-    fill(results / "precision.md", {"precision": precision_table(rows)})
+    contents = {"precision": precision_table(rows), "other dtypes": other_dtypes(rows)}
+    fill(results / "precision.md", contents)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ method, ablations, and costs calculated from shapes and counts."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
 from statistics import fmean, median
 
 from claims import KEPT, METHODS, NAMES, SHORT, SMALL, Evidence
@@ -18,61 +17,41 @@ RECOVERY = 32 * 1024 * 2048  # tokens of the paper's recovery: 32k samples of 2,
 PEAK, USED = 989e12, 0.4  # FLOP/s of an H100 in bfloat16 (dense), and the part that we assume
 PASSES = 8  # FLOP a parameter and token: 6 for the student's two passes, 2 for the teacher's one
 SAMPLES = 3
-SHOWN = (0.25, 0.5)  # of the widths that were measured
 
 
 def quality_table(evidence: Evidence) -> str:
-    """Perplexity before and after recovery; cells that were not run are empty."""
+    """Perplexity before and after recovery, with half of the keys."""
     rows = []
     for model, name in NAMES.items():
-        base, control = evidence.cut(model, "none"), after(evidence, model, "none", 1.0)
-        cells = [name, "", "original", f"{perplexity(base):.1f}", ""]
-        if control:
-            cells += [f"{perplexity(control):.1f} (control)", nats(change(control, base))]
-        rows.append(cells + [""] * (8 - len(cells)))
-        for keep, method in product(SHOWN, METHODS):
-            cut, late = evidence.cut(model, method, keep), after(evidence, model, method, keep)
-            cells = [name, removed(keep), method, f"{perplexity(cut):.1f}", nats(change(cut, base))]
-            if late:
-                over = [nats(change(late, other)) for other in (base, control)]
-                cells += [f"{perplexity(late):.1f}", *over]
-            rows.append(cells + [""] * (8 - len(cells)))
-    header = ["model", "removed", "method", "perplexity", "nats above the original"]
+        base, control = evidence.cut(model, "none"), evidence.recovered("none", model=model)
+        cells = [name, "original", f"{perplexity(base):.1f}", ""]
+        rows.append([*cells, f"{perplexity(control):.1f}", nats(change(control, base)), ""])
+        for method in METHODS:
+            cut, late = evidence.cut(model, method), evidence.recovered(method, model=model)
+            cells = [name, method, f"{perplexity(cut):.1f}", nats(change(cut, base))]
+            over = [nats(change(late, other)) for other in (base, control)]
+            rows.append([*cells, f"{perplexity(late):.1f}", *over])
+    header = ["model", "method", "perplexity", "nats above the original"]
     header += ["after recovery", "nats above the original", "nats above the control"]
     return table(header, rows)
 
 
 def recall_table(evidence: Evidence) -> str:
+    """Recall before and after recovery, with half of the keys."""
     rows = []
     for model, name in NAMES.items():
-        base, control = evidence.cut(model, "none"), after(evidence, model, "none", 1.0)
-        shown = f"{recall(control)} (control)" if control else ""
-        rows.append([name, "", "original", recall(base), "", shown, ""])
-        for keep, method in product(SHOWN, METHODS):
-            cut, late = evidence.cut(model, method, keep), after(evidence, model, method, keep)
-            lost = points(change(cut, base, "recall 32"))
-            cells = [name, removed(keep), method, recall(cut), lost]
-            if late and control:
-                cells += [recall(late), points(change(late, control, "recall 32"))]
-            rows.append(cells + [""] * (7 - len(cells)))
-    header = ["model", "removed", "method", "recall", "32 pairs, against the original"]
+        base, control = evidence.cut(model, "none"), evidence.recovered("none", model=model)
+        rows.append([name, "original", recall(base), "", recall(control), ""])
+        for method in METHODS:
+            cut, late = evidence.cut(model, method), evidence.recovered(method, model=model)
+            lost = [points(change(a, b, "recall 32")) for a, b in ((cut, base), (late, control))]
+            rows.append([name, method, recall(cut), lost[0], recall(late), lost[1]])
+    header = ["model", "method", "recall", "32 pairs, against the original"]
     return table([*header, "after recovery", "32 pairs, against the control"], rows)
-
-
-def removed(keep: float) -> str:
-    return f"{100 - 100 * keep:.0f} %"
 
 
 def recall(rows: list[Row]) -> str:
     return " / ".join(f"{mean(rows, f'recall {pairs}'):.2f}" for pairs in (16, 32, 63))
-
-
-def after(e: Evidence, model: str, method: str, keep: float) -> list[Row]:
-    """Rows after recovery; none unless all methods were recovered at this width."""
-    widths = e.recovered_widths(model)
-    if not widths if method == "none" else keep not in widths:
-        return []
-    return e.recovered(method, keep, model)
 
 
 def recipe_text(evidence: Evidence) -> str:
@@ -105,7 +84,7 @@ def coupling_table(evidence: Evidence) -> str:
 
 
 def pca_table(evidence: Evidence) -> str:
-    methods = [ADVERSARIAL, PROPER, "pca adversarial after", AFTER, "grad", "drrqr", "product"]
+    methods = [ADVERSARIAL, PROPER, AFTER, "grad", "drrqr", "product"]
     models = measured(evidence)
     base = {model: evidence.projected(model, "none") for model in models}
     rows = [["original", *(f"{perplexity(method_rows):.0f}" for method_rows in base.values())]]

@@ -80,18 +80,19 @@ def markdown_table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 
 
 def table_of_commands(lines: list[Line]) -> str:
-    """Model types x commands: how each was run."""
+    """Model types: which commands were run, and how."""
     results = {(line["type"], line["command"]): line["result"] for line in lines}
     rows = []
     for model_type in sorted({line["type"] for line in lines}):
-        row = [f"`{model_type}`"]
-        for command in COMMANDS:
-            ways = ["run"] if model_type in RUN_ON_A_CPU else []
-            if results.get((model_type, command)) == "run":
-                ways.append("interpreted")
-            row.append(", ".join(ways) or "-")
-        rows.append(row)
-    return markdown_table(["model type", *COMMANDS.values()], rows)
+        missing = [
+            title
+            for command, title in COMMANDS.items()
+            if results.get((model_type, command)) != "run"
+        ]
+        interpreted = f"all but {', '.join(missing)}" if missing else "all"
+        run = "all" if model_type in RUN_ON_A_CPU else "none"
+        rows.append([f"`{model_type}`", run, interpreted])
+    return markdown_table(["model type", "run", "interpreted"], rows)
 
 
 def reasons(lines: list[Line]) -> str:
@@ -105,54 +106,62 @@ def reasons(lines: list[Line]) -> str:
 
 
 def table_of_checks(lines: list[Line]) -> str:
-    """What the check of each cut measured, and the sums against those of `statetrim.portable`."""
+    """What the checks of the cuts measured: of channels, of whole heads and by layer."""
+    measured = {(line["type"], line["command"]): line for line in lines}
+    columns = [
+        ("check", "cut = masked"),
+        ("heads", "cut = masked"),
+        ("uneven", "cut = masked"),
+        ("check", "prefill = decode"),
+        ("check", "prefill = decode, original"),
+    ]
     rows = []
-    for line in lines:
-        numbers = {name: value for name, value in line.items() if isinstance(value, float)}
-        numbers.pop("cpu_seconds")
-        if numbers:
-            values = ", ".join(f"{name} {value:.1e}" for name, value in numbers.items())
-            name = COMMANDS.get(line["command"], line["command"])
-            rows.append([f"`{line['type']}`", name, values])
-    return markdown_table(["model type", "command", "largest difference"], rows)
+    for model_type in sorted({line["type"] for line in lines}):
+        values = [measured[model_type, command].get(name) for command, name in columns]
+        cells = ["-" if value is None else f"{value:.1e}" for value in values]
+        rows.append([f"`{model_type}`", *cells])
+    header = ["model type", "cut = masked", COMMANDS["heads"], COMMANDS["uneven"]]
+    return markdown_table([*header, "prefill = decode", "original"], rows)
 
 
 def table_of_shapes(lines: list[Line]) -> str:
+    """The largest difference of each shape and planted fault, and what refused a shape."""
     # Runs with planted faults repeat the one without.
-    runs = {(line["steps"], line["shape"], line.get("fault")): line for line in lines}
-    rows = [
-        [
-            line["steps"],
-            line["shape"],
-            line.get("fault", ""),
-            f"{largest_difference(line):.2g}",
-            ", ".join(name for name, value in line["differences"].items() if value is None),
-            len(line["kernels"]),
-            line["cpu_seconds"],
-        ]
-        for line in runs.values()
-    ]
-    header = ("kernels of", "shape", "planted fault", "largest difference", "refused", "kernels")
-    return markdown_table([*header, "CPU s"], rows)
+    runs = {(line["steps"], line["shape"], line.get("fault", "")): line for line in lines}
+    rows = []
+    for steps in dict.fromkeys(line["steps"] for line in lines):
+        shapes, faults, refused = [], [], dict[str, list[str]]()
+        for (run_steps, shape, fault), line in runs.items():
+            if run_steps != steps:
+                continue
+            group = faults if fault else shapes
+            group.append(f"{fault or shape} {largest_difference(line):.2g}")
+            names = [name for name, value in line["differences"].items() if value is None]
+            if names:
+                refused.setdefault(", ".join(names), []).append(shape)
+        refusals = [f"{names}: {', '.join(sizes)}" for names, sizes in refused.items()]
+        rows.append([steps, ", ".join(shapes), ", ".join(faults), "; ".join(refusals)])
+    return markdown_table(["kernels of", "shapes", "planted faults", "refused"], rows)
 
 
 def table_of_models(lines: list[Line]) -> str:
-    rows = []
+    """Engines and, once for each model, transformers in bfloat16."""
+    rows: list[list[Any]] = []
     for line in lines:
         for name in ("engine", "transformers in bfloat16"):
             if name in line:
                 measured = line[name]
-                rows.append(
-                    [
-                        line["steps"] if name == "engine" else name,
-                        line["model"],
-                        line.get("fault", ""),
-                        measured["mean difference of a logit"],
-                        measured["largest"],
-                        f"{measured['same choice']} of {line['tokens']}",
-                        f"{measured['recall']} ({line['recall']} of {line['answers']})",
-                    ]
-                )
+                row = [
+                    line["steps"] if name == "engine" else name,
+                    line["model"],
+                    line.get("fault", ""),
+                    measured["mean difference of a logit"],
+                    measured["largest"],
+                    f"{measured['same choice']} of {line['tokens']}",
+                    f"{measured['recall']} ({line['recall']} of {line['answers']})",
+                ]
+                if row not in rows:
+                    rows.append(row)
     header = ("kernels of", "model", "planted fault", "mean difference", "largest", "same choice")
     return markdown_table([*header, "recall (float32)"], rows)
 
@@ -178,17 +187,20 @@ Types that transformers runs are run on a CPU by the tests. Types of fla:
 
 run: on a CPU, by `statetrim.portable`. interpreted: through fla's own layers and Triton kernels.
 Selection by weights and pruning need no kernel, and run for every type. All runs of this page
-together took {seconds / 60:.0f} minutes of CPU time.
+together took {seconds / 60:.0f} minutes of CPU time. The commands are
+{", ".join(COMMANDS.values())}.
 
 {table_of_commands(fla)}
 What stopped the others:
 
 {reasons(fla)}
-Largest differences of these runs, as a share of the largest value. `sums` compares statistics with
-those of `statetrim.portable`, and `rounded_sums` both in bfloat16 with those in float32.
+Largest differences of the cuts, as a share of the largest value: cut and masked original, also of
+whole heads and by layer, then prefill and decoding, also of the original.
 
 {table_of_checks(fla)}
 ## Kernels of engines by shape
+
+Each shape and each planted fault (at 32x32) with the largest difference of any step.
 
 {table_of_shapes(shapes)}
 ## Trained models
