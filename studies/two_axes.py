@@ -2,15 +2,13 @@
 
     python studies/two_axes.py run MODEL --text train.jsonl --test wiki.valid.raw \\
         --method product,readout_greedy
-    python studies/two_axes.py errors MODEL --text train.jsonl [--to 32x32]
     python studies/two_axes.py page
 
 For every share of the state's bytes it removes key channels alone, value channels alone, both to a
 square, and both with more of either. It measures each cut before and after a refit of the output
 projections, and after a short recovery of the refitted model. NLL and KL are over windows of 256
 tokens of the test text, recall is MQAR (mqar.py); intervals are 95 %, paired by window and by
-sequence. `errors` prints the relative residual sum of squares of each layer's output before and
-after a refit, on the text of the fit and on other text.
+sequence.
 """
 
 from __future__ import annotations
@@ -28,10 +26,8 @@ from matplotlib.lines import Line2D
 
 import statetrim as st
 from evaluator import Evaluator
-from runner import Row, Rows, by_model, read_rows, start, study_parser, table
+from runner import Row, Rows, by_model, read_rows, start, study_parser
 from statetrim.cut.geometry import Geometry
-from statetrim.statistics.readouts import relative_error
-from statetrim.storage.channel_rows import names_by_layer
 
 PARTS = ("1/4", "1/16", "1/2", "3/8")
 STYLES = {  # Okabe and Ito's colours
@@ -48,12 +44,6 @@ CALIBRATION: dict[str, Any] = {"tokens": 2**15, "length": 512, "recall": 0.0}
 # 64 tokens for each of at most 256 columns
 REFIT: dict[str, Any] = {"tokens": 2**14, "length": 512, "recall": 0.0}
 RECOVERY: dict[str, Any] = {"tokens": 2**15, "length": 256, "batch_size": 8, "learning_rate": 1e-3}
-
-
-def layer_errors(model: st.Checkpoint, statistics: st.Statistics) -> dict[int, float]:
-    """Layer -> squared error over squared norm of its output, with the projection as stored."""
-    projections = names_by_layer(model.channel_rows, "o_proj").items()
-    return {i: relative_error(model.tensor(name), statistics.layers[i]) for i, name in projections}
 
 
 def shapes_for_share(geometry: Geometry, share: Fraction) -> dict[str, tuple[int, int]]:
@@ -168,38 +158,6 @@ def run() -> None:
         Rows(options.results).measure_missing(cases(options, model.geometry), measure)
 
 
-def run_errors() -> None:
-    parser = study_parser(
-        __doc__, "model", "text", to="32x32", method="energy,readout_greedy", tokens=2**14,
-    )  # fmt: skip
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    model, tokens, text = st.open(options.model), options.tokens, options.text
-    methods = options.method.split(",")
-    statistics = st.calibrate(model, text, tokens=tokens, methods=methods, recall=0.0)
-    plan = st.select(model, methods, options.to, statistics=statistics)
-    with tempfile.TemporaryDirectory() as folder:
-        small = st.prune(model, plan, Path(folder) / "small")
-        fit = st.calibrate(small, text, original=model, tokens=tokens, recall=0.0)
-        other = st.calibrate(
-            small, text, original=model, tokens=tokens // 2, skip=tokens, recall=0.0
-        )
-        refitted = st.refit(small, fit, out=Path(folder) / "refitted")
-        errors = {
-            (when, where): layer_errors(checkpoint, sums)
-            for when, checkpoint in (("before", small), ("after", refitted))
-            for where, sums in (("fit", fit), ("other", other))
-        }
-    lines = []
-    for layer in model.geometry.layers:
-        cells = [
-            f"{errors['before', where][layer]:.2%} -> {errors['after', where][layer]:.2%}"
-            for where in ("fit", "other")
-        ]
-        lines.append([str(layer), *cells])
-    print(table(["layer", "text of the fit", "other text"], lines))
-
-
 def draw(models: dict[str, list[Row]], path: Path) -> None:
     plt.rcParams["figure.constrained_layout.use"] = True
     size = (3.2 * len(models), 6.6)
@@ -247,4 +205,4 @@ def page(results: Path) -> None:
 
 
 if __name__ == "__main__":
-    start(page, run=run, errors=run_errors)
+    start(page, run=run)

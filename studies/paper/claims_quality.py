@@ -5,19 +5,27 @@ from __future__ import annotations
 import math
 
 from claims import BEST, KEPT, NAMES, OTHERS, Evidence, Outcome
-from figures import change, closest, compared, mean, nats, percent, points, worst
+from figures import change, closest_compared, compared, mean, nats, percent, points, worst
 from statetrim.maths.paired import Interval
 
 DELTA_NET = "tiny-delta_net"
 
 
 def small_cost(e: Evidence) -> Outcome:
+    return _cost(e, 0.5, than=math.log(1.1))
+
+
+def quarter(e: Evidence) -> Outcome:
+    return _cost(e, 0.25, than=math.log(18.8 / 16.8))
+
+
+def _cost(e: Evidence, keep: float, than: float) -> Outcome:
     costs = {
-        f"{name} {method}": change(e.cut(model, method), e.cut(model, "none"))
+        f"{name} {method}": change(e.cut(model, method, keep), e.cut(model, "none"))
         for model, name in NAMES.items()
         for method in BEST
     }
-    return compared("", costs, "lower", than=math.log(1.1), show=percent)
+    return compared("", costs, "lower", than=than, show=percent)
 
 
 def gains(e: Evidence, model: str, keep: float) -> dict[str, Interval]:
@@ -38,14 +46,12 @@ def far_before(e: Evidence) -> Outcome:
 
 
 def _ahead(e: Evidence, widths: tuple[float, ...]) -> Outcome:
-    texts, verdicts = [], []
-    for model, name in NAMES.items():
-        for keep in widths:
-            gaps = gains(e, model, keep)
-            verdicts.append(compared("", gaps, "lower")[1])
-            removed = f"{name}, {100 - 100 * keep:.0f} % removed: "
-            texts.append(compared(removed, closest(gaps, "lower"), "lower")[0])
-    return "closest pair, nats: " + "; ".join(texts), worst(verdicts)
+    cases = {
+        f"{name}, {100 - 100 * keep:.0f} % removed": gains(e, model, keep)
+        for model, name in NAMES.items()
+        for keep in widths
+    }
+    return closest_compared("closest pair, nats: ", cases, "lower")
 
 
 def competitive(e: Evidence) -> Outcome:
@@ -53,15 +59,6 @@ def competitive(e: Evidence) -> Outcome:
         name: change(e.cut(model, "drrqr"), e.cut(model, "grad")) for model, name in NAMES.items()
     }
     return compared("drrqr - grad, nats: ", gaps, "lower", than=0.05)
-
-
-def quarter(e: Evidence) -> Outcome:
-    costs = {
-        f"{name} {method}": change(e.cut(model, method, 0.25), e.cut(model, "none"))
-        for model, name in NAMES.items()
-        for method in BEST
-    }
-    return compared("", costs, "lower", than=math.log(18.8 / 16.8), show=percent)
 
 
 def recall_falls(e: Evidence) -> Outcome:

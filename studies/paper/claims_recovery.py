@@ -4,7 +4,7 @@ recovery); and the zero-shot tasks."""
 from __future__ import annotations
 
 from claims import BEST, METHODS, NAMES, OTHERS, SHORT, Evidence, Outcome
-from figures import Row, change, closest, compared, interval, mean, points, verdict, worst
+from figures import Row, change, closest_compared, compared, interval, mean, points, verdict
 from statetrim.maths.paired import Interval
 
 DELTA_NET = "tiny-delta_net"
@@ -21,7 +21,7 @@ CHANCE = {  # the metric of the paper's tables, and what a guess has
 def recovered_cuts(e: Evidence) -> dict[str, tuple[str, float]]:
     """Model and width of the cuts that every method recovered, by label."""
     return {
-        f"{name}, {100 - 100 * keep:.0f} % removed: ": (model, keep)
+        f"{name}, {100 - 100 * keep:.0f} % removed": (model, keep)
         for model, name in NAMES.items()
         for keep in e.recovered_widths(model)
     }
@@ -33,15 +33,14 @@ def halves(e: Evidence) -> dict[str, str]:
 
 
 def better_after(e: Evidence) -> Outcome:
-    texts, verdicts = [], []
-    for removed, (model, keep) in recovered_cuts(e).items():
-        gaps = {
+    cases = {
+        case: {
             method: change(e.recovered(method, keep, model), e.before_recovery(method, keep, model))
             for method in METHODS
         }
-        verdicts.append(compared("", gaps, "lower")[1])
-        texts.append(compared(removed, closest(gaps, "lower"), "lower")[0])
-    return "least of five methods, nats: " + "; ".join(texts), worst(verdicts)
+        for case, (model, keep) in recovered_cuts(e).items()
+    }
+    return closest_compared("least of five methods, nats: ", cases, "lower")
 
 
 def below_original(e: Evidence) -> Outcome:
@@ -55,65 +54,62 @@ def below_original(e: Evidence) -> Outcome:
     return f"DeltaNet, 50 % removed - untouched original, nats, {text}", outcome
 
 
-def below_control(e: Evidence) -> Outcome:
-    gaps = {
+def against_control(e: Evidence, measure: str) -> dict[str, Interval]:
+    """Recovered cuts to half of the channels minus the control, by model and method."""
+    return {
         f"{name} {method}": change(
-            e.recovered(method, model=model), e.recovered("none", model=model)
+            e.recovered(method, model=model), e.recovered("none", model=model), measure
         )
         for name, model in halves(e).items()
         for method in BEST
     }
+
+
+def below_control(e: Evidence) -> Outcome:
+    gaps = against_control(e, "nll")
     tokens = e.longest_recovery()
-    if tokens == SHORT:
-        return compared("50 % removed, cut - control, nats: ", gaps, "lower")
-    gaps |= {
-        f"DeltaNet {method} after {tokens:,} tokens": change(
-            e.recovered(method, tokens=tokens), e.recovered("none", tokens=tokens)
-        )
-        for method in BEST
-    }
+    if tokens > SHORT:
+        gaps |= {
+            f"DeltaNet {method} after {tokens:,} tokens": change(
+                e.recovered(method, tokens=tokens), e.recovered("none", tokens=tokens)
+            )
+            for method in BEST
+        }
     return compared("50 % removed, cut - control, nats: ", gaps, "lower")
 
 
 def order_after(e: Evidence) -> Outcome:
-    texts, verdicts = [], []
-    for removed, (model, keep) in recovered_cuts(e).items():
-        gaps = {
+    cases = {
+        case: {
             f"{best} - {other}": change(
                 e.recovered(best, keep, model), e.recovered(other, keep, model)
             )
             for best in BEST
             for other in OTHERS
         }
-        verdicts.append(compared("", gaps, "lower")[1])
-        texts.append(compared(removed, closest(gaps, "lower"), "lower")[0])
-    return "closest pair, nats: " + "; ".join(texts), worst(verdicts)
+        for case, (model, keep) in recovered_cuts(e).items()
+    }
+    return closest_compared("closest pair, nats: ", cases, "lower")
 
 
 def recall_after(e: Evidence) -> Outcome:
-    gaps = {
-        f"{name} {method}": change(
-            e.recovered(method, model=model), e.recovered("none", model=model), "recall 32"
-        )
-        for name, model in halves(e).items()
-        for method in BEST
-    }
+    gaps = against_control(e, "recall 32")
     return compared("32 pairs, 50 % removed, cut - control: ", gaps, "lower", show=points)
 
 
 def best_recall(e: Evidence) -> Outcome:
     """Recall of Grad minus that of each other method, after recovery as in the paper."""
-    texts, verdicts = [], []
-    for removed, (model, keep) in recovered_cuts(e).items():
-        grad = e.recovered("grad", keep, model)
-        gaps = {
-            f"grad - {other}": change(grad, e.recovered(other, keep, model), "recall 32")
+    cases = {
+        case: {
+            f"grad - {other}": change(
+                e.recovered("grad", keep, model), e.recovered(other, keep, model), "recall 32"
+            )
             for other in METHODS
             if other != "grad"
         }
-        verdicts.append(compared("", gaps, "higher")[1])
-        texts.append(compared(removed, closest(gaps, "higher"), "higher", show=points)[0])
-    return "32 pairs, closest pair: " + "; ".join(texts), worst(verdicts)
+        for case, (model, keep) in recovered_cuts(e).items()
+    }
+    return closest_compared("32 pairs, closest pair: ", cases, "higher", show=points)
 
 
 def recall_returns(e: Evidence) -> Outcome:

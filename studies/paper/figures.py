@@ -124,10 +124,25 @@ def compared(
     return opening + shown, worst([verdict(gap, expected, than) for gap in gaps.values()])
 
 
-def closest(
+def closest_compared(
+    opening: str,
+    cases: Mapping[str, Mapping[str, Interval]],
+    expected: Literal["lower", "higher"],
+    show: Callable[[Interval], str] = nats,
+) -> tuple[str, Verdict]:
+    """Text and verdict of a claim about several cases: of each the part that is nearest to failing,
+    and the worst verdict."""
+    verdicts = [compared("", gaps, expected)[1] for gaps in cases.values()]
+    texts = [
+        compared(f"{case}: ", _closest(gaps, expected), expected, show=show)[0]
+        for case, gaps in cases.items()
+    ]
+    return opening + "; ".join(texts), worst(verdicts)
+
+
+def _closest(
     gaps: Mapping[str, Interval], expected: Literal["lower", "higher"]
 ) -> dict[str, Interval]:
-    """The part of a claim that is nearest to failing."""
     label = (
         max(gaps, key=lambda name: gaps[name].high)
         if expected == "lower"

@@ -116,21 +116,8 @@ def decode(layer: Layer, pool: Pool, tokens: Tokens, slots: Tensor) -> Tensor:
 
 def decode_with_prefill(layer: Layer, pool: Pool, tokens: Tokens, slots: Tensor) -> Tensor:
     """As `decode`, by the kernel that runs when other sequences of the batch are prefilled."""
-    q, k, v = layer.divided(convolved(layer, pool, tokens, slots))
-    outputs, _ = ops.fused_sigmoid_gating_delta_rule_update(
-        **layer.gates,
-        a=tokens.a,
-        b=tokens.b,
-        q=q.unsqueeze(0),
-        k=k.unsqueeze(0),
-        v=v.unsqueeze(0),
-        initial_state=pool.states,
-        inplace_final_state=True,
-        cu_seqlens=torch.arange(len(slots) + 1, dtype=torch.int32),
-        ssm_state_indices=slots,
-        use_qk_l2norm_in_kernel=True,
-    )
-    return outputs.squeeze(0)
+    starts = torch.arange(len(slots) + 1, dtype=torch.int32)
+    return _recurrent(layer, pool, tokens, convolved(layer, pool, tokens, slots), starts, slots)
 
 
 def verify(
@@ -143,22 +130,30 @@ def verify(
     that of its last accepted one.
     """
     mixed, starts = convolved_drafts(layer, pool, tokens, slots, accepted)
-    q, k, v = layer.divided(mixed)
+    outputs = _recurrent(layer, pool, tokens, mixed, starts, slots, num_accepted_tokens=accepted)
+    return outputs, pool.states[slots.long().flatten()]
+
+
+def _recurrent(
+    layer: Layer, pool: Pool, tokens: Tokens, mixed: Tensor, starts: Tensor, slots: Tensor,
+    **drafts: Tensor,
+) -> Tensor:  # fmt: skip
+    q, k, v = (x.unsqueeze(0) for x in layer.divided(mixed))
     outputs, _ = ops.fused_sigmoid_gating_delta_rule_update(
         **layer.gates,
         a=tokens.a,
         b=tokens.b,
-        q=q.unsqueeze(0),
-        k=k.unsqueeze(0),
-        v=v.unsqueeze(0),
+        q=q,
+        k=k,
+        v=v,
         initial_state=pool.states,
         inplace_final_state=True,
         cu_seqlens=starts,
         ssm_state_indices=slots,
-        num_accepted_tokens=accepted,
         use_qk_l2norm_in_kernel=True,
+        **drafts,
     )
-    return outputs.squeeze(0), pool.states[slots.long().flatten()]
+    return outputs.squeeze(0)
 
 
 def convolved_drafts(
@@ -167,17 +162,10 @@ def convolved_drafts(
     """Draft tokens after the convolution, and where each sequence starts."""
     sequences, drafts = slots.shape
     starts = torch.arange(sequences + 1, dtype=torch.int32) * drafts
-    mixed = causal_conv1d_update(
-        tokens.mixed.clone(),
-        pool.convolution,
-        layer.convolution,
-        None,
-        "silu",
-        conv_state_indices=slots[:, 0],
-        num_accepted_tokens=accepted,
-        query_start_loc=starts,
+    mixed = convolved(
+        layer, pool, tokens, slots[:, 0], num_accepted_tokens=accepted, query_start_loc=starts,
         max_query_len=drafts,
-    )
+    )  # fmt: skip
     return mixed, starts
 
 
@@ -199,8 +187,10 @@ def _blocks(starts: Tensor) -> SimpleNamespace:
     return SimpleNamespace(nums_dict={8: listed | pointers | {"offsetlist": offsets}}, **pointers)
 
 
-def convolved(layer: Layer, pool: Pool, tokens: Tokens, slots: Tensor) -> Tensor:
+def convolved(
+    layer: Layer, pool: Pool, tokens: Tokens, slots: Tensor, **drafts: Tensor | int
+) -> Tensor:
     return causal_conv1d_update(
         tokens.mixed.clone(), pool.convolution, layer.convolution, None, "silu",
-        conv_state_indices=slots,
+        conv_state_indices=slots, **drafts,
     )  # fmt: skip
