@@ -28,11 +28,7 @@ from statetrim.benchmarking import benchmark as benchmarking  # noqa: E402
 from statetrim.runtime.loading import load_live  # noqa: E402
 
 HEADS, WIDTH, HIDDEN, VOCABULARY = 8, 128, 256, 256
-COMMON: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": HIDDEN,
-    "intermediate_size": HIDDEN,
-}
+COMMON = {"vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": HIDDEN}
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": COMMON
     | {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}

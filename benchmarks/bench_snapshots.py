@@ -56,11 +56,8 @@ def best(runs: dict[str, Callable[[], object]], rounds: int = 8) -> dict[str, fl
 def main() -> None:
     layers, metrics = [states(n) for n in range(LAYERS)], [metric(n) for n in range(LAYERS)]
     together = torch.cat(layers)
-    rounded, coded, coded_together = (
-        [int8(x) for x in layers],
-        [*map(encode, layers)],
-        encode(together),
-    )
+    rounded, coded = [int8(x) for x in layers], [encode(x) for x in layers]
+    coded_together = encode(together)
     errors = [(decode(y) - x).norm(dim=(1, 2)) for x, y in zip(layers, coded, strict=True)]
     worst = float((torch.cat(errors) / together.norm(dim=(1, 2))).max())
     share = sum(x.nbytes for x in coded) / together.nbytes

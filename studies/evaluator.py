@@ -51,14 +51,19 @@ class Evaluator:
 
     def figures(self, live: Any) -> dict[str, list[float]]:
         """Metric -> mean, change from the original, and both ends of the change's interval."""
-        figures = {}
         samples = self.original_samples if live is self.original else self.samples(live)
-        for name, after in samples.items():
-            before = torch.zeros_like(after) if name == "kl" else self.original_samples[name]
-            change = difference_interval([Pairs(before, after)])
-            numbers = (float(after.mean()), change.estimate, change.low, change.high)
-            figures[name] = [round(number, 5) for number in numbers]
-        return figures
+        no_kl = {"kl": torch.zeros_like(samples["kl"])}
+        return changes(self.original_samples | no_kl, samples)
+
+
+def changes(before: dict[str, Tensor], after: dict[str, Tensor]) -> dict[str, list[float]]:
+    """Metric -> mean after, change, and both ends of the change's interval."""
+    figures = {}
+    for name, samples in after.items():
+        change = difference_interval([Pairs(before[name], samples)])
+        numbers = (float(samples.mean()), change.estimate, change.low, change.high)
+        figures[name] = [round(number, 5) for number in numbers]
+    return figures
 
 
 def _hidden(live: Any, ids: Tensor) -> Tensor:

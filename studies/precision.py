@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.nn import functional
 
 import statetrim as st
-from runner import Row, Rows, fill, read_rows, start, study_parser, table
-from statetrim.maths.paired import Pairs, difference_interval
+from evaluator import changes
+from runner import Row, Rows, fill, read_rows, start, study_parser, table, with_bounds
 from statetrim.maths.quantization import FORMATS
 from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.loading import load_live
@@ -98,15 +98,6 @@ class Evaluator:
             samples[f"recall {pairs}"] = 100 * recalled.double()
         return samples
 
-    def figures(self, model: st.Checkpoint, storage: st.StateStorage) -> Row:
-        """Metric -> mean, change from the original, and both ends of the change's interval."""
-        row: Row = {}
-        for name, after in self.samples(model, storage).items():
-            change = difference_interval([Pairs(self.original[name], after)])
-            values = (float(after.mean()), change.estimate, change.low, change.high)
-            row[name] = [round(value, 5) for value in values]
-        return row
-
 
 def run() -> None:
     paths = ("model", "text", "test", "work")
@@ -128,7 +119,8 @@ def run() -> None:
         small = make_cut(model, row["part"], options.text, options.work)
         share = stored_bytes(row["dtype"], *shape) / (4 * keys * values)
         storage = st.StateStorage(row["dtype"], 1, options.stochastic)
-        return {"shape": list(shape), "bytes": share} | evaluator.figures(small, storage)
+        figures = changes(evaluator.original, evaluator.samples(small, storage))
+        return {"shape": list(shape), "bytes": share} | figures
 
     Rows(options.results).measure_missing(cases, measure)
 
@@ -137,12 +129,6 @@ def stored_bytes(dtype: str, keys: int, values: int) -> int:
     """Bytes of one head's state, with a float32 scale per value channel if 8-bit."""
     itemsize = FORMATS[dtype].dtype.itemsize
     return keys * values * itemsize + (4 * values if itemsize == 1 else 0)
-
-
-def change(row: Row, name: str) -> str:
-    digits = FIGURES[name][1]
-    _, estimate, low, high = row[name]
-    return f"{estimate:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
 
 
 def precision_table(rows: list[Row]) -> str:
@@ -154,8 +140,9 @@ def precision_table(rows: list[Row]) -> str:
         if dtype == "float32" if is_full else dtype not in ("float32", "bfloat16"):
             continue
         shape = "{} x {}".format(*row["shape"])
-        lines.append([row["model"], shape, dtype, f"{100 * row['bytes']:.0f} %",
-                      *(change(row, name) for name in FIGURES)])  # fmt: skip
+        cells = [row["model"], shape, dtype, f"{100 * row['bytes']:.0f} %"]
+        changed = (with_bounds(row[name][1:], digits) for name, (_, digits) in FIGURES.items())
+        lines.append([*cells, *changed])
     return table(header, lines, left=3)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runner import Row, fill, read_rows, start, table
+from runner import Row, fill, read_rows, start, table, with_margin
 
 LOADS = (16, 32, 63)
 WIDTHS = {"1/2 balanced": "45x45", "1/2 values": "64x32", "1/4 balanced": "32x32"}
@@ -22,8 +22,7 @@ def lines_of(folder: Path, kind: str) -> list[Row]:
 
 
 def loss(row: Row) -> str:
-    _, low, high = row["nll"]
-    return f"{row['increase'][0]:+.4f} ± {(high - low) / 2:.4f}"
+    return with_margin([*row["increase"], *row["nll"][1:]], 4)
 
 
 def recall(row: Row) -> str:
@@ -44,12 +43,6 @@ def layers_table(rows: list[Row]) -> str:
     return table(["model", "axis", "state bytes", "widths", "NLL change", PAIRS], cells)
 
 
-def signed(change: list[float], digits: int = 4) -> str:
-    """An estimate with its sign and margin."""
-    estimate, low, high = change
-    return f"{estimate:+.{digits}f} ± {(high - low) / 2:.{digits}f}"
-
-
 def default_table(rows: list[Row]) -> str:
     """The default method against the earlier default, `drrqr` on text, paired."""
     cells = []
@@ -59,7 +52,9 @@ def default_table(rows: list[Row]) -> str:
             " / ".join(f"{row[f'recall {p}'][when]:.3f}" for p in LOADS)
             for when in ("earlier", "now")
         ]
-        changes = [signed(row[name]["change"]) for name in ("nll", "recall 32", "recall 63")]
+        changes = [
+            with_margin(row[name]["change"], 4) for name in ("nll", "recall 32", "recall 63")
+        ]
         cells.append([*leading, *values, *changes])
     header = ["model", "state bytes", "seed", "`drrqr` on text: " + PAIRS, "default: " + PAIRS]
     return table([*header, "NLL change", "recall change at 32", "at 63"], cells)
@@ -90,9 +85,9 @@ def repaired_table(rows: list[Row]) -> str:
             continue
         first = [f"{stage['tokens'] / 1e6:.1f}M" for stage in row["training"][:-1]]
         changes = row["against control"]
-        points = [signed([100 * x for x in changes[f"recall {pairs}"]], 1) for pairs in LOADS[1:]]
+        points = [with_margin(changes[f"recall {pairs}"], 1, 100) for pairs in LOADS[1:]]
         leading = [row["model"], *shape_of(row), str(row["seed"]), "".join(first)]
-        cells.append([*leading, signed(changes["nll"]), *points])
+        cells.append([*leading, with_margin(changes["nll"], 4), *points])
     cells.sort(key=lambda line: (line[0], line[1] != "1/2"))
     header = ["model", "state bytes", "shape", "seed", "tokens for the first layer", "NLL"]
     return table([*header, *(f"recall at {pairs}, points" for pairs in LOADS[1:])], cells)

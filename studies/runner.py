@@ -11,7 +11,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +122,18 @@ def table(header: list[str], rows: list[list[str]], left: int = 1) -> str:
     """Markdown; the first `left` columns are aligned to the left."""
     rule = ["---"] * left + ["---:"] * (len(header) - left)
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, rule, *rows])
+
+
+def with_bounds(change: Sequence[float], digits: int, scale: float = 1.0) -> str:
+    """A change and both ends of its interval."""
+    estimate, low, high = (f"{scale * number:+.{digits}f}" for number in change)
+    return f"{estimate} ({low} to {high})"
+
+
+def with_margin(change: Sequence[float], digits: int, scale: float = 1.0) -> str:
+    """A change and half of its interval."""
+    estimate, low, high = (scale * number for number in change)
+    return f"{estimate:+.{digits}f} ± {(high - low) / 2:.{digits}f}"
 
 
 def fill(page: Path, contents: dict[str, str]) -> None:

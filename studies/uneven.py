@@ -37,7 +37,7 @@ import torch
 import mqar
 import statetrim as st
 from evaluator import Evaluator
-from runner import Row, Rows, fill, read_rows, start, study_parser, table
+from runner import Row, Rows, fill, read_rows, start, study_parser, table, with_bounds, with_margin
 from shapes import ROWS, SEED, shapes_text
 from statetrim.defaults import KEY_METHOD, VALUE_METHOD
 from statetrim.selection.allocate import (
@@ -199,12 +199,6 @@ def run_pages() -> None:
             results.add(row | study.figures(str(allocation)) | {"taken": allocation.share})
 
 
-def interval(change: list[float], scale: float, digits: int) -> str:
-    _, estimate, low, high = change
-    half = scale * (high - low) / 2
-    return f"{scale * estimate:+.{digits}f} ± {half:.{digits}f}"
-
-
 def differs_by_layer(row: Row) -> bool:
     """Whether the layers have different shapes; if not, the cut equals the uniform one."""
     return len({entry.partition("=")[2] for entry in row["widths"].split(",")}) > 1
@@ -227,7 +221,7 @@ def by_layer_table(rows: list[Row]) -> str:
         row = seeds[0]
         if not lines or lines[-1][0] != row["model"]:
             lines.append([row["model"], "100%", "original", "", "", recalled(row["original"])])
-        rises = ", ".join(interval(seed["nll"], 1, 4) for seed in seeds)
+        rises = ", ".join(with_margin(seed["nll"][1:], 4) for seed in seeds)
         leading = [row["model"], f"{row['taken']:.0%}", row["kind"]]
         lines.append([*leading, shapes_text(row["widths"]), rises, recalled(row)])
     header = ["model", "state bytes", "kind", "shapes", "NLL change, both seeds"]
@@ -307,13 +301,6 @@ def draw(rows: list[Row], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def change(row: Row, figure: str, scale: float, digits: int) -> str:
-    """The paired difference from the original, with its 95 % interval."""
-    _, *numbers = row[figure]
-    estimate, low, high = (f"{scale * number:+.{digits}f}" for number in numbers)
-    return f"{estimate} ({low} to {high})"
-
-
 def pages_table(pages: list[Row], uniform: list[Row]) -> str:
     """One shape for all layers of each model and share, and then the cuts by layer (seed 0)."""
     by_case: dict[tuple[Any, ...], list[Row]] = {}
@@ -326,7 +313,7 @@ def pages_table(pages: list[Row], uniform: list[Row]) -> str:
         for cut in cuts:
             if cut["model"] == "tiny-delta_net" and cut.get("heads") == 16:
                 continue  # the widths of four heads
-            nll, recall = change(cut, "nll", 1, 4), change(cut, "recall", 100, 1)
+            nll, recall = with_bounds(cut["nll"][1:], 4), with_bounds(cut["recall"][1:], 1, 100)
             share, heads = f"{cut['share']:.2f}", str(cut.get("heads", ""))
             leading = [cut["model"], share, heads]
             lines.append([*leading, widths_text(cut), nll, recall])
@@ -338,7 +325,7 @@ def two_hops_table(rows: list[Row]) -> str:
     lines = []
     for row in sorted(rows, key=lambda row: (-row["share"], row["seed"])):
         if row["kind"] != "squares":
-            lost = change(row, "recall", 100, 1)
+            lost = with_bounds(row["recall"][1:], 1, 100)
             lines.append([f"{row['share']:.2f}", str(row["seed"]), widths_text(row), lost])
     return table(["share", "seed", "widths", "points of recall"], lines)
 

@@ -29,12 +29,7 @@ SHAPES = (
     (96, 96), (80, 96), (64, 64), (48, 48), (32, 32),
 )  # fmt: skip
 ARCHITECTURES = {"Hopper": 90, "Ampere": 80, "Blackwell": 100}
-OTHER_SHAPES = (
-    (128, 128),
-    (96, 128),
-    (64, 128),
-    (64, 64),
-)  # shapes compiled for other architectures than Hopper
+OTHER_SHAPES = ((128, 128), (96, 128), (64, 128), (64, 64))  # on others than Hopper
 FAMILIES = {
     "vllm": ["Qwen3-Next", "Qwen3.5"],
     "sglang-next": ["Qwen3-Next"],

@@ -16,6 +16,7 @@ from figures import (
     nats,
     points,
     ratio,
+    share,
     times,
     verdict,
     worst,
@@ -55,10 +56,6 @@ def memory(e: Evidence) -> Outcome:
 def _bytes(e: Evidence, kind: str, width: int) -> int:
     count: int = _speed(e, kind, "mixer", width)["bytes"]
     return count
-
-
-def share(ratio_interval: Interval) -> str:
-    return f"{ratio_interval.estimate:.2f} ({ratio_interval.low:.2f} to {ratio_interval.high:.2f})"
 
 
 SPEED = (

@@ -7,7 +7,7 @@ from math import log
 from statistics import fmean, median
 
 from claims import BEST, OTHERS, Evidence, Outcome
-from figures import Row, compared, interval, nats, points, verdict
+from figures import Row, compared, interval, nats, points, share, verdict
 from statetrim.maths.paired import Interval
 
 
@@ -28,12 +28,8 @@ def fuller(e: Evidence) -> Outcome:
         for best in BEST
         for other in OTHERS
     }
-    return compared(
-        f"DeltaNet, effective rank of {e.state('grad')['widest']}: ",
-        gaps,
-        "higher",
-        show=hundredths,
-    )
+    opening = f"DeltaNet, effective rank of {e.state('grad')['widest']}: "
+    return compared(opening, gaps, "higher", show=hundredths)
 
 
 def hundredths(gap: Interval) -> str:
@@ -125,10 +121,6 @@ def alike(e: Evidence) -> Outcome:
 
 
 RANDOM = 0.42  # mean |cosine| of directions in 4 dimensions, the filters' width
-
-
-def share(value: Interval) -> str:
-    return f"{value.estimate:.2f} ({value.low:.2f} to {value.high:.2f})"
 
 
 RANK = (

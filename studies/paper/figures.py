@@ -108,6 +108,10 @@ def points(gap: Interval) -> str:
     return f"{middle:+.1f} points ({low:+.1f} to {high:+.1f})"
 
 
+def share(value: Interval) -> str:
+    return f"{value.estimate:.2f} ({value.low:.2f} to {value.high:.2f})"
+
+
 def times(gap: Interval) -> str:
     return f"{gap.estimate:.2f}x ({gap.low:.2f} to {gap.high:.2f})"
 
@@ -143,9 +147,6 @@ def closest_compared(
 def _closest(
     gaps: Mapping[str, Interval], expected: Literal["lower", "higher"]
 ) -> dict[str, Interval]:
-    label = (
-        max(gaps, key=lambda name: gaps[name].high)
-        if expected == "lower"
-        else min(gaps, key=lambda name: gaps[name].low)
-    )
+    worst_end = {x: gap.high if expected == "lower" else -gap.low for x, gap in gaps.items()}
+    label = max(gaps, key=lambda name: worst_end[name])
     return {label: gaps[label]}

@@ -116,10 +116,8 @@ def seeds_table(evidence: Evidence) -> str:
 
 
 def calibration_table(evidence: Evidence) -> str:
-    rows, filters = (
-        [],
-        {"model": "tiny-delta_net", "method": "drrqr", "tolerance": 1.5, "keep": 0.5},
-    )
+    rows = []
+    filters = {"model": "tiny-delta_net", "method": "drrqr", "tolerance": 1.5, "keep": 0.5}
     base = evidence.calibration.select(model="tiny-delta_net", method="none")
     for size in sorted({r["tokens"] for r in evidence.calibration.select(**filters)}):
         matches = evidence.calibration.select(**filters, tokens=size)

@@ -141,18 +141,8 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=MANY_BLOCKS)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        jobs = [
-            (
-                arguments.model,
-                arguments.how,
-                rank,
-                arguments.ranks,
-                Path(folder) / "ranks",
-                arguments.short,
-                arguments.blocks,
-            )
-            for rank in range(arguments.ranks)
-        ]
+        shared = arguments.ranks, Path(folder) / "ranks", arguments.short, arguments.blocks
+        jobs = [(arguments.model, arguments.how, rank, *shared) for rank in range(arguments.ranks)]
         with multiprocessing.get_context("spawn").Pool(arguments.ranks) as pool:
             results = pool.starmap(serve, jobs, chunksize=1)
     if any(result != results[0] for result in results):
