@@ -88,18 +88,20 @@ def test_a_shared_norm_only_loses_length() -> None:
 
 
 @pytest.mark.parametrize(
-    "field, largest",
+    "field, least, largest",
     [
-        ("conv_key_heads", 16_777_216), ("conv_value_heads", 16_777_216), ("conv_width", 1024),
-        ("num_v_heads", 4096), ("head_k_dim", 65_536), ("head_v_dim", 65_536),
-        ("shared_values", 4096),
+        ("conv_key_heads", 0, 16_777_216), ("conv_value_heads", 0, 16_777_216),
+        ("conv_width", 0, 1024), ("num_v_heads", 1, 4096), ("head_k_dim", 1, 65_536),
+        ("head_v_dim", 1, 65_536), ("shared_values", 1, 4096),
     ],
 )  # fmt: skip
-def test_numbers_of_untrusted_files_have_a_largest_value(field: str, largest: int) -> None:
+def test_numbers_of_untrusted_files_have_a_range(field: str, least: int, largest: int) -> None:
     geometry = Geometry((0,), 1, 1, 8, 8)
-    replace(geometry, **{field: largest}).validate()
-    with pytest.raises(ValueError, match=field):
-        replace(geometry, **{field: largest + 1}).validate()
+    for allowed in (least, largest):
+        replace(geometry, **{field: allowed}).validate()
+    for refused in (least - 1, largest + 1):
+        with pytest.raises(ValueError, match=field):
+            replace(geometry, **{field: refused}).validate()
 
 
 def test_a_convolution_is_over_the_heads_that_are_named() -> None:

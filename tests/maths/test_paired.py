@@ -65,6 +65,13 @@ def test_intervals_of_a_mean_of_tasks_cover_the_truth() -> None:
     assert 0.93 <= coverage(truth, draw) <= 0.97
 
 
+def test_two_samples_are_enough_for_an_interval() -> None:
+    before, after = torch.tensor([1.0, 2.0]), torch.tensor([1.5, 3.5])
+    interval = difference_interval([Pairs(before, after)])
+    expected = stats.ttest_rel(after, before).confidence_interval()
+    assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high))
+
+
 def test_pairing_is_what_makes_the_interval_short() -> None:
     generator = torch.Generator().manual_seed(0)
     pairs = documents(generator, 62)
