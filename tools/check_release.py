@@ -27,6 +27,7 @@ KINDS = {
     ".pyi",
     ".json",
     ".safetensors",
+    ".txt",
     ".yaml",
     ".html",
     ".css",

@@ -35,10 +35,14 @@ def test_a_changed_tensor_is_noticed(tensor: str, checkpoint: Load, tmp_path: Pa
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("tensor", ["in_proj.weight", "norm.weight", "out_proj.weight"])
 @pytest.mark.parametrize(
-    ("model_type", "to"), [("nemotron_h", "4heads"), ("nemotron_h", "4heads:6x4")]
-)
+    ("model_type", "to", "tensor"),
+    [
+        ("nemotron_h", "4heads", "in_proj.weight"), ("nemotron_h", "4heads", "norm.weight"),
+        ("nemotron_h", "4heads", "out_proj.weight"), ("nemotron_h", "4heads:6x4", "norm.weight"),
+        ("qwen3_next", "100%x4", "out_proj.weight"),
+    ],
+)  # fmt: skip
 def test_a_changed_tensor_behind_the_kernel_is_noticed(
     model_type: str, to: str, tensor: str, checkpoint: Load, tmp_path: Path
 ) -> None:
@@ -47,7 +51,11 @@ def test_a_changed_tensor_behind_the_kernel_is_noticed(
     plan = st.select(model, "rand", to)
     small = st.prune(model, plan, tmp_path / "small")
     assert compare_cut(model, plan, small).sliced_against_masked < 1e-5
-    name = next(n for n in small.tensors if n.endswith(f"mixer.{tensor}"))
+    name = next(
+        n
+        for n in small.tensors
+        if n.endswith(f".{tensor}") and ("mixer" in n or "linear_attn" in n)
+    )
     values = tiny.tensors(small.path)[name]
     inner = small.geometry.num_v_heads * small.geometry.head_v_dim
     gate_or_all = values[:inner] if tensor == "in_proj.weight" else values

@@ -17,8 +17,8 @@ from ..storage.checkpoint import Checkpoint
 class Sums:
     """Float64 sums of every linear-attention layer, one for each of `statistics`.
 
-    They stay on the device of their layer until all batches have passed: a copy per sum and batch
-    would synchronize the device each time.
+    They stay on the device of their layer, and those of a layer are copied to the CPU together: one
+    copy per sum and batch would synchronize the device each time.
     """
 
     def __init__(self, model: Checkpoint, statistics: Sequence[Statistic]) -> None:
@@ -71,7 +71,7 @@ class Sums:
 
     def to_cpu(self, layer: int) -> None:
         """Move a layer's sums to the CPU."""
-        self._sums[layer] = {name: value.cpu() for name, value in self._sums[layer].items()}
+        self._sums[layer] = _to_cpu(self._sums[layer])
 
     def cpu_tensors(self) -> list[Tensor]:
         """Move all sums to the CPU and return them, in the same order in every process."""
@@ -84,11 +84,27 @@ class Sums:
 
     @property
     def layer_statistics(self) -> dict[int, LayerStatistics]:
-        """The sums by layer, which later additions change."""
-        return {layer: LayerStatistics(self.tokens, sums) for layer, sums in self._sums.items()}
+        """The sums by layer, on the CPU; those that are there already are not copied, so that later
+        additions change them."""
+        return {i: LayerStatistics(self.tokens, _to_cpu(sums)) for i, sums in self._sums.items()}
 
     def restore(self, saved: Mapping[int, LayerStatistics]) -> None:
         """Replace the sums and the token count by those of an earlier run."""
         for layer, statistics in saved.items():
             self.tokens = statistics.tokens
             self._sums[layer] = dict(statistics.sums)
+
+
+def _to_cpu(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All sums on the CPU; those of a device are concatenated, so that one copy moves them."""
+    on_device = [name for name, value in sums.items() if value.device.type != "cpu"]
+    on_cpu = dict(sums)
+    if not on_device:
+        return on_cpu
+    flat = torch.cat([sums[name].flatten() for name in on_device]).cpu()
+    start = 0
+    for name in on_device:
+        end = start + sums[name].numel()
+        on_cpu[name] = flat[start:end].reshape(sums[name].shape).clone()
+        start = end
+    return on_cpu
