@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers.utils import logging as transformers_logging
 
 import mqar
 import statetrim as st
@@ -64,6 +65,13 @@ def changes(before: dict[str, Tensor], after: dict[str, Tensor]) -> dict[str, li
         numbers = (float(samples.mean()), change.estimate, change.low, change.high)
         figures[name] = [round(number, 5) for number in numbers]
     return figures
+
+
+def quiet() -> None:
+    """Switch off transformers' messages, and use one thread: the machine may be shared."""
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    torch.set_num_threads(1)
 
 
 def _hidden(live: Any, ids: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 import statetrim as st
 from evaluator import changes
-from runner import Row, Rows, fill, read_rows, start, study_parser, table, with_bounds
+from runner import Row, Rows, by_model, fill, read_rows, start, study_parser, table, with_bounds
 from statetrim.maths.quantization import FORMATS
 from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.loading import load_live
@@ -165,17 +165,15 @@ def other_dtypes(rows: list[Row]) -> str:
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    models = list(dict.fromkeys(row["model"] for row in rows))
+    models = by_model(rows)
     names = ("nll", "recall 63")
     figure, axes = plt.subplots(
         len(names), len(models), figsize=(4.4 * len(models), 7), squeeze=False
     )
-    for column, model in enumerate(models):
+    for column, (model, own_rows) in enumerate(models.items()):
         for line, name in enumerate(names):
             axis = axes[line][column]
-            for row in rows:
-                if row["model"] != model:
-                    continue
+            for row in own_rows:
                 _, estimate, low, high = row[name]
                 axis.errorbar(
                     100 * row["bytes"], estimate, [[estimate - low], [high - estimate]], capsize=2,

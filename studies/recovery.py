@@ -23,9 +23,9 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import torch
-from transformers.utils import logging as transformers_logging
 
 import statetrim as st
+from evaluator import quiet
 from methods import CALIBRATED, STYLES, MethodsEvaluator, collect_statistics, recall_sequences
 from runner import Row, Rows, by_model, fill, places, read_rows, start, study_parser, table
 from statetrim.progress import Progress
@@ -118,9 +118,7 @@ def run() -> None:
     )  # fmt: skip
     parser.add_argument("--data", choices=["text", "half", "layerwise"], default="text")
     options = parser.parse_args()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    torch.set_num_threads(1)
+    quiet()
     options.work.mkdir(parents=True, exist_ok=True)
     model, statistics_by_kind = st.open(options.model), dict[str, st.Statistics]()
     evaluator = MethodsEvaluator(model, options.test, options.windows)

@@ -280,17 +280,14 @@ def draw(rows: list[Row], path: Path) -> None:
         2, len(models), figsize=(4 * len(models), 6), sharex=True, squeeze=False
     )
     for column, model in enumerate(models):
-        points: dict[str, list[Row]] = defaultdict(list)
-        for row in rows:
-            if row["model"] == model:
-                points[row["kind"]].append(row)
         for kind, colour in KINDS.items():
+            cuts = [row for row in rows if (row["model"], row["kind"]) == (model, kind)]
             for axis, measure, scale in zip(
                 axes[:, column], ("nll", "recall"), (1, -100), strict=True
             ):
-                x = [100 * row["taken"] for row in points[kind]]
-                y = [scale * row[measure][1] for row in points[kind]]
-                half = [abs(scale) * (r[measure][3] - r[measure][2]) / 2 for r in points[kind]]
+                x = [100 * row["taken"] for row in cuts]
+                y = [scale * row[measure][1] for row in cuts]
+                half = [abs(scale) * (row[measure][3] - row[measure][2]) / 2 for row in cuts]
                 axis.errorbar(x, y, half, fmt="o", color=colour, label=kind, capsize=3, alpha=0.8)
         axes[0, column].set_title(model, fontsize=10)
         axes[1, column].set_xlabel("% of the state's bytes")

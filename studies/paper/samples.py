@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 from torch.nn import functional
-from transformers.utils import logging as transformers_logging
 
 sys.path.append(str(Path(__file__).parents[1]))
 import statetrim as st
+from evaluator import quiet
 from runner import Row as Row
 from runner import Rows as Rows
 from runner import study_parser
@@ -87,13 +87,6 @@ def parsed(arguments: argparse.ArgumentParser) -> argparse.Namespace:
     options.name = options.name or Path(options.model).resolve().name
     quiet()
     return options
-
-
-def quiet() -> None:
-    """Switch off transformers' messages, and use one thread: the machine may be shared."""
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    torch.set_num_threads(1)
 
 
 def statistics(
