@@ -29,9 +29,13 @@ def kind(row: Row) -> str:
 
 
 def differences_table(rows: list[Row]) -> str:
+    """Every request of the runs in one process; the longest of two processes and of faults."""
     lines = []
     for row in rows:
+        is_plain = row["how"] == "parts" and row["ranks"] == 1
         for name, request in row["requests"].items():
+            if not is_plain and name != "long":
+                continue
             same = round(request["same_choice"] * request["computed"])
             lines.append(
                 [

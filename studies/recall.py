@@ -43,21 +43,38 @@ def layers_table(rows: list[Row]) -> str:
     return table(["model", "axis", "state bytes", "widths", "NLL change", PAIRS], cells)
 
 
+DIFFERENCES = ("nll", "recall 32", "recall 63")
+
+
 def default_table(rows: list[Row]) -> str:
-    """The default method against the earlier default, `drrqr` on text, paired."""
-    cells = []
+    """The default method against the earlier default, `drrqr` on text, paired; and how much the
+    differences of another seed are away."""
+    cells, distances = [], dict[str, float]()
     for row in rows:
-        leading = [row["model"], row["shape"].partition(" ")[0], str(row["seed"])]
+        if row["seed"]:
+            first = next(r for r in rows if is_first_seed(r, row, "model", "shape"))
+            for name in DIFFERENCES:
+                distance = abs(row[name]["change"][0] - first[name]["change"][0])
+                distances[name] = max(distances.get(name, 0.0), distance)
+            continue
         values = [
             " / ".join(f"{row[f'recall {p}'][when]:.3f}" for p in LOADS)
             for when in ("earlier", "now")
         ]
-        changes = [
-            with_margin(row[name]["change"], 4) for name in ("nll", "recall 32", "recall 63")
-        ]
-        cells.append([*leading, *values, *changes])
-    header = ["model", "state bytes", "seed", "`drrqr` on text: " + PAIRS, "default: " + PAIRS]
-    return table([*header, "NLL change", "recall change at 32", "at 63"], cells)
+        changes = [with_margin(row[name]["change"], 4) for name in DIFFERENCES]
+        cells.append([row["model"], row["shape"].partition(" ")[0], *values, *changes])
+    header = ["model", "state bytes", "`drrqr` on text: " + PAIRS, "default: " + PAIRS]
+    nats, *shares = (distances[name] for name in DIFFERENCES)
+    return (
+        table([*header, "NLL change", "recall change at 32", "at 63"], cells)
+        + f"\n\nThese are of seed 0; the changes of seed 1 are at most {nats:.4f} nats and "
+        f"{max(shares):.3f} of recall away."
+    )
+
+
+def is_first_seed(row: Row, other: Row, *same: str) -> bool:
+    """Whether the row is of seed 0, and equals the other in these fields."""
+    return row["seed"] == 0 and all(row[field] == other[field] for field in same)
 
 
 def stage_of(training: Row) -> str:
@@ -66,11 +83,9 @@ def stage_of(training: Row) -> str:
 
 
 def shape_of(row: Row) -> tuple[str, str]:
-    """Share of the bytes, and widths: one for all layers, or by layer. Empty for an original."""
-    shape = row.get("shape", "")
-    if not shape:
-        return "", ""
-    return shape.partition(" ")[0], str(row.get("widths") or WIDTHS[shape]).replace(",", " ")
+    """Share of the bytes, and the shape of all layers or "by layer"."""
+    share, _, kind = row["shape"].partition(" ")
+    return share, WIDTHS.get(row["shape"], kind)
 
 
 # Of the second stage, for all models.
@@ -78,33 +93,50 @@ LAST_STAGE = {"tokens": 2**19, "learning rate": 0.001, "recall": 0.25}
 
 
 def repaired_table(rows: list[Row]) -> str:
-    """Cuts after both stages against the control with the same training."""
-    cells = []
+    """Cuts after both stages against the control with the same training; all seeds in a line."""
+    seeds: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        if row["kind"] != "all layers" or not LAST_STAGE.items() <= row["training"][-1].items():
-            continue
-        first = [f"{stage['tokens'] / 1e6:.1f}M" for stage in row["training"][:-1]]
-        changes = row["against control"]
-        points = [with_margin(changes[f"recall {pairs}"], 1, 100) for pairs in LOADS[1:]]
-        leading = [row["model"], *shape_of(row), str(row["seed"]), "".join(first)]
-        cells.append([*leading, with_margin(changes["nll"], 4), *points])
-    cells.sort(key=lambda line: (line[0], line[1] != "1/2"))
-    header = ["model", "state bytes", "shape", "seed", "tokens for the first layer", "NLL"]
+        if row["kind"] == "all layers" and LAST_STAGE.items() <= row["training"][-1].items():
+            first = [f"{stage['tokens'] / 1e6:.1f}M" for stage in row["training"][:-1]]
+            case: tuple[str, ...] = (row["model"], *shape_of(row), "".join(first))
+            seeds.setdefault(case, []).append(row["against control"])
+    cells = []
+    for case, changes in sorted(seeds.items(), key=lambda item: (item[0][0], item[0][1] != "1/2")):
+        nats = ", ".join(with_margin(change["nll"], 4) for change in changes)
+        points = [
+            ", ".join(with_margin(change[f"recall {pairs}"], 1, 100) for change in changes)
+            for pairs in LOADS[1:]
+        ]
+        cells.append([*case, nats, *points])
+    header = ["model", "state bytes", "shape", "tokens for the first layer", "NLL"]
     return table([*header, *(f"recall at {pairs}, points" for pairs in LOADS[1:])], cells)
 
 
 def first_layer_table(rows: list[Row]) -> str:
-    """What the first layer alone still misses of its original's output while it is trained."""
-    cells = []
-    for row in rows:
-        if row["kind"] != "first layer":
-            continue
+    """What the first layer alone still misses of its original's output while it is trained, with
+    the full budget; and how far another seed ends away."""
+    cells, distances = [], []
+    full = [row for row in rows if row["kind"] == "first layer" and has_full_budget(row)]
+    for row in full:
         errors = [error for _, error in row["held out"]]
-        quarters = [errors[number * (len(errors) - 1) // 4] for number in range(5)]
-        leading = [row["model"], *shape_of(row), str(row["seed"]), stage_of(row["training"][0])]
-        cells.append([*leading, *(f"{error:.1%}" for error in quarters)])
-    header = ["model", "state bytes", "shape", "seed", "tokens, learning rate", "before"]
-    return table([*header, "at 1/4", "at 1/2", "at 3/4", "after"], cells)
+        if row["seed"]:
+            first = next(r for r in full if is_first_seed(r, row, "model", "shape", "training"))
+            distances.append(abs(errors[-1] - first["held out"][-1][1]))
+            continue
+        leading = [row["model"], *shape_of(row), stage_of(row["training"][0])]
+        shown = errors[0], errors[(len(errors) - 1) // 4], errors[-1]
+        cells.append([*leading, *(f"{error:.1%}" for error in shown)])
+    header = ["model", "state bytes", "shape", "tokens, learning rate", "before", "at 1/4", "after"]
+    return (
+        table(header, cells)
+        + f"\n\nThese are of seed 0; seed 1 ends at most {max(distances):.1%} away."
+    )
+
+
+def has_full_budget(row: Row) -> bool:
+    """Not one of the shorter or slower trainings before the settings were chosen."""
+    training = row["training"][0]
+    return bool(training["tokens"] >= 2**21 and training["learning rate"] == 0.002)
 
 
 def heads_table(rows: list[Row]) -> str:

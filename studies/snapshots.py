@@ -385,10 +385,6 @@ def share_at(length: str) -> Cell:
     return lambda rows: f"{100 * mean([row[length][0] for row in rows]):.1f} %"
 
 
-def rank(rows: list[Row]) -> str:
-    return "" if rows[0]["rank"] is None else f"{mean([row['rank'] for row in rows]):.1f}"
-
-
 def code_name(row: Row) -> str:
     """ "int8", "within 0.05", or "within 0.05, metric"."""
     if isinstance(row["code"], str):
@@ -440,11 +436,11 @@ def of_cuts(row: Row) -> bool:
 
 
 TABLES: dict[str, tuple[str, Callable[[Row], bool], dict[str, Cell]]] = {
-    "codes": ("frontier", is_shown, CODE | BYTES | {"rank": rank} | LOSSES),
+    "codes": ("frontier", is_shown, CODE | BYTES | LOSSES),
     "metrics": ("frontier", by_metric, METRIC | KL | RECALL),
     "turns": ("turns", by_code, CODE | TURN_LOSSES | SEEDS),
     "lengths": ("lengths", by_code, CODE | {name: share_at(name) for name in LENGTHS}),
-    "speech": ("audio", is_shown, CODE | BYTES | {"rank": rank} | SPEECH),
+    "speech": ("audio", is_shown, CODE | BYTES | SPEECH),
     "speech metrics": ("audio", by_metric, METRIC | SPEECH),
     "cuts": ("cut", of_cuts, CODE | OF_ORIGINAL | KL | RECALL),
 }  # fmt: skip
