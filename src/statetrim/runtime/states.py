@@ -183,8 +183,9 @@ class _Rounding:
         self, query: Tensor, key: Tensor, arguments: Mapping[str, Any], recurrence: Recurrence
     ) -> tuple[Tensor, Tensor]:
         """Compute the recurrence from an empty state, rounding after every token; in float32
-        PyTorch, because a kernel call per token would be several times slower. Returns the output,
-        in the dtype of the query, and the final state in the kernel's layout."""
+        PyTorch, whatever the arithmetic of the kernel. Against a kernel call per token it is faster
+        on tiny heads, and takes 1.5 times as long on 16 heads of 128x128. Returns the output, in
+        the dtype of the query, and the final state in the kernel's layout."""
         dtype, writes = query.dtype, recurrence(arguments, slice(None))
         value = writes.value.float()
         heads, keys = value.shape[2], key.shape[-1]
