@@ -107,7 +107,8 @@ def test_memory_does_not_grow_with_the_sequence(forker: Forker, tmp_path: Path) 
     assert [run["code"] for run in runs] == [0, 0], runs[0]["err"]
     peaks = [run["peak"] for run in runs]
     hidden_bytes = (long - short) * 64 * 4  # one set of hidden states
-    assert peaks[1] - peaks[0] < 8 * hidden_bytes + 16 * 2**20, peaks
+    # What malloc keeps of freed chunks differs by some 30 MB with what the forking process holds.
+    assert peaks[1] - peaks[0] < 8 * hidden_bytes + 64 * 2**20, peaks
 
 
 @pytest.mark.parametrize("model_type", [*tiny.MODEL_TYPES, "minicpmv4_6", "nemotron_h_omni"])
