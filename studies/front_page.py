@@ -45,11 +45,6 @@ def squares(geometry: Geometry) -> str:
     return "".join(f"{layer}={shape}," for layer in whole) + f"others={half}"
 
 
-def measured_by_layer(results: Path) -> str:
-    """The widths by layer of half of the state that were measured."""
-    return str(measured(results, share=0.25, engine="vllm")["by_layer"])
-
-
 def measured(results: Path, **fields: Any) -> Row:
     """The row of the small hybrid and the first seed with these fields."""
     fields |= {"model": MEASURED, "seed": 0}
@@ -72,7 +67,7 @@ def levers(geometry: Geometry, results: Path) -> list[Lever]:
             "16 bits, a third of layers 128x128, others 64x64",
             squares(geometry),
             "cut, plugin",
-            measured_by_layer(results),
+            measured(results, share=0.25, engine="vllm")["by_layer"],  # half in bfloat16
         ),
         Lever("16 bits, 64x64 in every layer", "64x64", "cut, training", "32x32"),
     ]
