@@ -23,6 +23,7 @@ from helpers.cases import load_cases
 from helpers.refusal import run
 from helpers.tiny import Load
 from statetrim.progress import OnProgress, Progress
+from statetrim.storage.space import explain_disk_errors
 
 COLUMNS = 80
 TOKEN = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|([\r\n])|([^\x1b\r\n])")
@@ -112,6 +113,22 @@ def in_terminal(words: list[str], stop_at: str = "") -> tuple[int, Screen, str]:
 
 def _readable(descriptor: int) -> bool:
     return bool(select.select([descriptor], [], [], 0.2)[0])
+
+
+def test_an_interrupt_that_a_library_turns_into_another_error(tmp_path: Path) -> None:
+    """torch's C code gives a TypeError for a KeyboardInterrupt that arrives within it."""
+    before = signal.getsignal(signal.SIGINT)
+    with (
+        pytest.raises(KeyboardInterrupt, match="nothing was kept"),
+        explain_disk_errors(tmp_path / "out.partial"),
+    ):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise TypeError("could not determine the shape of object") from None
+    assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(TypeError), explain_disk_errors(tmp_path / "out.partial"):
+        raise TypeError("without an interrupt")
 
 
 def test_no_line_is_broken(checkpoint: Load, tmp_path: Path) -> None:

@@ -3,9 +3,12 @@
 import errno
 import os
 import shutil
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from ..errors import StatetrimError
 from ..maths.formatting import bytes_text
@@ -62,7 +65,13 @@ def explain_disk_errors(partial: Path) -> Iterator[None]:
     """Within, an OSError of a full or unwritable disk becomes a NoSpace whose one sentence says
     what is kept in `partial`, and a KeyboardInterrupt gets such a sentence as its message."""
     try:
-        yield
+        with _noted_interrupts() as interrupts:
+            try:
+                yield
+            except Exception:
+                if interrupts:
+                    raise KeyboardInterrupt from None
+                raise
     except KeyboardInterrupt as interrupt:
         again = "run the same command again to"
         if partial.exists():
@@ -84,3 +93,24 @@ def explain_disk_errors(partial: Path) -> Iterator[None]:
         else:
             raise
         raise NoSpace(error.errno, f"{text}, {kept}") from None
+
+
+@contextmanager
+def _noted_interrupts() -> Iterator[list[int]]:
+    """Within, every Ctrl-C is listed as well: C code of libraries may turn its KeyboardInterrupt
+    into another error."""
+    interrupts: list[int] = []
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield interrupts
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        interrupts.append(number)
+        handler(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield interrupts
+    finally:
+        signal.signal(signal.SIGINT, handler)
