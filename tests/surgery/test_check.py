@@ -12,7 +12,7 @@ import statetrim as st
 from helpers import tiny
 from helpers.tiny import Load
 from statetrim.runtime.placement import Placement
-from statetrim.surgery.check import _relative_gap, compare_cut
+from statetrim.surgery.check import TOLERANCE, _relative_gap, compare_cut
 
 
 def cut(path: Path, out: Path) -> tuple[st.Checkpoint, st.Plan, st.Checkpoint]:
@@ -64,6 +64,19 @@ def test_a_changed_tensor_behind_the_kernel_is_noticed(
     tiny.rewrite(small.path, name, lambda _: torch.cat([changed, rest]).contiguous())
     with pytest.raises(st.StatetrimError, match=r"layer \d+ of .* differs from the original"):
         compare_cut(model, plan, st.open(small.path))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_rounding_of_a_folded_norm_is_no_fault(checkpoint: Load, tmp_path: Path) -> None:
+    """In the dtype of the output projection, whatever that of larger tensors is."""
+    path = Path(shutil.copytree(checkpoint("qwen3_5_text"), tmp_path / "model"))
+    for name in tiny.tensors(path):
+        if ".linear_attn." in name:
+            tiny.rewrite(path, name, lambda values: values.bfloat16())
+    model = st.open(path)
+    plan = st.select(model, "rand", "100%x4")
+    gap = compare_cut(model, plan, st.prune(model, plan, tmp_path / "small")).sliced_against_masked
+    assert gap < TOLERANCE
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ..artifacts.plan import Plan
-from ..artifacts.state_sizes import stored_dtype
 from ..cut.shape import Kept
 from ..errors import StatetrimError
 from ..runtime.kernel_hooks import KernelCall, hook_kernels
@@ -20,6 +19,7 @@ from ..runtime.live import LiveModel, MixerCall
 from ..runtime.loading import load_live
 from ..runtime.placement import Placement
 from ..runtime.sequential import mixer_calls
+from ..storage.channel_rows import names_by_layer
 from ..storage.checkpoint import Checkpoint
 
 TOKENS = 64
@@ -103,7 +103,9 @@ def _rounding_of_folded_norm(cut: Checkpoint, layer: int) -> float:
     roles = {rows.role for rows in cut.channels(layer)}
     if "shared_norm" not in roles:
         return 0.0
-    return math.inf if cut.quantized else torch.finfo(getattr(torch, stored_dtype(cut))).eps
+    if cut.quantized:
+        return math.inf
+    return torch.finfo(cut.tensor(names_by_layer(cut.channel_rows, "o_proj")[layer]).dtype).eps
 
 
 def _kernel_and_mixer_outputs(live: LiveModel, call: MixerCall, kept: Kept) -> dict[str, Tensor]:
