@@ -21,10 +21,10 @@ from torch import Tensor
 from torch.nn import functional
 
 import statetrim as st
+from rank_pictures import Sheet, heat_map, sheet, spectra, utilization_curves
 from runner import RESULTS, study_parser, table
 from statetrim.maths.formatting import evenly_spaced
-from statetrim.reporting import pictures as figures
-from statetrim.reporting.charts import Chart, Sheet, sheet
+from statetrim.reporting.charts import Chart
 from statetrim.reporting.figures import WIDTH, figure
 from statetrim.reporting.theme import LIGHT
 from statetrim.runtime.corpus import Corpus
@@ -79,9 +79,9 @@ def draw(model: st.Checkpoint, analyses: dict[str, st.Analysis], out: Path) -> N
     compared = {name: analyses[name] for name in ("original", "l1", "grad", "drrqr")}
     first_and_last = {name: analyses[name] for name in ("original", "drrqr")}
     pictures = {
-        "utilization": figures.utilization_curves(analyses),
-        "spectra": figures.spectra(compared, list(original.layers)[layer], head),
-        "heat-map": figures.heat_map(first_and_last),
+        "utilization": utilization_curves(analyses),
+        "spectra": spectra(compared, list(original.layers)[layer], head),
+        "heat-map": heat_map(first_and_last),
         "filters": filter_picture(model),
     }
     for name, picture in pictures.items():

@@ -312,20 +312,17 @@ def test_what_cannot_be_analysed_is_said_in_a_sentence(checkpoint: Any, text: Pa
             st.analyze(model, text, **{**SETTINGS, **changes})
 
 
-def test_pictures_are_drawn(pair: Analysis) -> None:
+def test_a_picture_is_drawn(pair: Analysis) -> None:
     pytest.importorskip("matplotlib")
-    from statetrim.reporting import pictures
     from statetrim.reporting.figures import inline_svg
+    from statetrim.reporting.pictures import utilization_picture
 
     assert pair.baseline is not None
-    both = {"before": pair.baseline, "after": pair}
-    layer, head = pictures.fullest_head(pair)
-    sheets = [pictures.utilization_curves(both), pictures.spectra(both, layer, head)]
-    for sheet in (*sheets, pictures.heat_map(both)):
-        for panel in sheet.panels:
-            drawn = inline_svg(panel)
-            assert panel.title in drawn and drawn.count("<path") > 5
-            assert drawn == inline_svg(panel)
+    chart = utilization_picture({"before": pair.baseline, "after": pair}).chart
+    assert chart is not None
+    drawn = inline_svg(chart)
+    assert chart.title in drawn and drawn.count("<path") > 5
+    assert drawn == inline_svg(chart)
 
 
 def test_stored_states_are_analysed_and_said(checkpoint: Any, text: Path) -> None:

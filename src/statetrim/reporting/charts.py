@@ -1,4 +1,4 @@
-"""Numbers -> charts: line charts, intervals and heat maps.
+"""Numbers -> charts: line charts and intervals.
 
 A chart is a function that draws on matplotlib's axes when a page or a file needs it (`figures`).
 Charts are narrow enough to be readable on a phone. One with nothing to draw is None; the report
@@ -8,20 +8,15 @@ shows all numbers in tables too.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
-
 from ..maths.formatting import shorten
-from .theme import DASHES, EMPTY, FULL, LIGHT, ON_EMPTY, ON_FULL, SERIES
+from .theme import DASHES, LIGHT, SERIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PLOT_HEIGHT = 2.6  # inches
-MAX_CELLS = 4096
 LARGEST_DRAWN = 1e30  # larger magnitudes, infinities and NaN are not drawn
 SMALLEST_DRAWN = 1e-30  # on a logarithmic axis
 
@@ -37,19 +32,6 @@ class Chart:
     title: str
     height: float
     draw: Callable[["Axes"], None]
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """A figure: charts side by side and a caption that says how to read them."""
-
-    panels: Sequence[Chart]
-    caption: str
-
-
-def sheet(panels: Sequence[Chart | None], caption: str) -> Sheet:
-    """A sheet of the charts that have something to draw."""
-    return Sheet([panel for panel in panels if panel is not None], caption)
 
 
 class Point(NamedTuple):
@@ -144,42 +126,6 @@ def interval_chart(
         axes.set_xlabel(x)
 
     return Chart(title, 0.6 + 0.42 * len(rows), draw)
-
-
-def heat_map(values: Tensor, names: Sequence[str], title: str, top: float) -> Chart | None:
-    """`values` [rows, columns] from 0 to `top`: the darker a cell, the larger its share of `top`.
-
-    `names` label the rows. None if there are more than MAX_CELLS cells.
-    """
-    rows, columns = values.shape
-    if rows * columns > MAX_CELLS:
-        return None
-
-    def draw(axes: "Axes") -> None:
-        from matplotlib.colors import LinearSegmentedColormap
-
-        scale = LinearSegmentedColormap.from_list("shares", [EMPTY, FULL])
-        cells = values.nan_to_num(0.0).numpy()
-        mesh = axes.pcolormesh(cells, cmap=scale, vmin=0, vmax=top or 1, edgecolor=LIGHT["ground"])
-        for row, column in torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).tolist():
-            if columns <= 12 and rows <= 48:
-                value = float(values[row, column])
-                text = f"{100 * value:.0f}" if isfinite(value) else "?"
-                colour = ON_FULL if value > 0.6 * top else ON_EMPTY
-                centre = (column + 0.5, row + 0.5)
-                axes.text(*centre, text, color=colour, ha="center", va="center")
-        shown = range(0, rows, -(-rows // 24))
-        axes.set_yticks([row + 0.5 for row in shown], [names[row] for row in shown])
-        shown = range(0, columns, -(-columns // 16))
-        axes.set_xticks([column + 0.5 for column in shown], [str(column) for column in shown])
-        axes.xaxis.tick_top()
-        axes.invert_yaxis()
-        axes.grid(False)
-        steps = torch.linspace(0, top or 1, 9).tolist()
-        bar = axes.figure.colorbar(mesh, ax=axes, orientation="horizontal", boundaries=steps)
-        bar.set_ticks([0, top or 1], labels=["0%", f"{100 * top:.0f}%"])
-
-    return Chart(title, 0.9 + 0.24 * rows, draw)
 
 
 def _is_drawable(point: Point, log: bool, log_x: bool) -> bool:

@@ -1,7 +1,4 @@
-"""Colours of the page, in its light and dark scheme, and of charts.
-
-Cells of heat maps have one colour scale in both schemes: dark is full.
-"""
+"""Colours of the page, in its light and dark scheme, and of charts."""
 
 COLOURS = {
     "ground": ("#ffffff", "#12171d"),
@@ -34,7 +31,3 @@ SERIES = tuple(name for name in COLOURS if name.startswith("series-"))
 _DASHES = ((), (7, 3), (2, 3), (8, 3, 2, 3), (12, 3), (4, 4), (9, 3, 2, 3, 2, 3))
 DASHES = {name: (0, dash) for name, dash in zip(SERIES, _DASHES, strict=True) if dash}
 """Colour of a line -> its dashes, in points; lines without are solid."""
-
-EMPTY, FULL = "#e9f0f8", "#0b3c70"
-"""Both ends of the scale of shares, 0 and 1."""
-ON_EMPTY, ON_FULL = "#1b2431", "#fffffe"  # text on a cell; no colour of the page, which may change

@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 
 from ...maths.table import Table as NamedRows
-from .. import pictures
-from ..charts import Sheet
-from ..document import Block, Picture, Table, Text
+from ..document import Block, Table, Text
 from ..findings import Findings, command_arguments, missing
+from ..pictures import memory_picture, utilization_picture
 
 
 def speed(findings: Findings) -> Iterator[Block]:
@@ -79,7 +78,7 @@ def memory(findings: Findings) -> Iterator[Block]:
         )
         return
     yield Text(memory.sentence)
-    yield from _pictures(pictures.memory_sheet(memory))
+    yield memory_picture(memory)
     yield _changes(memory.table())
 
 
@@ -88,17 +87,8 @@ def _changes(table: NamedRows) -> Table:
     return Table(table.header, table.rows, caption, folded=True)
 
 
-def _pictures(sheet: Sheet) -> Iterator[Block]:
-    for panel in sheet.panels:
-        yield Picture(panel, f"{panel.title}.")
-    yield Text(sheet.caption)
-
-
 def ranks(findings: Findings) -> Iterator[Block]:
-    """Mean rank in use, its pictures, and a table by layer.
-
-    Spectra are of the head with the highest rank; an analysis without that head has none.
-    """
+    """Mean rank in use, its picture, and a table by layer."""
     analysis = findings.analysis
     if analysis is None:
         tokens = min(command_arguments(findings)["tokens"], 2**14)
@@ -112,21 +102,16 @@ def ranks(findings: Findings) -> Iterator[Block]:
     analyses = {"the original" if findings.analyzes_original else "this model": analysis}
     if analysis.baseline:
         analyses = {"before": analysis.baseline, "after": analysis}
-    layer, head = pictures.fullest_head(analysis)
-    shares, comparable = [], {}
+    shares = []
     for name, shown in analyses.items():
         mean = float(shown.mean_utilization.nanmean())
         shares.append(f"{name} {100 * mean:.1f}% of {shown.max_rank}")
-        if layer in shown.layers and head < shown.geometry.num_v_heads:
-            comparable[name] = shown
     yield Text(
         f"A state of d keys could have rank d; its effective rank says how many directions it "
         f"really uses. Mean use: {', '.join(shares)}. A narrower state reaches a higher share with "
         f"less in it."
     )
-    yield from _pictures(pictures.utilization_curves(analyses))
-    yield from _pictures(pictures.spectra(comparable, layer, head))
-    yield from _pictures(pictures.heat_map(analyses))
+    yield utilization_picture(analyses)
     table = analysis.table()
     caption = "Rank in use by layer, with a bar per head; κ is the condition number, median head"
     yield Table(table.header, table.rows, caption, folded=True)
