@@ -102,7 +102,7 @@ def test_a_wrong_command_is_found(
 
 NOT_EXECUTED = {
     "import fla\n": "needs a GPU, for the kernels of fla",
-    "from llmcompressor ": "needs llm-compressor; studies/quantisers.py",
+    "from llmcompressor ": "needs llm-compressor",
 }
 SNIPPETS = [
     block

@@ -13,7 +13,7 @@ from helpers.forker import Forker
 ROOT = Path(__file__).parents[2]
 STUDIES = (
     "demo", "front_page", "levers", "methods", "paper/ledger", "parts", "precision",
-    "prefix_replay", "quantised_matrix", "quantisers", "recall", "recovery", "shapes",
+    "prefix_replay", "quantised_matrix", "recall", "recovery", "shapes",
     "snapshots", "uneven",
 )  # fmt: skip
 
