@@ -18,9 +18,8 @@ from ..storage.models import ModelLike, as_checkpoint
 from .capacity.compare import Capacity, Gain, capacities, flag_gains
 from .engines import engine_in_matrix, engines, find_engine
 from .engines.engine import Engine
-from .matrix import Compatibility, ServedBy, compatibility_of_geometry, known_engines
+from .matrix import Compatibility, ServedBy, compatibility_of_geometry
 from .options import DEFAULT_CONTEXT, CacheOptions, ServingOptions
-from .shapes import nearest_served_shape
 from .target import resolve_target
 
 MODEL_PLACEHOLDER = "MODEL"  # in commands: the path of the original
@@ -35,7 +34,6 @@ class Deployment:
     engines: list[Compatibility]
     commands: dict[str, str]  # engine -> command line, for engines that serve the shape
     served_by: ServedBy
-    everywhere: str | None  # if one refuses it, the nearest cut that every known engine serves
     engine: str  # whose arithmetic `capacity` and `try_first` follow
     memory_gib: float | None  # of cache
     context: int | None  # tokens
@@ -56,7 +54,6 @@ def deployment(model: Checkpoint, after: Geometry | None, serving: ServingOption
         engines=compatibility_of_geometry(model_type, shape),
         commands=serve_commands(model, shape, CUT_PLACEHOLDER if after else MODEL_PLACEHOLDER),
         served_by=ServedBy.of(model_type, shape),
-        everywhere=_shape_for_every_engine(model_type, model.geometry, after),
         engine=serving.engine,
         memory_gib=serving.memory_gib,
         context=None if serving.memory_gib is None else serving.context or DEFAULT_CONTEXT,
@@ -177,21 +174,6 @@ def lacks_mtp(model: Checkpoint) -> bool:
     if not model.model_type.startswith("qwen") or not model.tensors:
         return False
     return not any(name.startswith("mtp.") for name in model.tensors)
-
-
-def _shape_for_every_engine(
-    model_type: str, before: Geometry, after: Geometry | None
-) -> str | None:
-    """The cut nearest to `after` that every known engine serves; None if that is `after` itself,
-    for widths by layer, without a cut, and if there is none."""
-    if after is None or after.widths or not known_engines(model_type):
-        return None
-    try:
-        nearest = nearest_served_shape(model_type, before, after.widest)
-    except StatetrimError:
-        return None
-    same = nearest in (after.widest, before.widest)
-    return None if same else str(nearest)
 
 
 MAX_STEPS = 3

@@ -1,6 +1,6 @@
 """Shapes with less state than a model has, and the engines that serve or refuse each."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import permutations, product
 from typing import Literal, get_args
 
@@ -51,64 +51,52 @@ def candidate_shapes(
 
 def served_shapes(model_type: str, geometry: Geometry, engine: str | None = None) -> list[Shape]:
     """Pairs of eighths of both axes, and squares, that `engine` serves, or without it all."""
-    engines = None if engine is None else {engine}
-    return list(_ranked_shapes(model_type, _all_shapes(geometry), engines))
+    return list(_ranked_shapes(model_type, _all_shapes(geometry), engine))
 
 
 def nearest_served_shape(
-    model_type: str,
-    geometry: Geometry,
-    requested: Shape,
-    *,
-    engine: str | None = None,
+    model_type: str, geometry: Geometry, requested: Shape, engine: str
 ) -> Shape:
     """The shape nearest to `requested` that `engine` serves, with no more state than that.
 
-    Without `engine`, every engine that supports the model type must serve it. Among shapes with the
-    best support it is the one with the most state, then the most value channels. Raises
-    StatetrimError if there is none.
+    Among shapes with the best support it is the one with the most state, then the most value
+    channels. Raises StatetrimError if there is none.
     """
-    engines = {engine} if engine else engines_supporting(model_type)
     tile_aligned = list(_tile_aligned_shapes(geometry))
     no_larger = [shape for shape in (requested, *tile_aligned) if shape.numel <= requested.numel]
-    served = _ranked_shapes(model_type, no_larger, engines)
+    served = _ranked_shapes(model_type, no_larger, engine)
     if served:
         return max(served, key=lambda shape: (-served[shape], shape.numel, shape.head_v_dim))
     hint = "`statetrim inspect` lists what is known of each engine"
     whole = Shape(*_widths_of_all(geometry)).numel
     smaller = [shape for shape in tile_aligned if shape.numel < whole]
-    cuts = _ranked_shapes(model_type, smaller, engines)
+    cuts = _ranked_shapes(model_type, smaller, engine)
     if cuts:
         hint = f"the smallest cut that does is {min(cuts, key=lambda shape: shape.numel)}"
     raise StatetrimError(
-        f"no shape of at most {requested} is known to serve {model_type} on "
-        f"{engine or 'every engine'}; {hint}"
+        f"no shape of at most {requested} is known to serve {model_type} on {engine}; {hint}"
     )
 
 
 def _ranked_shapes(
-    model_type: str, shapes: Iterable[Shape], engines: Collection[str] | None
+    model_type: str, shapes: Iterable[Shape], engine: str | None
 ) -> dict[Shape, int]:
-    """The `shapes` that all `engines` serve -> rank of the worst support; with `engines=None` no
-    engine needs to serve them."""
+    """The `shapes` that `engine` serves, or without it all -> rank of the worst support."""
     ranks: dict[Shape, int] = {}
     for shape in shapes:
-        rank = 0 if engines is None else _worst_rank(model_type, shape, engines)
+        rank = 0 if engine is None else _worst_rank(model_type, shape, engine)
         if rank is not None:
             ranks[shape] = rank
     return ranks
 
 
-def _worst_rank(model_type: str, shape: Shape, engines: Collection[str]) -> int | None:
-    """Rank of the worst known support by `engines`; None if one does not serve the shape, or if
-    nothing is known."""
-    worst: int | None = None
-    for line in known_lines(compatibility_of_shape(model_type, shape)):
-        if line.engine in engines:
-            if not line.serves:
-                return None
-            worst = max(worst or 0, _SEVERITY[line.verdict])
-    return worst
+def _worst_rank(model_type: str, shape: Shape, engine: str) -> int | None:
+    """Rank of the worst known support on any hardware; None if the engine does not serve the shape
+    there, or if nothing is known."""
+    lines = known_lines(compatibility_of_shape(model_type, shape), engine)
+    if not lines or not all(line.serves for line in lines):
+        return None
+    return max(_SEVERITY[line.verdict] for line in lines)
 
 
 def check_engine(engine: str, model_type: str) -> None:
@@ -175,7 +163,7 @@ def refusing_engines(model_type: str, shape: Shape) -> tuple[str, ...]:
 
 def engine_serves(engine: str, model_type: str, shape: Shape) -> bool:
     """Whether the engine is known to serve the shape, and on no hardware known not to."""
-    return _worst_rank(model_type, shape, {engine}) is not None
+    return _worst_rank(model_type, shape, engine) is not None
 
 
 def common_shapes(geometry: Geometry) -> list[Shape]:

@@ -102,7 +102,7 @@ def _served_target(model: Checkpoint, target: Target, engine: str, *, exact: boo
     requested = after.widest
     if exact and engine_serves(engine, model_type, requested):
         return target
-    shape = nearest_served_shape(model_type, model.geometry, requested, engine=engine)
+    shape = nearest_served_shape(model_type, model.geometry, requested, engine)
     if exact:
         lines = known_lines(compatibility_of_shape(model_type, requested), engine)
         refusing = [line.hardware for line in lines if not line.serves]

@@ -55,8 +55,6 @@ def inspect(
     elif not report.shapes:
         for text in deployment.served_by.texts:
             terminal.print_text(text)
-    if not report.shapes and deployment.everywhere:
-        terminal.print_text(f"nearest cut that every engine serves: --to {deployment.everywhere}")
     served = default_capacity(deployment.capacity, cut=False)
     if served is not None and verbose:
         _show_capacity(deployment, served.fit)
