@@ -128,21 +128,6 @@ def test_words_and_figures_stay_whole(seed: int, shown: Callable[[], str]) -> No
             assert number in left or cell in text, "a figure and its unit stay together"
 
 
-def test_the_scores_of_seven_models_fit(shown: Callable[[], str]) -> None:
-    models = ["tiny-qwen3_5_hybrid", *(f"tiny-qwen3_5_hybrid-{n}x64" for n in range(10, 70, 10))]
-    scores = []
-    for model in models:
-        scores.append(Score(model, "text", "perplexity", "perplexity", False, [-6.1, -6.2], [1, 1]))
-        for metric in ("accuracy", "pairs_4", "pairs_127", "pairs_16_in_512"):
-            scores.append(Score(model, "mqar", metric, "share", True, [0.5, 1.0]))
-    show_scores(Scores(models, scores), [], "scores.json", as_json=False)
-    text = shown()
-    assert max(map(len, text.splitlines())) <= 80
-    for model in models:
-        row = next(line for line in text.splitlines() if model in line)
-        assert "75.0%" in row and re.search(r"\d\.\d\d ", row), "one row per model"
-
-
 def test_few_models_show_their_settings_in_words(shown: Callable[[], str]) -> None:
     scores = [Score(name, "mqar", "pairs_127", "share", True, [0.5, 1.0]) for name in ("a", "b")]
     show_scores(Scores(["a", "b"], scores), [], "scores.json", as_json=False)

@@ -55,7 +55,7 @@ def test_the_command_writes_prints_and_is_reported(
     printed, sensitivity = json.loads(run.stdout), st.Sensitivity.load(out)
     assert sensitivity.lineage["data"]["length"] == 64
     assert printed["finding"] == sensitivity.sentence
-    assert len(printed["cuts"]) == len(sensitivity.cuts)
+    assert len(printed["rows"]) == len(sensitivity.cuts)
     again = CliRunner().invoke(app, command)
     assert "not overwritten" in str(again.exception)
     page = st.report(pair("delta_net")[1], [out], out=tmp_path / "page").read_text()

@@ -59,10 +59,10 @@ class Sensitivity(ChangedLayers):
     def table(self) -> Table:
         """A row for every layer and width."""
         rows = []
-        for variant in self.variants:
+        for axis, keep in self.variants:
             for layer in self.layers:
-                losses = self.loss_texts(self.find(layer, *variant))
-                rows.append((str(layer), variant_text(self, variant), *losses))
+                losses = self.loss_texts(self.find(layer, axis, keep))
+                rows.append((str(layer), f"{keep} of {self.widths[axis]} {axis}s", *losses))
         return Table("Each layer cut alone", ("layer", "kept", "NLL", "recall"), rows)
 
     @property
@@ -104,9 +104,3 @@ class Sensitivity(ChangedLayers):
             f"Recall is spread over layers {names} {width_text}: no single layer carries the loss; "
             f"the largest is that of layer {carriers[0]}, {loss}."
         )
-
-
-def variant_text(sensitivity: Sensitivity, variant: tuple[ChannelAxis, int]) -> str:
-    """Axis and kept channels in words: "32 of 64 keys"."""
-    axis, keep = variant
-    return f"{keep} of {sensitivity.widths[axis]} {axis}s"

@@ -66,45 +66,35 @@ def print_table(
     rows: Iterable[Sequence[str]],
     *,
     left: Collection[int] = (0,),
-    total: Sequence[str] = (),
     to_stderr: bool = False,
 ) -> None:
     """Print a table to standard output, or to standard error unless --quiet.
 
     The columns `left` are words, left-aligned and wrapped between words in a narrow terminal; the
     others are figures, which stay whole. A table that does not fit so is printed as a list, a row
-    after the other. `total` is a last row, below a line. Without a header, each row is a name and a
-    value.
+    after the other. Without a header, each row is a name and a value.
     """
     from rich.table import Table
 
     cells, names = list(rows), header or ("", "")
     console = err() if to_stderr else out()
-    widths = _column_widths(header, [*cells, total], left, console.width)
+    widths = _column_widths(header, cells, left, console.width)
     if widths is None:  # a list of rows: the first cell, then the others below it with their names
         console.print(title, highlight=False, soft_wrap=True)
-        for row in [*cells, total] if total else cells:
+        for row in cells:
             _print(console, row[0])
             for name, cell in zip(names[1:], row[1:], strict=True):
                 if cell:
                     _print(console, f"  {name}: {cell}" if name else f"  {cell}")
         return
-    table = Table(
-        title=title, title_justify="left", show_header=bool(header), show_footer=bool(total)
-    )
+    table = Table(title=title, title_justify="left", show_header=bool(header))
     for number, name in enumerate(names):
         is_words = number in left or not header
         justify: Literal["left", "right"] = "left" if is_words else "right"
-        footer = total[number] if total else ""
-        table.add_column(name, footer, justify=justify, width=widths[number], overflow="fold")
+        table.add_column(name, justify=justify, width=widths[number], overflow="fold")
     for row in cells:
         table.add_row(*row)
     console.print(table)
-
-
-def fits(header: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int]) -> bool:
-    """Whether standard output is wide enough for a table."""
-    return _column_widths(header, [*rows], left, out().width) is not None
 
 
 def _column_widths(
@@ -117,7 +107,7 @@ def _column_widths(
     widths, slack = list[int](), list[int]()
     for number in range(len(header) or 2):
         name = header[number] if header else ""
-        cells = [row[number] for row in rows if number < len(row)]
+        cells = [row[number] for row in rows]
         lines = [line for cell in (name, *cells) for line in cell.split("\n")]
         is_words = number in left or not header
         whole = name.split() + (

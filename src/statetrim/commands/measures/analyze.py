@@ -18,7 +18,8 @@ from ..command import command
 
 if TYPE_CHECKING:
     from ...artifacts.analysis import Analysis
-    from ...artifacts.sensitivity import LayerCut, Sensitivity
+    from ...artifacts.samples import ChangedLayers
+    from ...maths.table import Table
     from ...storage.checkpoint import Checkpoint
 
 SHARES = (0.5, 0.25)  # of the bytes, for which --sensitivity proposes widths by layer
@@ -112,8 +113,7 @@ def _show_analysis(analysis: Analysis) -> None:
     """Print a row per layer, narrow enough for a terminal of 80 columns."""
     table, baseline = analysis.table(), analysis.baseline
     bars = (table.header.index("heads"),)
-    *rows, means = table.rows
-    terminal.print_table(table.title, table.header, rows, left=bars, total=means)
+    terminal.print_table(table.title, table.header, table.rows, left=bars)
     data, before = analysis.lineage["data"], f", before {baseline.max_rank}" if baseline else ""
     state_dtype = analysis.lineage.get("state_dtype")
     for line in (
@@ -135,18 +135,7 @@ def _run_memory(model: Checkpoint, options: AnalyzeOptions, output: Path, as_jso
     length = options.length or MemoryOptions.length
     chosen = derive(MemoryOptions, options, length=length, out=output)
     result = run_with_progress(run, model, chosen)
-    table = result.table()
-    if as_json:
-        rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
-        terminal.print_json({"memory": str(output), "finding": result.sentence, "rows": rows})
-        return
-    terminal.print_table(table.title, table.header, table.rows)
-    terminal.print_text(result.sentence)
-    loads = ", ".join(map(str, result.original.recalled_pair_counts)) or "none"
-    terminal.print_text(
-        f"NLL in nats per token; recall in points, mean over {loads} pairs; ± 95 % intervals"
-    )
-    terminal.print_text(f"written to {output}")
+    _show_changes(result, result.table(), output, as_json)
 
 
 def _run_sensitivity(
@@ -173,16 +162,9 @@ def _run_sensitivity(
         out=output,
     )
     result = run_with_progress(run, model, chosen)
+    _show_changes(result, result.table(), output, as_json)
     if as_json:
-        terminal.print_json(
-            {
-                "sensitivity": str(output),
-                "finding": result.sentence,
-                "cuts": [_cut_json(result, cut) for cut in result.cuts],
-            }
-        )
         return
-    _show_sensitivity(result)
     with_plugin = [engine for engine in counted_engines().values() if engine.plugin_types]
     for share in SHARES:
         for engine in sorted(with_plugin, key=lambda engine: engine.has_pages):
@@ -198,34 +180,17 @@ def _run_sensitivity(
                 f"{budget}, by layer (docs/widths-by-layer.md): --to {allocation}, which would "
                 f"cost {allocation.cost:.3f} (nats and recall), if costs of layers add up"
             )
+
+
+def _show_changes(result: ChangedLayers, table: Table, output: Path, as_json: bool) -> None:
+    if as_json:
+        rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
+        terminal.print_json({"output": str(output), "finding": result.sentence, "rows": rows})
+        return
+    terminal.print_table(table.title, table.header, table.rows)
+    terminal.print_text(result.sentence)
+    loads = ", ".join(map(str, result.original.recalled_pair_counts)) or "none"
+    terminal.print_text(
+        f"NLL in nats per token; recall in points, mean over {loads} pairs; ± 95 % intervals"
+    )
     terminal.print_text(f"written to {output}")
-
-
-def _show_sensitivity(sensitivity: Sensitivity) -> None:
-    from ...artifacts.sensitivity import variant_text
-
-    rows = []
-    for layer in sensitivity.layers:
-        rows.append([str(layer)])
-        for axis, keep in sensitivity.variants:
-            cut = sensitivity.find(layer, axis, keep)
-            nll, drop = sensitivity.nll_increase(cut), sensitivity.recall_drop(cut)
-            recall = "" if drop is None else f", {-100 * drop.estimate:+.1f}"
-            rows[-1].append(f"{nll.estimate:+.3f}{recall}")
-    columns = [variant_text(sensitivity, variant) for variant in sensitivity.variants]
-    title = "Each layer cut alone: NLL, recall lost"
-    terminal.print_table(title, ["layer", *columns], rows, left=())
-    terminal.print_text(sensitivity.sentence)
-    loads = ", ".join(map(str, sensitivity.original.recalled_pair_counts)) or "none"
-    terminal.print_text(f"NLL in nats per token; recall in points, mean over {loads} pairs")
-
-
-def _cut_json(sensitivity: Sensitivity, cut: LayerCut) -> dict[str, object]:
-    nll, drop = sensitivity.nll_increase(cut), sensitivity.recall_drop(cut)
-    return {
-        "layer": cut.layer,
-        "axis": cut.axis,
-        "keep": cut.keep,
-        "nll_increase": [nll.estimate, nll.low, nll.high],
-        "recall_drop": None if drop is None else [drop.estimate, drop.low, drop.high],
-    }

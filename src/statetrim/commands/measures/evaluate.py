@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -18,7 +18,6 @@ from ..command import command
 if TYPE_CHECKING:
     from ...artifacts.scores import Scores
     from ...judging.verdict import Verdict
-    from ...maths.table import Table
     from ...serving.deployment import NextStep
 
 DEFAULT_TOKENS = "256k"  # of calibration, where the cut does not say
@@ -98,11 +97,7 @@ def show_scores(
         terminal.print_json(scores.as_json(samples=False) | extra)
         return
     table = judging.scores_table(scores)
-    if terminal.fits(table.header, table.rows, left=(0, 1)):
-        terminal.print_table(table.title, table.header, table.rows, left=(0, 1))
-    else:
-        table = _table_by_model(scores, table)
-        terminal.print_table(table.title, table.header, table.rows)
+    terminal.print_table(table.title, table.header, table.rows, left=(0, 1))
     for loss in losses:
         p = "" if loss.p is None else f" (McNemar p = {loss.p:.3g})"
         terminal.print_text(f"{loss.task}, {loss.metric}, {loss.model}: {loss.sentence}{p}")
@@ -113,21 +108,6 @@ def show_scores(
     terminal.print_text(f"intervals of 95%, paired by sample; written to {output}")
     for verdict in ship_verdicts:
         show_verdict(verdict)
-
-
-def _table_by_model(scores: Scores, table: Table) -> Table:
-    """A row per model of a table of scores, with those by which tasks are judged; for many
-    models."""
-    from ...judging.losses import main_metrics
-
-    header, rows, task = ["model"], [[model] for model in scores.models], ""
-    for name, metric, _, *values in table.rows:
-        task = name or task
-        if metric in main_metrics(scores, task):
-            header.append(f"{task} {metric}")
-            for row, value in zip(rows, values, strict=True):
-                row.append(value)
-    return replace(table, header=header, rows=rows)
 
 
 def show_verdict(verdict: Verdict, name: str = "", steps: Sequence[NextStep] = ()) -> None:

@@ -71,14 +71,10 @@ def _show_costs(title: str, steps: Sequence[Step], *, to_stderr: bool) -> None:
         return f"{tokens:,}" if tokens else "", *sizes
 
     tokens, disk = sum(step.tokens for step in steps), sum(step.disk for step in steps)
-    terminal.print_table(
-        title,
-        ("step", "what", "tokens", "memory", "disk"),
-        [(step.name, step.does, *cells(step.tokens, step.memory, step.disk)) for step in steps],
-        left=(0, 1),
-        total=("all", "", *cells(tokens, max(step.memory for step in steps), disk)),
-        to_stderr=to_stderr,
-    )
+    rows = [(step.name, step.does, *cells(step.tokens, step.memory, step.disk)) for step in steps]
+    rows.append(("all", "", *cells(tokens, max(step.memory for step in steps), disk)))
+    header = ("step", "what", "tokens", "memory", "disk")
+    terminal.print_table(title, header, rows, left=(0, 1), to_stderr=to_stderr)
 
 
 def _show_shape(job: Job) -> None:
