@@ -16,7 +16,7 @@ from helpers.tiny import Load
 from statetrim.artifacts.record import Artifact
 from statetrim.artifacts.steps import read_origin
 from statetrim.artifacts.timings import Timing
-from statetrim.benchmarking.stopwatch import RoundTimes
+from statetrim.benchmarking.stopwatch import median_and_quartiles
 from statetrim.errors import StatetrimError
 
 
@@ -109,12 +109,11 @@ SECONDS = {"original": [1.0, 2.0, 4.0, 1.6, 2.0], "cut": [0.9, 2.6, 3.0, 1.5, 2.
 
 
 def timings(seconds: dict[str, list[float]]) -> st.Timings:
-    laps, records = RoundTimes(seconds), list[Timing]()
-    for name in seconds:
-        (value, spread), (ratio, within) = (
-            laps.rate_quartiles(name, 400),
-            laps.speedup_quartiles(name),
-        )
+    records = list[Timing]()
+    for name, times in seconds.items():
+        value, spread = median_and_quartiles([400 / each for each in times])
+        turns = zip(seconds["original"], times, strict=True)
+        ratio, within = median_and_quartiles([old / new for old, new in turns])
         first = not records
         records.append(
             Timing(name, "decode", 1, 64, value, "tokens/s", spread, None if first else ratio,

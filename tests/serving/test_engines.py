@@ -19,7 +19,7 @@ from statetrim.serving.deployment import lacks_mtp
 from statetrim.serving.engines import engine_in_matrix, engines
 from statetrim.serving.shapes import answers_by_engine, nearest_served_shape
 
-ROWS = matrix.matrix().rows
+ROWS, FAMILIES = matrix.matrix()
 QWEN = st.Geometry((0, 1, 2), 16, 32, 128, 128, 32, 32, 4)
 
 
@@ -30,7 +30,7 @@ def test_every_row_has_a_source_a_date_and_words_that_mean_something(row: matrix
     assert row.verdict in get_args(matrix.Support)
     assert row.evidence in get_args(matrix.Basis)
     assert row.hardware and row.families and row.versions
-    assert set(row.families) <= set(matrix.matrix().families)
+    assert set(row.families) <= set(FAMILIES)
     assert row.engine in [engine.name for engine in engines()]
     assert row.shape and all(
         rule in matrix.RULES or re.fullmatch(r"\d+x\d+", rule) for rule in row.shape
@@ -43,7 +43,7 @@ def test_the_tables_repeat_no_key_and_name_only_known_model_types() -> None:
     for name in ("engines.json", "engines_compiled.json"):
         text = (files("statetrim.serving") / name).read_text()
         json.loads(text, object_pairs_hook=lambda pairs: _no_repeat(pairs))
-    named = {kind for types in matrix.matrix().families.values() for kind in types}
+    named = {kind for types in FAMILIES.values() for kind in types}
     assert named <= set(families())
 
 

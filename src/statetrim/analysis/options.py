@@ -18,7 +18,6 @@ from ..options import option, options
 from ..runtime.placement import Placement
 
 if TYPE_CHECKING:
-    from ..cut.shape import ChannelAxis
     from ..runtime.corpus import Corpus
     from ..storage.models import ModelLike
 
@@ -86,9 +85,6 @@ class SensitivityOptions(Placement, ProgressOptions):
     text: "str | Path | Corpus" = option(help=TEXT_HELP, check=checks.text_source, kw_only=False)
     widths: Sequence[int | float | str] = option(
         default=(0.5, 0.25), help="Channels to keep in the layer that is cut."
-    )
-    axes: "Sequence[ChannelAxis] | None" = option(
-        default=None, help="Axes to cut: keys, and values where the config can hold them."
     )
     method: str = option(default=DEFAULT_METHODS, help=METHODS_HELP, check=checks.methods)
     calibration_tokens: int = option(default=2**15, help="Tokens to choose channels on.")

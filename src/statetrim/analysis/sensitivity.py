@@ -6,7 +6,6 @@ No cut is written: the channels that a plan prunes are masked in the kernels of 
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
@@ -27,20 +26,6 @@ from .experiment import SO_FAR, Experiment
 from .options import SensitivityOptions
 
 
-@dataclass(frozen=True, eq=False)
-class _Variant:
-    """One layer, pruned along one axis."""
-
-    layer: int
-    axis: ChannelAxis
-    kept: Tensor  # [heads, keep]
-
-    @property
-    def identity(self) -> tuple[int, ChannelAxis, int]:
-        """Layer, axis and kept width, which distinguish variants."""
-        return self.layer, self.axis, int(self.kept.shape[1])
-
-
 def sensitivity(
     model: Checkpoint, plans: Sequence[Plan], options: SensitivityOptions
 ) -> Sensitivity:
@@ -51,7 +36,7 @@ def sensitivity(
     which the same call resumes after an interruption; StatetrimError is raised if `out` exists.
     """
     variants = list(_variants(require_prunable(model), plans))
-    tables = [[*variant.identity, variant.kept.tolist()] for variant in variants]
+    tables = [(layer, axis, kept.shape[1], kept.tolist()) for layer, axis, kept in variants]
     length, skip = options.length, parse_token_count(options.skip)
     data = as_corpus(options.text, model).read(
         tokens=options.windows * length, length=length, skip=skip
@@ -69,12 +54,14 @@ def sensitivity(
         live = load_live(model, options.placement)
         experiment = Experiment(live, data, options.rows, options.batch_size)
         changes = []
-        for x in variants:
-            kept: dict[int, Kept] = {x.layer: {x.axis: x.kept}}
-            changes.append(hook_kernels(live, lambda call: None, kept=kept, layers=[x.layer]))
+        for layer, axis, table in variants:
+            kept: dict[int, Kept] = {layer: {axis: table}}
+            changes.append(hook_kernels(live, lambda call: None, kept=kept, layers=[layer]))
         with progress_reporter(options.progress, "cutting each layer alone") as report:
             samples = experiment.all_samples(changes, directory, report)
-        cuts = [LayerCut(*x.identity, y) for x, y in zip(variants, samples, strict=True)]
+        cuts = []
+        for (layer, axis, table), measured in zip(variants, samples, strict=True):
+            cuts.append(LayerCut(layer, axis, table.shape[1], measured))
         widths: dict[ChannelAxis, int] = {x: model.geometry.width(x) for x in CHANNEL_AXES}
         return Sensitivity(experiment.samples(), cuts, widths, lineage)
 
@@ -82,9 +69,12 @@ def sensitivity(
     return run_and_save(options.out, record, measure, Sensitivity.load, temporary_patterns=[SO_FAR])
 
 
-def _variants(model: Checkpoint, plans: Sequence[Plan]) -> Iterator[_Variant]:
-    """A variant for every layer and axis that a plan prunes; refuses none, and equal ones."""
-    identities: set[tuple[int, ChannelAxis, int]] = set()
+def _variants(
+    model: Checkpoint, plans: Sequence[Plan]
+) -> Iterator[tuple[int, ChannelAxis, Tensor]]:
+    """Every layer and axis that a plan prunes, with the kept channels; refuses none, and equal
+    widths of one layer and axis."""
+    seen: set[tuple[int, ChannelAxis, int]] = set()
     for plan in plans:
         source = plan.lineage.get("source")
         if source is not None and not model.has_digest(source):
@@ -93,14 +83,14 @@ def _variants(model: Checkpoint, plans: Sequence[Plan]) -> Iterator[_Variant]:
             if axis == "head":
                 raise StatetrimError("a plan removes heads; only channels are cut layer by layer")
             for layer, kept in axis_plan.kept.items():
-                variant = _Variant(layer, axis, kept)
-                if kept.shape[1] == model.geometry.for_layer(layer).width(axis):
+                keep = kept.shape[1]
+                if keep == model.geometry.for_layer(layer).width(axis):
                     continue
-                if variant.identity in identities:
+                if (layer, axis, keep) in seen:
                     raise StatetrimError(
-                        f"two plans keep {kept.shape[1]} {axis} channels; give each width once"
+                        f"two plans keep {keep} {axis} channels; give each width once"
                     )
-                identities.add(variant.identity)
-                yield variant
-    if not identities:
+                seen.add((layer, axis, keep))
+                yield layer, axis, kept
+    if not seen:
         raise StatetrimError("no plan cuts anything, so there is nothing to compare")

@@ -24,10 +24,6 @@ class StateSize:
     num_v_heads: int
     tensor_parallel: list[int]  # numbers of devices that divide the heads
 
-    @property
-    def total(self) -> int:
-        return self.state_bytes + self.conv_bytes
-
     @staticmethod
     def from_geometry(geometry: Geometry, conv_dtype: str) -> "StateSize":
         """The size of a state in float32 with a convolution state in `conv_dtype`."""

@@ -26,7 +26,13 @@ from ..storage.models import ModelLike, as_checkpoint, as_checkpoints
 from ..storage.output import run_and_save
 from ..version import __version__
 from .options import BenchmarkOptions
-from .stopwatch import Work, clock_name, measure_added_peak_memory, time_in_turns
+from .stopwatch import (
+    Work,
+    clock_name,
+    measure_added_peak_memory,
+    median_and_quartiles,
+    time_in_turns,
+)
 
 PAPER_BATCHES, PAPER_LENGTHS = (32,), (2048,)
 CPU_BATCHES, CPU_LENGTHS = (1, 16, 64), (256,)
@@ -109,12 +115,13 @@ def _speed_timings(models: Models, batch: int, length: int, rounds: int) -> Iter
         tokens = batch * (length if "prefill" in metric else 1)
         cycle = 1 if "prefill" in metric else DECODE_CYCLE
         device = models[baseline].device
-        times = time_in_turns(competitors, rounds=rounds, device=device, cycle=cycle)
+        seconds = time_in_turns(competitors, rounds=rounds, device=device, cycle=cycle)
         for name in models:
-            value, quartiles = times.rate_quartiles(name, tokens)
+            value, quartiles = median_and_quartiles([tokens / each for each in seconds[name]])
             record = Timing(name, metric, batch, length, value, "tokens/s", quartiles)
             if name != baseline:
-                ratio, ratio_quartiles = times.speedup_quartiles(name)
+                turns = zip(seconds[baseline], seconds[name], strict=True)
+                ratio, ratio_quartiles = median_and_quartiles([old / new for old, new in turns])
                 record = replace(record, ratio=ratio, ratio_spread=ratio_quartiles)
             yield record
 

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from statistics import quantiles
 from typing import Any
 
@@ -10,25 +9,6 @@ import torch
 
 CPU_TIME = "CPU time of one thread"
 Work = Callable[[], object]
-
-
-@dataclass(frozen=True)
-class RoundTimes:
-    """Seconds per call of each competitor in each round; the first competitor is the baseline."""
-
-    seconds: dict[str, list[float]]
-
-    def rate_quartiles(self, name: str, amount: float) -> tuple[float, tuple[float, float]]:
-        """Median and quartiles over rounds of units per second; a call does `amount` units."""
-        return _median_and_quartiles([amount / elapsed for elapsed in self.seconds[name]])
-
-    def speedup_quartiles(self, name: str) -> tuple[float, tuple[float, float]]:
-        """Median and quartiles over rounds of the baseline's seconds over those of `name`: above 1
-        is faster than the baseline."""
-        baseline = next(iter(self.seconds.values()))
-        return _median_and_quartiles(
-            [before / after for before, after in zip(baseline, self.seconds[name], strict=True)]
-        )
 
 
 def time_in_turns(
@@ -39,8 +19,9 @@ def time_in_turns(
     min_seconds: float = 0.02,
     cycle: int = 1,
     warm_up: int = 2,
-) -> RoundTimes:
-    """Time every competitor once per round, in alternating order, after `warm_up` calls of each.
+) -> dict[str, list[float]]:
+    """Seconds per call of every competitor in each round, in alternating order, after `warm_up`
+    calls of each.
 
     A competitor is called as often in each round: for about `min_seconds`, estimated from one call,
     with about 1,000 calls at most, and a multiple of `cycle`, for work whose calls differ
@@ -57,7 +38,7 @@ def time_in_turns(
         order = list(competitors)[:: 1 if round_number % 2 == 0 else -1]
         for name in order:
             seconds[name].append(_seconds_per_call(competitors[name], repeats[name], device))
-    return RoundTimes(seconds)
+    return seconds
 
 
 def _seconds_per_call(work: Work, repeats: int, device: torch.device) -> float:
@@ -89,7 +70,7 @@ def clock_name(device: torch.device) -> str:
     return CPU_TIME if torch.get_num_threads() == 1 else "wall time"
 
 
-def _median_and_quartiles(values: list[float]) -> tuple[float, tuple[float, float]]:
+def median_and_quartiles(values: list[float]) -> tuple[float, tuple[float, float]]:
     if len(values) == 1:
         return values[0], (values[0], values[0])
     low, median, high = quantiles(values, n=4, method="inclusive")

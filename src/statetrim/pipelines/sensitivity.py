@@ -32,7 +32,8 @@ from ..storage.space import check_writable
 
 @takes_options(SensitivityOptions)
 def sensitivity(model: ModelLike, options: SensitivityOptions) -> Sensitivity:
-    """Cut each layer alone at each of `widths` on each of `axes`, and measure text and recall.
+    """Cut the keys of each layer alone to each of `widths`, then its values where the config can
+    hold them, and measure text and recall.
 
     Channels are chosen on `calibration_tokens` of `text` after `skip`; the `windows` that are
     measured follow them. The cost is one such evaluation for each layer, width and axis, and a few
@@ -67,10 +68,8 @@ def sensitivity(model: ModelLike, options: SensitivityOptions) -> Sensitivity:
 def layer_plans(
     model: Checkpoint, options: SensitivityOptions, statistics: Statistics | None
 ) -> Iterator[Plan]:
-    """A plan for each width and axis; without `axes`, values that cannot be pruned are skipped."""
+    """A plan for each width and axis; values that cannot be pruned are skipped."""
     for width, axis in product(options.widths, CHANNEL_AXES):
-        if options.axes is not None and axis not in options.axes:
-            continue
         side = side_text(width)
         request = parse_request(f"{side}x100%" if axis == "key" else f"100%x{side}")
         selection = derive(SelectOptions, options, statistics=statistics)
@@ -78,5 +77,5 @@ def layer_plans(
             target = resolve_target(model, request)
             yield select_for_target(model, target, selection, ignore_progress)
         except StatetrimError:
-            if axis == "key" or options.axes is not None:
+            if axis == "key":
                 raise

@@ -104,31 +104,21 @@ class Compatibility:
         return self.verdict in SERVING
 
 
-@dataclass(frozen=True)
-class Matrix:
-    """The rows, and the model types of each family name."""
-
-    rows: tuple[Row, ...]
-    families: dict[str, tuple[str, ...]]
-
-
 NEEDS_PLUGIN = "needs the plugin of statetrim (docs/widths-by-layer.md)"
 """The note of an engine that serves widths by layer only so."""
 
 
 @cache
-def matrix() -> Matrix:
-    """The matrix that the package contains; rows about an exact shape come first."""
+def matrix() -> tuple[list[Row], dict[str, list[str]]]:
+    """The rows of the matrix, those about an exact shape first, and the model types of each family
+    name."""
     rows = []
     for name in _TABLES:
         main = json.loads((files(__package__) / name).read_text())
         for stored in main["rows"]:
             tuples = {name: tuple(stored[name]) for name in ("hardware", "families", "shape")}
             rows.append(Row(**stored | tuples))
-    return Matrix(
-        rows=tuple(sorted(rows, key=lambda row: RULES.keys() >= set(row.shape))),
-        families={name: tuple(types) for name, types in main["families"].items()},
-    )
+    return sorted(rows, key=lambda row: RULES.keys() >= set(row.shape)), main["families"]
 
 
 @lru_cache(maxsize=4096)  # a comparison of cuts asks for the same shapes many times
@@ -265,6 +255,6 @@ def unserved_text(model_type: str, engine: Engine) -> str:
 
 def _rows_for(model_type: str) -> list[Row]:
     """The rows about families that include the model type; those of an exact shape come first."""
-    table = matrix()
-    names = {name for name, types in table.families.items() if model_type in types}
-    return [row for row in table.rows if names.intersection(row.families)]
+    rows, families = matrix()
+    names = {name for name, types in families.items() if model_type in types}
+    return [row for row in rows if names.intersection(row.families)]
