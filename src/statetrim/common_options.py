@@ -29,8 +29,7 @@ def parse_names(text: str) -> list[str]:
 
 
 def parse_named_values(pairs: Iterable[str]) -> dict[str, Any]:
-    """Parse NAME=VALUE pairs; a value that is not valid JSON is text, and the last of equal names
-    counts. Raises StatetrimError unless NAME is an identifier."""
+    """NAME=VALUE pairs; what is not valid JSON is text, and the last of equal names counts."""
     values: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")

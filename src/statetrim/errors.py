@@ -10,10 +10,7 @@ class StatetrimError(ValueError):
 
 
 def check_option_names(owner: str, names: Iterable[str], valid_names: Collection[str]) -> None:
-    """Raise StatetrimError for the first of `names` that is not in `valid_names`.
-
-    The message starts with `owner` and suggests the nearest valid name, or lists all.
-    """
+    """Raise StatetrimError for a name that is not valid, with the nearest that is, or all."""
     for name in names:
         if name in valid_names:
             continue

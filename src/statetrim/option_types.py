@@ -45,8 +45,7 @@ def check_type(name: str, hint: Any, value: Any) -> None:
 
 
 def _expected_kind(hint: Any, value: Any) -> str | None:
-    """What the value should be, such as "a whole number or a text", if it does not have the type
-    `hint`; None if it has."""
+    """What the value should be, such as "a whole number or a text"; None if it is."""
     kinds = []
     for each in alternatives(hint):
         kind = _mismatch(each, value)

@@ -39,8 +39,7 @@ class OptionInfo:
 
 
 def option(*, default: Any = MISSING, kw_only: bool = True, **info: Any) -> Any:
-    """A field of an options class, with the fields of `OptionInfo`; required if it has no
-    `default`."""
+    """A field with the properties of `OptionInfo`; required if it has no `default`."""
     return field(default=default, kw_only=kw_only, metadata={"option": OptionInfo(**info)})
 
 
@@ -54,8 +53,7 @@ def output_option(*, default: Any = MISSING, kw_only: bool = True, **info: Any) 
     kw_only_default=True, frozen_default=True, field_specifiers=(option, output_option)
 )
 def options(cls: type[Options]) -> type[Options]:
-    """Make a frozen dataclass whose fields are checked when an object is made: their types, then
-    their values; then its method `check`, if it has one, checks them against each other."""
+    """Make a frozen dataclass that checks types, then values, then itself by its method `check`."""
 
     def check_all(self: Any) -> None:
         for item in fields(self):
@@ -78,10 +76,7 @@ def option_info(item: Field[Any]) -> OptionInfo:
 
 
 class OptionsFunction(Generic[Subject, P, Options, Result]):
-    """A function of a subject (a model, or several) that takes its options by name.
-
-    `run` takes them as an object.
-    """
+    """A function of a subject that takes its options by name; `run` takes them as an object."""
 
     def __init__(
         self, function: Callable[[Subject, Options], Result], options_class: Callable[P, Options]

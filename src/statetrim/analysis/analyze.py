@@ -157,10 +157,8 @@ class _Tally:
 
     def _add_states(self, first: int, states: Tensor) -> int:
         """Add the singular values of states [batch, samples, heads, head_k_dim, head_v_dim], the
-        samples from number `first`; return the number of the next sample.
-
-        States within the burn-in count in the effective ranks only.
-        """
+        samples from number `first`; return the number of the next one. Within the burn-in only
+        ranks count."""
         if states.shape[1] == 0:
             return first
         singular = torch.linalg.svdvals(states)  # [batch, samples, heads, rank]
@@ -177,11 +175,7 @@ class _Tally:
         return int(samples.stop)
 
     def result(self) -> LayerAnalysis:
-        """Mean effective ranks and singular values, counts of the histogram, and the condition
-        numbers of all queries and of all keys, on the CPU.
-
-        A mean over no states is nan.
-        """
+        """Means, counts and condition numbers, on the CPU; a mean over no states is nan."""
         return LayerAnalysis(
             effective_rank=(self.ranks / self.nonzero).cpu(),
             spectrum=(self.spectrum / self.states).cpu(),

@@ -46,8 +46,7 @@ class Experiment:
         directory: Path | None,
         progress: OnProgress,
     ) -> list[Samples]:
-        """Samples of the model as it is within each of `changes`, which are kept in `directory`,
-        if one is given, so that a killed run resumes there."""
+        """Samples within each of `changes`, kept in `directory` so that a killed run resumes."""
         saved, so_far = directory and directory / SO_FAR, list[Samples]()
         if saved and saved.exists():
             stored = read_json(saved, ChangedLayers.MAX_BYTES).get("samples")
@@ -63,8 +62,7 @@ class Experiment:
 
     @torch.inference_mode()
     def samples(self, changed: AbstractContextManager[None] | None = None) -> Samples:
-        """NLL and KL per window, in nats per token, and recalled share per sequence, of the model
-        as it is within `changed`; None: of the original, from its stored hidden states."""
+        """Of the model within `changed`, or of the original, from its stored hidden states."""
         reading = self.original
         if changed is not None:
             with changed:

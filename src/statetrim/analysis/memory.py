@@ -72,8 +72,7 @@ def analyze_memory(model: ModelLike, options: MemoryOptions) -> Memory:
 def _settings(
     live: LiveModel, softmax_layers: list[int], length: int
 ) -> Iterator[tuple[MemoryKind, list[int], int]]:
-    """What forgets, which layers, and after how many tokens: each layer alone, all of a kind, and
-    all states at intervals shorter than a window."""
+    """What forgets, which layers, and after how many tokens."""
     linear_layers = list(live.checkpoint.geometry.layers)
     singles: list[tuple[int, MemoryKind]] = [(layer, "state") for layer in linear_layers]
     singles += [(layer, "KV cache") for layer in softmax_layers]

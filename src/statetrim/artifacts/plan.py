@@ -190,8 +190,7 @@ def load_carried_plan(cut: Checkpoint) -> Plan | None:
 
 
 def _with_fewer_heads(geometry: Geometry, kept: Mapping[int, Tensor]) -> Geometry:
-    """`geometry` with the `kept` heads; raises StatetrimError unless every layer keeps as many,
-    each row of them reads with one key head, and `Plan.to` can say them."""
+    """`geometry` with the `kept` heads; refuses those that `Plan.to` cannot say."""
     shape = next(iter(kept.values())).shape
     for layer, table in kept.items():
         label = f"the plan's heads of layer {layer}"

@@ -74,11 +74,8 @@ def check_header(stored: Mapping[str, Any], kind: str, path: str | Path) -> None
 
 
 def parse_record(stored: Any, record_type: type[Record], path: str | Path) -> Record:
-    """Untrusted JSON values as a `record_type`; other fields than its own are left out.
-
-    Raises StatetrimError, which names `path` and the field, if a field is missing or has another
-    type, if a number is too large to plot, or if `check` of the record or a part of it fails.
-    """
+    """Untrusted JSON values as a `record_type`; other fields than its own are left out. Raises
+    StatetrimError, which names `path` and the field."""
     import msgspec
 
     try:
@@ -129,8 +126,7 @@ def _write_special(value: Any) -> Any:
 
 
 def _check_values(value: Any, place: str) -> None:
-    """Check all numbers in `value`, and `value` and its parts by their own `validate`; errors end
-    with the place, as those of msgspec do."""
+    """Check numbers, and parts by their `validate`; errors end with the place, as msgspec's."""
     for name, item in _iter_parts(value):
         inner_place = f"{place}.{name}"
         if isinstance(item, int | float):

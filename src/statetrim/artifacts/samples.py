@@ -22,8 +22,7 @@ class Samples:
 
     @property
     def recalled_pair_counts(self) -> list[int]:
-        """Numbers of pairs that are recalled with more than twice the chance of 1 / pairs; others
-        show no loss."""
+        """Numbers of pairs that are recalled more than by chance; others show no loss."""
         counts = []
         for pairs, right in self.recall.items():
             if sum(right) / len(right) > _MIN_TIMES_CHANCE / pairs:
@@ -35,8 +34,7 @@ class Samples:
         return difference_interval([Pairs.of(self.nll, changed.nll)])
 
     def recall_drop(self, changed: "Samples") -> Interval | None:
-        """Drop of the share of right answers, with a 95 % interval, paired by sequence; mean over
-        `recalled_pair_counts`, None if there are none."""
+        """Drop of the share of right answers, paired by sequence, over `recalled_pair_counts`."""
         groups = []
         for pairs in self.recalled_pair_counts:
             groups.append(Pairs.of(self.recall[pairs], changed.recall[pairs]))

@@ -74,8 +74,7 @@ class Sensitivity(ChangedLayers):
         return " ".join(self._axis_sentence(axis, keep) for axis, keep in narrowest.items())
 
     def _axis_sentence(self, axis: ChannelAxis, keep: int) -> str:
-        """Which layers carry 80 % of the significant recall losses when each alone keeps `keep`
-        channels."""
+        """Which layers carry most of the significant recall losses at this width."""
         width_text = f"at {keep} of {self.widths[axis]} {axis} channels"
         drops: dict[int, Interval] = {}
         for layer in self.layers:

@@ -59,15 +59,13 @@ def stored_dtype(model: Checkpoint) -> str:
 
 
 def served_dtype(model: Checkpoint) -> str:
-    """The dtype in which engines serve the model: as stored, but bfloat16 instead of float32,
-    because vLLM and SGLang convert it to 16 bits."""
+    """As stored, but bfloat16 for float32, because vLLM and SGLang convert it to 16 bits."""
     stored = stored_dtype(model)
     return "bfloat16" if stored == "float32" else stored
 
 
 def state_rows(before: Geometry, after: Geometry) -> list[tuple[str, ...]]:
-    """The shape of a head's state, the bytes of all in float32 and in bfloat16, and the key heads
-    if they change: name, before, after, and the change."""
+    """Rows of the shape, the bytes in float32 and bfloat16, and key heads if they change."""
     shapes = before.describe_against(after), after.describe_against(before)
     old, new = before.state_numel, after.state_numel
     rows = [

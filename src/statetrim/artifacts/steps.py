@@ -74,9 +74,7 @@ def write_all_but_weights(
     record: Mapping[str, Any],
     card: Callable[[str, str, Mapping[str, Any]], str],
 ) -> None:
-    """Next to the weights of a step that kept the shapes of `model`, write all its other files: the
-    card that `card` makes of the model's card, its name and `record`, and last `record` as `file`.
-    """
+    """Write all other files of a step that kept the shapes of `model`; last `record`, as `file`."""
     original_card = copy_all_but_weights(model, directory, file)
     write_text(directory / CARD, card(original_card, model.path.resolve().name, record))
     result = require_prunable(open_checkpoint(directory, model.family))
@@ -86,8 +84,7 @@ def write_all_but_weights(
 
 @dataclass(frozen=True)
 class PruneRecord(StepRecord):
-    """What prune.json states: the relative error of each tensor that was quantised again, by
-    name."""
+    """The relative error of each tensor that was quantised again, by name."""
 
     KIND = "prune"
 
@@ -136,14 +133,9 @@ class TrimRecord(StepRecord):
 
 
 def read_origin(model: Checkpoint, original: Checkpoint) -> dict[str, Any] | None:
-    """The digest of the model that `model` was cut from ("source"), the names of its "methods",
-    whether it was trained after the cut ("recovered"), and its "shape"; None for a model that was
-    not cut.
-
-    The digest of the model for which the plan was made is replaced by that of `original`, if that
-    is its quantised release. If the plan cannot be read, the source is None and there are no
-    methods.
-    """
+    """How `model` was cut: the digest of its original (`source`; that of `original`, if that is its
+    quantised release, and None if the plan cannot be read), `methods`, `recovered` and `shape`.
+    None for a model that was not cut."""
     if not (model.path / PLAN_FILE).is_file():
         return None
     plan = _plan_fields(model)
@@ -176,8 +168,7 @@ def vocabulary_size(model: Checkpoint) -> int | None:
 
 
 def read_seen_texts(model: Checkpoint) -> list[tuple[DataSource, int]]:
-    """The texts that a cut was calibrated and trained on, with the token before which all count as
-    seen; invalid entries are left out."""
+    """What a cut was calibrated and trained on, and the token before which all count as seen."""
     refit, recover = RefitRecord.of_model(model), RecoverRecord.of_model(model)
     statistics = _plan_fields(model)["lineage"].get("statistics")
     chosen_until = TrimRecord.of_model(model).measured_from

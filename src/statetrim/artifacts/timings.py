@@ -95,11 +95,8 @@ def unique_names(names: Sequence[str]) -> list[str]:
 
 
 def timing_text(record: Timing | None, baseline: Timing | None) -> str:
-    """A value and its ratio to the value of the baseline, which may differ from the median `ratio`;
-    empty without a value, and no ratio for the baseline itself.
-
-    The ratio is within noise if the quartiles of the ratios by round include 1.
-    """
+    """A value and its ratio to the baseline's, which may differ from the median `ratio`; within
+    noise if the quartiles of the ratios by round include 1."""
     if record is None:
         return ""
     is_size = record.unit.startswith(_BYTES)

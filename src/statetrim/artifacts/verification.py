@@ -120,9 +120,7 @@ class Verification(Artifact):
 
 
 def agreement_table(verification: Verification) -> Table:
-    """A row per model and kind of sequences. What a cut lost against the original is in points,
-    with its interval unless the sequences are too few for one; empty for the original, and if one
-    of them did not run."""
+    """A row per model and kind of sequences; what a cut lost against the original is in points."""
     rows = []
     for agreement in verification.agreements:
         change, loss = verification.agreement_change(agreement.model, agreement.kind), ""

@@ -127,10 +127,7 @@ def _speed_timings(models: Models, batch: int, length: int, rounds: int) -> Iter
 
 
 def _compute_cache(live: LiveModel, ids: Tensor, cache: Any = None) -> Any:
-    """Run `ids` [batch, tokens] after `cache`, which is updated, and return the cache that results.
-
-    Logits are computed for the last token only, as in serving.
-    """
+    """The cache after `ids`; of the logits only those of the last token, as in serving."""
     return live.forward_with_cache(ids, cache)[1]
 
 
@@ -140,8 +137,7 @@ def _decode_work(live: LiveModel, ids: Tensor) -> Work:
 
 
 def _last_mixer_prefill_work(live: LiveModel, ids: Tensor) -> Work:
-    """A call that runs the mixer of the last linear layer alone, without a cache, on the input it
-    gets in a prefill of `ids`; the model runs once now to record that input."""
+    """The last mixer alone, without a cache, on its input in a prefill of `ids`."""
     call = _capture_mixer_call(live, partial(_compute_cache, live, ids))
     kwargs = dict(call.kwargs)
     for name, value in call.kwargs.items():
@@ -151,8 +147,7 @@ def _last_mixer_prefill_work(live: LiveModel, ids: Tensor) -> Work:
 
 
 def _mixer_decode_work(live: LiveModel, ids: Tensor) -> Work:
-    """A call that runs the mixer of the last linear layer alone, on the input it gets for one token
-    decoded after `ids`, which is recorded now; each call updates the cache."""
+    """The last mixer alone, on its input for a token decoded after `ids`; the cache grows."""
     call = _capture_mixer_call(live, _decode_work(live, ids))
     return partial(call.repeat, live.mixers[call.layer])
 

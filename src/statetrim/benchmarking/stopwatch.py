@@ -20,13 +20,9 @@ def time_in_turns(
     cycle: int = 1,
     warm_up: int = 2,
 ) -> dict[str, list[float]]:
-    """Seconds per call of every competitor in each round, in alternating order, after `warm_up`
-    calls of each.
-
-    A competitor is called as often in each round: for about `min_seconds`, estimated from one call,
-    with about 1,000 calls at most, and a multiple of `cycle`, for work whose calls differ
-    periodically.
-    """
+    """Seconds per call of every competitor in each round, in alternating order. Each is called for
+    about `min_seconds` a round, at most about 1,000 times, and a multiple of `cycle`, for work
+    whose calls differ periodically."""
     repeats = {}
     for name, work in competitors.items():
         for _ in range(warm_up):
@@ -61,10 +57,7 @@ def _seconds_per_call(work: Work, repeats: int, device: torch.device) -> float:
 
 
 def clock_name(device: torch.device) -> str:
-    """The clock that measures `device`.
-
-    With a single thread it is CPU time, which other programs on a busy machine do not affect.
-    """
+    """CPU time with a single thread, which other programs on a busy machine do not affect."""
     if device.type == "cuda":
         return "CUDA events"
     return CPU_TIME if torch.get_num_threads() == 1 else "wall time"
@@ -78,8 +71,7 @@ def median_and_quartiles(values: list[float]) -> tuple[float, tuple[float, float
 
 
 def measure_added_peak_memory(work: Work, device: torch.device) -> int | None:
-    """Run `work` on a GPU and return the peak of allocated memory in bytes, in addition to what was
-    allocated before; None without a GPU."""
+    """The peak of allocated memory that `work` adds, in bytes; None without a GPU."""
     if device.type != "cuda":
         return None
     torch.cuda.synchronize(device)

@@ -106,8 +106,7 @@ def calibrate(model: ModelLike, options: CalibrateOptions) -> Statistics:
 
 
 def _check_cut_from(original: Checkpoint, cut: Checkpoint) -> None:
-    """Raise StatetrimError unless `cut` may be a pruned `original`: the same model type and layers,
-    and no more heads or channels in any of them."""
+    """Raise StatetrimError unless `cut` may be a pruned `original`."""
     same_type = original.model_type == cut.model_type
     if not same_type or not contains(original.geometry, cut.geometry):
         raise StatetrimError(
@@ -170,8 +169,7 @@ def _batches_of_rank(
 
 
 def _load_sources(model: Checkpoint, options: CalibrateOptions) -> dict[str, Sequences]:
-    """The text (first, as "text") and the generated recall sequences, `tokens` in all, divided by
-    their fractions; a `text` of ready sequences stays whole, besides the generated tokens."""
+    """The text and the generated recall sequences, `tokens` in all; ready ones stay whole."""
     text, recall = options.text, options.recall
     if recall is None:
         recall = 0.0 if isinstance(text, Sequences) else RECALL_SHARE
@@ -192,11 +190,8 @@ def _load_sources(model: Checkpoint, options: CalibrateOptions) -> dict[str, Seq
 
 
 def _backward_loss(reader: LogitReader, batch: Tensor, answer_positions: Tensor | None) -> None:
-    """Accumulate the gradient of the next-token loss, summed over tokens so that batches add.
-
-    With `answer_positions` only the tokens after these count: the others of a generated sequence
-    are random, and their gradient is noise.
-    """
+    """Accumulate the gradient of the next-token loss, summed over tokens so that batches add; with
+    `answer_positions` of these alone: the other tokens of a generated sequence are random."""
 
     def loss(logits: Tensor, positions: Tensor) -> Tensor:
         targets = batch[:, positions + 1].flatten().to(logits.device)

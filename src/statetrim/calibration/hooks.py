@@ -15,13 +15,9 @@ from .sums import Sums
 def calibration_hooks(
     live_models: Sequence[LiveModel], sums: Sums, layers: Sequence[int] | None = None
 ) -> AbstractContextManager[None]:
-    """A context in which forward passes add to `sums`.
-
-    With one model: inputs and outputs of its kernels, mixers and output projections, as far as
-    `sums` needs them; raises StatetrimError on exit if one of `layers` (None: all) did not run.
-    With two (the original and a cut): for each layer, the output of the original's output
-    projection and the input of the cut's; `layers` has no effect.
-    """
+    """Within, forward passes add to `sums` what its statistics see of kernels, mixers and output
+    projections in `layers` (None: all). With two models, an original and its cut: the output of the
+    original's output projections, and the input of the cut's."""
     if len(live_models) > 1:
         return _hook_pairs(live_models[0], live_models[1], sums.add)
     on_input = sums.add if sums.sees(MixerInput) else None

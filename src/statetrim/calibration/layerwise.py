@@ -23,13 +23,9 @@ def calibrate_layerwise(
     saved: SavedSums | None,
     progress: OnProgress,
 ) -> None:
-    """Add all batches of every source to its sums, starting at the layer where an earlier run
-    stopped.
-
-    The first of `live_models` runs. The layers of a second one, cut from it, get the same inputs.
-    Without `saved`, hidden states are kept in main memory and nothing is resumed; with it, raises
-    OSError if the disk lacks space for them.
-    """
+    """Add all batches to the sums, from the layer where an earlier run stopped. The layers of a
+    second model, cut from the first, get the same inputs. Without `saved`, hidden states are kept
+    in main memory and nothing is resumed."""
     batches: list[Tensor] = []
     total_tokens = 0
     for source, source_batches in batches_by_source.items():
@@ -60,8 +56,7 @@ def _add_layer(
     sums: Mapping[str, Sums],
     batches_by_source: Mapping[str, Sequence[Tensor]],
 ) -> None:
-    """Pass all batches through the walk's layer, add to its sums, and move them to the CPU; the
-    cut's mixer is in memory only meanwhile."""
+    """Pass all batches through the walk's layer; the cut's mixer is in memory only meanwhile."""
     for cut in live_models[1:]:
         assert cut.weights is not None
         cut.weights.load(cut.mixers[walk.layer])

@@ -58,11 +58,7 @@ def open_saved_sums(
     ranks: DistributedContext,
     lineage: Mapping[str, Any],
 ) -> Iterator[SavedSums | None]:
-    """Open `OUT.partial`, locked by rank 0, for the sums of this calibration; None without `out`.
-
-    Raises StatetrimError if it holds those of a calibration with another `lineage`, or if `out`
-    exists and is not left from a killed run of this one.
-    """
+    """`OUT.partial`, locked by rank 0, for the sums of this calibration; None without `out`."""
     if out is None:
         yield None
         return

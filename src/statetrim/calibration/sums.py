@@ -15,11 +15,8 @@ from ..storage.checkpoint import Checkpoint
 
 
 class Sums:
-    """Float64 sums of every linear-attention layer, one for each of `statistics`.
-
-    They stay on the device of their layer, and those of a layer are copied to the CPU together: one
-    copy per sum and batch would synchronize the device each time.
-    """
+    """Float64 sums of every linear layer. They stay on its device and are copied to the CPU
+    together: one copy per sum and batch would synchronize the device each time."""
 
     def __init__(self, model: Checkpoint, statistics: Sequence[Statistic]) -> None:
         self.model, self.statistics, self.tokens = model, statistics, 0

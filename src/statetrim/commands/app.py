@@ -92,10 +92,7 @@ def _error_sentence(error: Exception) -> str:
 
 
 def print_error(text: str) -> None:
-    """Print one line on standard error.
-
-    Control characters are replaced: names in the text may hold terminal codes.
-    """
+    """Print one line on standard error, without control characters, which names may hold."""
     printable = "".join(c if c.isprintable() else " " for c in text)
     text = f"statetrim: {' '.join(printable.split())}"
     if sys.stderr.isatty():  # break between words; a path stays whole

@@ -19,10 +19,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 def open_model(
     model: str, family: Path | None, *, weights: bool | Literal["headers"] = True
 ) -> Any:
-    """Open a checkpoint, with the family that the Python file `family` defines, which is executed.
-
-    `weights` is for hub ids: False downloads only the config, "headers" reads only headers.
-    """
+    """Open a checkpoint, with the family that the file `family` defines, which is executed."""
     from ..families import family_from_file
     from ..storage.checkpoint import open_checkpoint
 
@@ -31,8 +28,7 @@ def open_model(
 
 
 def check_output_free(output: str | Path | None) -> None:
-    """Raise StatetrimError if the output exists, unless an interrupted run left a part of it to
-    resume."""
+    """Raise StatetrimError if the output exists, unless an interrupted run is to be resumed."""
     from ..storage.output import check_absent, partial_path
 
     if output is not None and not partial_path(Path(output)).exists():

@@ -71,8 +71,7 @@ def muted(quiet: bool) -> Iterator[None]:
 
 
 def show_result(out: Path, seconds: float) -> None:
-    """Print a table of all models of the demo in `out`, why the bad cuts are bad, and the next
-    commands, which can be copied as written."""
+    """Print a table of all models of the demo, why bad cuts are bad, and the next commands."""
     from ..artifacts.analysis import Analysis
     from ..artifacts.scores import Scores
     from ..judging.verdict import Outcome

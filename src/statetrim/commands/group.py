@@ -34,8 +34,7 @@ class StatetrimGroup(TyperGroup):
             formatter.write_dl(rows)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; Ctrl-C is raised as `Interrupted`, with what is kept. `main` turns
-        errors into exit codes."""
+        """Run the command; Ctrl-C is raised as `Interrupted`, with what is kept."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as interrupt:

@@ -30,11 +30,8 @@ def run_with_progress(
 
 @contextmanager
 def show_progress(label: str = "") -> Iterator[OnProgress]:
-    """Yields the function to which a long run reports its Progress.
-
-    In a terminal it shows a bar, elsewhere lines at intervals, and with --quiet neither. Only rank
-    0 shows anything. `label` is shown for a Progress without a label.
-    """
+    """Yields the function to which a long run reports: in a terminal it shows a bar, elsewhere
+    lines at intervals, with --quiet neither; of rank 0 only."""
     shows_lines = is_rank_zero() and not sys.stderr.isatty()
     last_written = time.monotonic()
     with progress_reporter(not terminal.err().quiet, label) as show:

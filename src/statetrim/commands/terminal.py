@@ -100,8 +100,7 @@ def print_table(
 def _column_widths(
     header: Sequence[str], rows: list[Sequence[str]], left: Collection[int], available: int
 ) -> list[int] | None:
-    """Characters of each column in a table of at most `available`, with no word and no figure
-    broken; None if that is not possible."""
+    """Characters of each column with no word and no figure broken; None if they do not fit."""
     from rich.cells import cell_len
 
     widths, slack = list[int](), list[int]()

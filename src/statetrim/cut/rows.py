@@ -43,8 +43,7 @@ def row_indices(heads: int, channels: int, start: int = 0, stride: int | None = 
 def head_rows_from_channels(
     channel_rows: Sequence[ChannelRows], *other_rows: list[ChannelRows]
 ) -> list[ChannelRows]:
-    """Rows by head, from rows by channel (whose tables are [heads, channels]) and `other_rows`. A
-    norm shared by all heads has no rows of a single head and is left out."""
+    """Rows by head from rows by channel and others, without those of a norm that heads share."""
     return [row for row in (*channel_rows, *chain(*other_rows)) if row.role != "shared_norm"]
 
 

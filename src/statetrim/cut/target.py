@@ -15,8 +15,7 @@ class Target:
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """The axes that are cut, in at least one layer: heads first, whose channels are then
-        chosen."""
+        """The axes that are cut in at least one layer; heads are chosen before channels."""
         before, after = self.before.shapes.values(), self.after.shapes.values()
         is_cut: dict[Axis, bool] = {
             "head": self.before.num_v_heads != self.after.num_v_heads,

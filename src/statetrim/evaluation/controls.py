@@ -77,8 +77,7 @@ def _own_plan(original: Checkpoint, cut: Checkpoint) -> Plan | None:
 
 
 def random_plan(like: Plan, original: Checkpoint, seed: int) -> Plan:
-    """A plan that keeps as many channels or heads as `like` in every layer and head, drawn at
-    random."""
+    """A plan that keeps as many channels or heads as `like` everywhere, drawn at random."""
     generator = torch.Generator().manual_seed(seed)
     geometry, axes = original.geometry, dict[Axis, AxisPlan]()
     for axis, plan in like.axes.items():

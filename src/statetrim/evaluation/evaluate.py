@@ -153,8 +153,7 @@ def _sample_until_decided(
 
 
 def _control_samples(samples: Sequence[Samples]) -> list[Samples]:
-    """Of each group that a verdict requires, the first task that does not need lm-eval, or else the
-    first one."""
+    """Of each required group the first task, if possible one that does not need lm-eval."""
     chosen = []
     for group in REQUIRED_GROUPS:
         of_group = [x for x in samples if x.group == group]
@@ -196,8 +195,7 @@ def _joined(first: Score, more: Score) -> Score:
 
 @dataclass(frozen=True)
 class FinishedTasks:
-    """A file in `directory` per model and finished task, from which a killed run resumes; without a
-    directory nothing is saved."""
+    """A file per model and finished task, from which a killed run resumes."""
 
     directory: Path | None
     models: Sequence[str]
@@ -257,11 +255,9 @@ def _score_tasks(
     ranks: DistributedContext,
     report: OnProgress,
 ) -> list[Score]:
-    """Scores of one model on samples `rows` of all tasks, in their order.
-
-    Finished tasks are loaded; each process runs its share of the others, and rank 0 saves them.
-    Every process must call this, and gets all scores.
-    """
+    """Scores of one model on samples `rows` of all tasks, in their order: finished ones are loaded,
+    and each process runs its share of the others. Every process must call this, and gets all
+    scores."""
     task_names = [samples.task for samples in task_samples]
     loaded = {name: finished.load(runner.name, name, rows.start) for name in task_names}
     scores_by_task = ranks.all_gather(loaded)[0]  # only rank 0 has the files

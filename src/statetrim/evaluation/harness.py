@@ -92,8 +92,7 @@ def wrap_hf_model(live: Any, tokenizer: Any, batch_size: int) -> Any:
 
 
 def is_left_padding_safe(live: Any) -> bool:
-    """Whether a probe padded on the left gives the logits of the unpadded probe, for two generated
-    tokens: one of prefill, one of decode."""
+    """Whether a probe padded on the left gives the same logits, in prefill and in decode."""
     vocabulary = int(live.get_input_embeddings().weight.shape[0])
     ids = (torch.arange(1, 12, device=live.device) * 7919 % vocabulary).unsqueeze(0)
     padded = torch.cat([torch.zeros_like(ids[:, :5]), ids], 1)
@@ -124,8 +123,7 @@ def _next_two_logits(live: Any, input_ids: Tensor, attention_mask: Tensor) -> tu
 
 
 def load_vllm_model(path: Path, batch_size: int | str, options: Mapping[str, Any]) -> Any:
-    """lm-eval's vLLM model with the given vLLM `options`. Raises StatetrimError without vLLM or
-    lm-eval, or if `options` name the model, batch size or remote code, which are set here."""
+    """lm-eval's vLLM model; refuses options for what is set here."""
     if importlib.util.find_spec("vllm") is None:
         raise StatetrimError(
             "--engine vllm needs vLLM in this environment, and it is not installed; "
@@ -180,8 +178,7 @@ def load_tasks(
 
 
 def _with_local_rows(manager: Any, name: str, data: Path | None) -> Any:
-    """What to load for `name`: with the rows in the directory of that name, if there is one and the
-    definition is lm-eval's own."""
+    """What to load for `name`: with the rows in the directory of that name, if there is one."""
     rows, entry = (data or Path()) / name, manager.task_index[name]
     if data is None or not rows.is_dir() or data in (entry.yaml_path or Path()).parents:
         return name
@@ -273,8 +270,7 @@ def run_task(
     unsafe_code: bool = False,
 ) -> list[Score]:
     """Run one task through `lm_eval.evaluate`; a score per metric that samples have in pairs:
-    perplexities, and shares from 0 to 1. Raises StatetrimError if lm-eval cannot run it, or if a
-    result is not finite; OSError and out-of-memory errors of the run pass unchanged."""
+    perplexities, and shares from 0 to 1. OSError and out-of-memory errors pass unchanged."""
     import lm_eval
 
     if task.get_config("num_fewshot") is None:
@@ -355,10 +351,7 @@ def _perplexity_score(model: str, task: str, metric: str, samples: list[Any]) ->
 
 
 def silence_libraries() -> None:
-    """Switch off progress bars and warnings of lm-eval, datasets and transformers.
-
-    Raises StatetrimError without lm-eval.
-    """
+    """Switch off progress bars and warnings of lm-eval, datasets and transformers."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     stock_tasks_directory()
     from transformers.utils import logging as transformers_logging

@@ -117,8 +117,7 @@ class EvaluateOptions(Placement, ProgressOptions):
 
     @property
     def vllm_options(self) -> dict[str, Any]:
-        """Options of vLLM. With `device_map` the model is spread over all GPUs, unless
-        `engine_options` say otherwise."""
+        """Options of vLLM; a device map spreads it over all GPUs, unless they say otherwise."""
         chosen = dict(self.engine_options or {})
         if self.device_map:
             chosen.setdefault("tensor_parallel_size", self.num_gpus)

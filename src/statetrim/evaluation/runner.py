@@ -230,9 +230,8 @@ class ModelRunner:
 def _progress_callbacks(
     report: harness.ProgressCallback, total: int, batch_size: int, *, read_first: bool
 ) -> tuple[Callable[[int], None], Callable[[int], None]]:
-    """Two callbacks for the number of batches that were read, and that were compared. With
-    `read_first` all are read before the first one is compared, and each of the two counts for half
-    of the progress."""
+    """Callbacks for the number of batches that were read, and compared. With `read_first` all are
+    read before, and each of the two counts for half of the progress."""
 
     def on_read(batches: int) -> None:
         done = min(batches * batch_size, total)

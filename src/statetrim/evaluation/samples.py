@@ -39,8 +39,7 @@ class Samples:
 
 
 def looks(most: int, *, all_at_once: bool) -> list[range]:
-    """The samples that are taken one after the other: FIRST_LOOK, then as many again, up to
-    `most`."""
+    """Ranges of samples: FIRST_LOOK, then as many again, up to `most`."""
     stops = [most if all_at_once else min(FIRST_LOOK, most)]
     while stops[-1] < most:
         stops.append(min(2 * stops[-1], most))
@@ -50,8 +49,7 @@ def looks(most: int, *, all_at_once: bool) -> list[range]:
 def prepare_samples(
     options: EvaluateOptions, text: Corpus | None, skip: int, tokenizer: Any
 ) -> list[Samples]:
-    """The tasks with their samples, in order, where a group of lm-eval is its tasks. Raises
-    StatetrimError if a source holds too few, or if lm-eval is not installed or lacks a task."""
+    """The tasks with their samples, in order; a group of lm-eval is its tasks."""
     names, limit = list(dict.fromkeys(options.tasks)), options.limit
     unsafe_code = options.confirm_run_unsafe_code
     loaded = harness.load_tasks(names, options.data, tokenizer, unsafe_code=unsafe_code)
@@ -76,8 +74,7 @@ def prepare_samples(
 def warn_of_seen_text(
     models: Mapping[str, Checkpoint], text: Corpus, skip: int, limit: int | None
 ) -> None:
-    """Log which models have seen some of the evaluated text, by the path and range in their
-    records, and how many tokens to skip."""
+    """Log which models have seen some of the evaluated text, and how many tokens to skip."""
     first = text.start + skip
     end = first + (limit or DEFAULT_SAMPLES) * TEXT_LENGTH
     names, most_seen, path = [], 0, Path(text.text).absolute()  # a file, or a dataset of the hub

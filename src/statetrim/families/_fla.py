@@ -117,11 +117,8 @@ def projection_rows(geometry: Geometry, letter: str, table: Tensor, size: int) -
 
 
 def query_key_rows(geometry: Geometry, steps: int = 1) -> list[ChannelRows]:
-    """Channel rows of q_proj, k_proj and their convolutions.
-
-    k_proj concatenates `steps` key projections (the Householder steps of DeltaProduct), which keep
-    the same channels.
-    """
+    """Channel rows of q_proj, k_proj and their convolutions; k_proj concatenates `steps` key
+    projections (the Householder steps of DeltaProduct), which keep the same channels."""
     table = row_indices(geometry.num_k_heads, geometry.head_k_dim)
     block = table.numel()
     channel_rows = projection_rows(geometry, "q", table, block)
@@ -131,10 +128,8 @@ def query_key_rows(geometry: Geometry, steps: int = 1) -> list[ChannelRows]:
 
 
 def value_rows(geometry: Geometry, steps: int = 1) -> list[ChannelRows]:
-    """Channel rows of v_proj, its convolution, the output gate, the norm and the columns of o_proj.
-
-    v_proj concatenates `steps` value projections (the Householder steps of DeltaProduct).
-    """
+    """Channel rows of v_proj, its convolution, the output gate, the norm and the columns of o_proj;
+    v_proj concatenates `steps` value projections (the Householder steps of DeltaProduct)."""
     heads, dim = geometry.num_v_heads, geometry.head_v_dim
     table, block = row_indices(heads, dim), heads * dim
     channel_rows = [

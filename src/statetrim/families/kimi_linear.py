@@ -120,8 +120,7 @@ class KimiLinear(Family):
         return delta_rule
 
     def _text_config(self, config: Config) -> Config:
-        """The config of the text model: the nested one of a vision-language model, else
-        `config`."""
+        """The config of the text model, which one of a vision-language model holds."""
         if config["model_type"] in self.text_types:
             return config
         return {"model_type": "glm5_next_text"} | nested_config(config, "text_config")

@@ -45,8 +45,7 @@ def decision_rows(decision: Decision, scores: Mapping[str, Scores]) -> list[tupl
 
 
 def needs_text(decision: Decision) -> str:
-    """What the engine needs to serve a row, and which rows remove key heads, for people; may be
-    empty."""
+    """What the engine needs to serve a row, and which rows remove key heads; may be empty."""
     needs: dict[str, list[str]] = {}
     for point in decision.points:
         if point.needs:

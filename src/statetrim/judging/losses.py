@@ -71,8 +71,7 @@ class Loss:
 
 
 def task_losses(scores: Scores, model: str) -> list[Loss]:
-    """The losses of one model by which its tasks are judged, one per main metric. Raises
-    StatetrimError if the scores of both models cannot be paired."""
+    """The losses by which a model's tasks are judged, one per main metric."""
     names = [(task, metric) for task in scores.tasks for metric in main_metrics(scores, task)]
     return [metric_loss(scores, model, *name) for name in names]
 
@@ -212,10 +211,7 @@ def look_tail(scores: Scores, samples: int) -> float:
 
 
 def metric_loss(scores: Scores, model: str, task: str, metric: str) -> Loss:
-    """The paired difference to the original, with its interval, corrected for several looks.
-
-    Raises StatetrimError for samples that are missing, not finite or not those of the original.
-    """
+    """The paired difference to the original, with its interval, corrected for several looks."""
     before = headline_score(scores, scores.baseline, task, metric)
     after = headline_score(scores, model, task, metric)
     if not all(map(isfinite, [*before.samples, *after.samples])):

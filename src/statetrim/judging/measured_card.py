@@ -14,8 +14,7 @@ from .verdict import Verdict
 def with_measurements(
     card: str, scores: Scores, verdict: Verdict, compared: Sequence[Sequence[str]] = ()
 ) -> str:
-    """The card with the verdict, its warnings, the scores and the rows of the cuts that were
-    `compared` above how the cut was made; replaces earlier measurements."""
+    """The card with verdict, warnings, scores and `compared` cuts; replaces earlier ones."""
     rows = []
     for task in scores.tasks:
         for metric in scores.metrics(task):

@@ -21,8 +21,7 @@ def relative_change_text(before: float, after: float) -> str:
 
 
 def change_row(name: str, before: float, after: float, unit: str = "bytes") -> tuple[str, ...]:
-    """A row of a table: a number of bytes, or of something else, before and after, and its
-    change."""
+    """A name, a number of bytes or of something else before and after, and its change."""
     texts = [bytes_text(x) if unit == "bytes" else f"{x:,}" for x in (before, after)]
     return name, *texts, relative_change_text(before, after)
 

@@ -32,11 +32,8 @@ FORMATS = {
 def fake_quantize(
     x: Tensor, dtype: str, axis: int, generator: torch.Generator | None = None
 ) -> Tensor:
-    """`x`, in its own dtype, after being rounded to `dtype` (a key of FORMATS).
-
-    Elements along `axis` form a row and share a scale if the dtype needs one. With a `generator`
-    rounding is stochastic and unbiased, else to nearest. `x` itself if it already has this dtype.
-    """
+    """`x`, in its own dtype, rounded to `dtype`; elements along `axis` form a row, which shares a
+    scale if the dtype needs one. With a `generator` rounding is stochastic and unbiased."""
     storage = FORMATS[dtype]
     if storage.dtype == x.dtype:
         return x

@@ -50,10 +50,8 @@ def methods_by_axis(methods: "Iterable[MethodLike]") -> "dict[Axis, MethodLike |
 
 
 def find_method(method: "str | Select") -> "Method":
-    """A method from its name, a function, or the path of a Python file that defines `select`.
-
-    The file is executed, so it must be trusted. Raises StatetrimError if there is no such method.
-    """
+    """A method from its name, a function, or the path of a Python file that defines `select`, which
+    is executed."""
     from .contract import as_method
 
     if callable(method):

@@ -108,8 +108,7 @@ class _Estimate:
         return Step("evaluate", does, tokens, self.memory(2), self.nbytes)
 
     def compare(self) -> list[Step]:
-        """The prediction, which runs every mixer once per shape, and pruning, refitting and
-        measuring the best; the cut to the chosen one is the result."""
+        """Predict, and measure the best; the cut to the chosen one is the result."""
         job, count, result = self.job, len(self.job.candidates), []
         if predicts_shapes(job):
             tokens = 2 * (prediction_tokens(job) + job.shape_tokens)  # of text, and of recall

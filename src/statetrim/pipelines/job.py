@@ -110,8 +110,7 @@ class Job:
 
     @cached_property
     def record(self) -> dict[str, Any]:
-        """What identifies this job, for a JSON file: equal jobs have equal records. Raises
-        StatetrimError for a model that cannot be pruned."""
+        """What identifies this job, for a JSON file: equal jobs have equal records."""
         options = self.options
         left_out = {*PLACEMENT_OPTIONS, "to", "for_"}
         values = as_record(options) | {
@@ -156,8 +155,7 @@ class Job:
         return self.target.after
 
     def check(self) -> None:
-        """Raise StatetrimError if the model cannot be pruned, or if samples or sequences are too
-        few to compare; warn of a shortfall. Nothing is written."""
+        """Refuse what cannot be pruned or compared, and warn of a shortfall; nothing is written."""
         require_prunable(self.model)
         if self.options.limit < 2 or self.options.length < 2:
             raise StatetrimError("take a limit of 2 or more, and sequences of 2")
@@ -297,8 +295,7 @@ def _first_dtype(options: TrimOptions, goal: Goal) -> str:
 
 
 def has_dtype_lever(options: TrimOptions, goal: Goal) -> bool:
-    """Whether a flag of the engine stores the state in fewer bytes, and the options do not say the
-    dtype, so that the original with it is compared with the cuts."""
+    """Whether the original with its state in fewer bytes, by a flag, is compared with the cuts."""
     return options.state_dtype is None and goal.has_dtype_lever
 
 

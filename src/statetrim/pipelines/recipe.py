@@ -25,12 +25,8 @@ _MAX_ITEMS = 64
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """The entries of a recipe by option (`for`, not `for_`), without empty ones.
-
-    Relative paths start at the recipe's directory; a model or text that does not exist there stays
-    as written. Raises StatetrimError for a file that is not a recipe, unknown names, values of the
-    wrong type, and Python files as methods.
-    """
+    """The entries of a recipe by option (`for`, not `for_`), without empty ones. Relative paths
+    start at the recipe's directory; a model or text that does not exist there stays as written."""
     entries = _parse_yaml(path)
     check_option_names("a recipe", map(str, entries), KEYS)
     recipe = {}
@@ -58,8 +54,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 
 def recipe_of_result(result: str | Path) -> dict[str, Any]:
-    """The recipe of a result of `trim`, with a value for every option; raises StatetrimError if the
-    directory is no such result, or does not contain its recipe."""
+    """The recipe of a result of `trim`, with a value for every option."""
     path = Path(result) / ARTIFACTS / "trim.json"
     if not path.is_file():
         reason = f"it has no {ARTIFACTS}/trim.json"

@@ -42,13 +42,10 @@ _TOKENS_PER_COLUMN = 16  # of the least-squares fit; a layer has a column per va
 
 
 def choose_shape(job: Job, directory: Path, observer: Observer) -> StageRunner:
-    """The runner of the job with the chosen cut as its target and no candidates.
-
-    Makes the cuts and measures them, and writes the plans, scores and decision to `directory`; what
-    an earlier run made from the same is reused. The chosen cut stays there, as the result of the
-    stages "prune" and "refit". Raises NoCutNeeded if a flag of the engine alone reaches the goal
-    within the limits.
-    """
+    """The runner of the job with the chosen cut as its target and no candidates. Plans, scores and
+    decision are written to `directory`; what an earlier run made from the same is reused. The
+    chosen cut is the result of the stages "prune" and "refit". Raises NoCutNeeded if a flag of the
+    engine alone reaches the goal within the limits."""
     original = OriginalResults(job.model, job.options.placement)
     points, paths, scores = points_without_cut(job), dict[str, Path](), dict[str, Scores]()
     for point in points[1:]:
@@ -160,8 +157,7 @@ def _lineage(job: Job) -> dict[str, str]:
 def _candidate_runners(
     job: Job, directory: Path, observer: Observer, original: OriginalResults
 ) -> dict[str, StageRunner]:
-    """A runner for each candidate by its name in the decision; all share the statistics in
-    `directory` and the results of the original, and refit unless the options forbid it."""
+    """A runner for each candidate; all share the statistics and the results of the original."""
     options = replace(job.options, refit=job.options.refit is not False)
     runners = {}
     for target in job.candidates:
@@ -189,8 +185,7 @@ def shortlist(ranked: Sequence[str], with_heads: Sequence[str]) -> list[str]:
 
 
 def predicts_shapes(job: Job) -> bool:
-    """Whether the costs of the shapes within a share are predicted, because there are more than can
-    be measured; shapes that the options list are all measured."""
+    """Whether costs are predicted: shapes that the options list are measured, and so are few."""
     return job.options.request.is_goal and len(job.candidates) > MEASURED
 
 

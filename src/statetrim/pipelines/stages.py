@@ -71,10 +71,8 @@ class StageRunner:
 
     def run_all(self, record: dict[str, Any]) -> Path:
         """Run all stages and return the directory to publish: the last checkpoint, as links.
-
-        `record` and the results are written to its trim.json, and the scores to its model card;
-        statistics, scores, timings and what decided the shape are linked next to trim.json.
-        """
+        `record` and the results are its trim.json, next to links of what was measured, and the
+        scores are in its model card."""
         job, plan = self.job, self.plan()
         pruned = self.pruned(PRUNED, plan)
         checks = read_json(self.checks(plan, pruned).ensure(self.observer), MIB)
@@ -122,8 +120,7 @@ class StageRunner:
         return self._stage("refit", "refit", out, make, None, pruned, statistics)
 
     def recovered(self, pruned: Stage) -> Stage:
-        """The cut after LoRA training with distillation from the original; written to
-        `recovered`."""
+        """The cut after LoRA training with distillation from the original."""
         job, options = self.job, self.job.options
         recovery = RecoverRunOptions(
             teacher=job.model,
@@ -158,8 +155,7 @@ class StageRunner:
     def _calibration(
         self, methods: Sequence[str] | None = None, original: Checkpoint | None = None
     ) -> CalibrateOptions:
-        """How to run a model on the job's text: for `methods`, or for the refit of a cut of
-        `original`."""
+        """Calibration on the job's text: for `methods`, or for the refit of a cut of `original`."""
         return derive(
             CalibrateOptions,
             self.job.options,
@@ -199,8 +195,7 @@ class StageRunner:
         return self._stage("prune", "prune", out, make, [by_layer, dtype], plan)
 
     def checks(self, plan: Stage, cut: Stage) -> Stage:
-        """The differences between the cut and the masked original; written to checks.json. Making
-        it raises StatetrimError if they are larger than rounding."""
+        """How far the cut is from the masked original; refuses more than rounding."""
         out, model = self.directory / "checks.json", self.job.model
         placement = self.job.options.placement
 

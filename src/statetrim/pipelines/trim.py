@@ -106,8 +106,7 @@ def check_text(job: Job) -> None:
 
 
 def _report(model: Checkpoint, out: Path, observer: Observer) -> None:
-    """Write the report, which contains final paths, after `out` is published, unless it is
-    complete. If a run is killed before that, the rerun writes it."""
+    """Write the report, which contains final paths, after `out` is published; or in a rerun."""
     artifacts_dir = out / ARTIFACTS
     if finished(artifacts_dir / "report"):
         return

@@ -35,10 +35,8 @@ class Update:
     def replacements(
         self, model: Checkpoint, trained: Mapping[str, Tensor]
     ) -> dict[str, Replacement]:
-        """Name of each stored tensor -> its replacement, from the `trained` parameters by name.
-
-        LoRA's product is added to the stored value; a tensor trained in full takes its place.
-        """
+        """Stored name -> its replacement: LoRA's product is added to the stored value, a tensor
+        trained in full takes its place."""
         if len(self.parameters) == 2:
             a, b = (trained[name].float() for name in self.parameters)  # [rank, in], [out, rank]
             return {self.stored[0]: lambda before: before.float() + self.scale * (b @ a)}
@@ -79,8 +77,7 @@ class Adapters:
 
 @dataclass(eq=False)
 class TrainingResult:
-    """Trained tensors by their name in the live model, the losses by step, and of layerwise
-    recovery the errors on held-out recall."""
+    """Trained tensors by their name in the live model, with losses and held-out errors."""
 
     adapters: Adapters
     trained: dict[str, Tensor]
@@ -92,8 +89,7 @@ def attach_adapters(
     live: LiveModel, options: RecoverOptions, layer_context: LayerContext = nullcontext
 ) -> Adapters:
     """Freeze `live`, and make trainable in float32 what the options say; each decoder layer is
-    adapted within `layer_context(layer)`. Raises StatetrimError if that is not possible, or if a
-    trained parameter is not in the checkpoint."""
+    adapted within `layer_context(layer)`."""
     live.module.requires_grad_(False)
     model = live.checkpoint
     names = {id(module): name for name, module in live.module.named_modules()}
@@ -217,11 +213,8 @@ def _unfreeze_parameter(module: nn.Module, name: str, leaf: str, model: Checkpoi
 
 
 def find_stored_names(name: str, value: Tensor, model: Checkpoint) -> tuple[str, ...]:
-    """Names of the checkpoint's tensors from which the live parameter `name` was loaded.
-
-    Prefixes may differ, and loading concatenates some tensors into one parameter; so the values are
-    compared too. Raises StatetrimError if none match.
-    """
+    """Names of the checkpoint's tensors from which the live parameter `name` was loaded. Prefixes
+    may differ, and loading concatenates some tensors; so the values are compared too."""
     suffix = name[name.index("layers.") :]
     suffixes = [suffix]
     for leaf, stored_leaves in model.family.concatenated_parameters.items():

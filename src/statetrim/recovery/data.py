@@ -55,8 +55,7 @@ def load_training_rows(
     options: RecoverOptions,
 ) -> TrainingRows:
     """Tokenize `text`, and mix it with recall sequences as `options.recall` says; tokens that do
-    not fill a batch are left out. Ready `Sequences` are taken as they are. Raises StatetrimError if
-    there is not one full batch, or if the tokenizers of student and teacher differ."""
+    not fill a batch are left out. Ready `Sequences` are taken as they are."""
     batch_size, length, recall_share = options.batch_size, options.length, options.recall
     if isinstance(text, Sequences):
         if recall_share:

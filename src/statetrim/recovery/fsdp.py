@@ -29,11 +29,8 @@ def check_launch(sharded: bool) -> None:
 
 
 class Sharder:
-    """Shards models that were loaded `layerwise`, so that their weights are still on disk.
-
-    A process reads one full decoder layer, keeps its shard, and only then reads the next; the same
-    with embeddings and head.
-    """
+    """Shards models whose weights are still on disk (`layerwise`): a process reads one full decoder
+    layer, keeps its shard, and only then reads the next; likewise embeddings and head."""
 
     def __init__(self, device: torch.device) -> None:
         from torch.distributed.device_mesh import init_device_mesh
@@ -61,8 +58,7 @@ class Sharder:
         fully_shard(layer, mesh=self.mesh)
 
     def shard_remaining(self, live: LiveModel) -> None:
-        """Read and shard embeddings, final norm and head, after all layers. Raises StatetrimError
-        if a parameter of the model is then not sharded."""
+        """Read and shard embeddings, final norm and head, after all layers."""
         from torch.distributed.fsdp import fully_shard
 
         module, weights = live.module, live.weights
@@ -113,8 +109,7 @@ def gather_full(tensor: Tensor) -> Tensor:
 
 
 def shard_like(value: Tensor, reference: Tensor) -> Tensor:
-    """The full `value`, which every process has, with the device, dtype and shards of
-    `reference`."""
+    """The full `value`, with the device, dtype and shards of `reference`."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     value = value.to(device=reference.device, dtype=reference.dtype)

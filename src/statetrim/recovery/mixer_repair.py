@@ -28,10 +28,7 @@ from .schedule import FINAL_RATE, is_check_due, warm_up_steps
 
 
 class LayerwiseRecovery:
-    """Trains the mixers of `student`; hidden states and finished layers are saved in `directory`.
-
-    Raises StatetrimError if the linear layers of the two models differ.
-    """
+    """Trains the mixers of `student`; hidden states and finished layers are in `directory`."""
 
     def __init__(
         self, student: Checkpoint, teacher: Checkpoint, directory: Path, options: RecoverOptions
@@ -46,9 +43,8 @@ class LayerwiseRecovery:
         self.mixers = select_mixers(self.student, options.layers)
 
     def run(self, data: TrainingRows, progress: OnProgress) -> TrainingResult:
-        """Train the mixers of the chosen layers, resuming at the layer in which an earlier run
-        stopped; the result includes its layers. The held-out rows pass the teacher as one more
-        batch, the last."""
+        """Train the mixers of the chosen layers, from the layer in which an earlier run stopped.
+        The held-out rows pass the teacher as one more batch, the last."""
         batches = data.batches(self.options.batch_size)
         inputs = [ids for ids, _ in batches]
         if data.recall is not None:
@@ -71,8 +67,7 @@ class LayerwiseRecovery:
         recall: RecallRows | None,
         progress: OnProgress,
     ) -> None:
-        """Run the teacher's layer on all batches, train the student's mixer on each, and save what
-        was trained as `layer-NUMBER.safetensors`."""
+        """Run the teacher's layer on all batches, and train the student's mixer on each."""
         number, tokens, calls = walk.layer, 0, list[MixerCall]()
         training = self._start_training(number, len(batches), recall)
         with hook_mixers({number: self.teacher.mixers[number]}, calls.append):
@@ -182,8 +177,7 @@ class _MixerTraining:
         return total
 
     def step(self, call: MixerCall, is_recall: Tensor, tokens: int) -> float:
-        """Train on one call of the teacher's mixer and return the loss before it. Raises
-        StatetrimError if the loss is not finite."""
+        """Train on one call of the teacher's mixer and return the loss before it."""
         loss = self._relative_error(call, is_recall)
         if not bool(loss.isfinite()):
             raise StatetrimError(

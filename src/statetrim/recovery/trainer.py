@@ -41,8 +41,7 @@ SCHEDULE_FILE = "schedule.json"
 
 
 def training_arguments(directory: Path, options: RecoverOptions, steps: int) -> TrainingArguments:
-    """The Trainer's arguments, except batch sizes. Creating them initializes torch.distributed in a
-    launch."""
+    """The Trainer's arguments, except batch sizes; in a launch they start torch.distributed."""
     use_cpu = options.device == "cpu" or not torch.cuda.is_available()
     return TrainingArguments(
         output_dir=str(directory),
@@ -111,8 +110,7 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
         return (output["loss"], output) if return_outputs else output["loss"]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the parts of the loss, means per row over all processes, to a step's `logs`. Raises
-        StatetrimError if the loss is not finite."""
+        """Add the parts of the loss, means per row over all processes, to a step's `logs`."""
         if "loss" in logs:
             if not math.isfinite(logs["loss"]):
                 raise StatetrimError(
@@ -133,16 +131,14 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
 
     @property
     def curve(self) -> list[dict[str, float]]:
-        """For each step its number, tokens so far, losses and learning rate; the parts of the loss
-        for text and recall too if there is recall."""
+        """For each step its number, tokens so far, learning rate, losses and their parts."""
         sources = ("text_ce", "text_kl", "recall_ce", "recall_kl")
         names = ("step", "tokens", "loss", "ce", "kl", *sources, "learning_rate")
         steps = [logs for logs in self.state.log_history if "loss" in logs]
         return [{name: logs[name] for name in names if name in logs} for logs in steps]
 
     def gather_trained(self) -> dict[str, Tensor]:
-        """Name in the student -> trained tensor, in full and on the CPU. Collective: every process
-        must call it."""
+        """Name in the student -> trained tensor, in full and on the CPU; collective."""
         student = self.accelerator.unwrap_model(self.model).student
         return {n: gather_full(p) for n, p in student.named_parameters() if p.requires_grad}
 

@@ -62,12 +62,8 @@ def line_chart(
     log_x: bool = False,
     from_zero: bool = False,
 ) -> Chart | None:
-    """Lines over one pair of axes; None if no point can be drawn.
-
-    `x` and `y` are axis labels; `log` makes the y axis logarithmic, `log_x` the x axis. `from_zero`
-    includes 0 in a linear y axis. Points that are not finite, or not positive on a logarithmic
-    axis, are left out.
-    """
+    """Lines over one pair of axes; points that are not finite, or not positive on a logarithmic
+    axis, are left out. None if none remains. `from_zero` includes 0 in a linear y axis."""
     drawable = []
     for line in series:
         points = [point for point in line.points if _is_drawable(point, log, log_x)]
@@ -106,10 +102,8 @@ def line_chart(
 def interval_chart(
     rows: Sequence[tuple[str, float, float, float]], title: str, x: str
 ) -> Chart | None:
-    """Rows of (label, estimate, low, high), each drawn below its label, on one scale with 0.
-
-    Rows that are not finite are left out; None if none remains. `x` is the axis label.
-    """
+    """Rows of (label, estimate, low, high), each drawn below its label, on one scale with 0. Rows
+    that are not finite are left out; None if none remains."""
     rows = [row for row in rows if all(map(_is_in_range, row[1:]))]
     if not rows:
         return None

@@ -43,10 +43,7 @@ class Command(Part):
 
 @dataclass(frozen=True)
 class Missing(Part):
-    """What a section lacks, and the commands that measure it.
-
-    Sections that hold nothing else are listed together at the end of the report.
-    """
+    """What a section lacks, and the commands that measure it; sections with no more come last."""
 
     text: str
     lines: Sequence[str] = ()

@@ -104,11 +104,8 @@ class Findings:
 
     @property
     def engine_faults(self) -> list[str]:
-        """Faults of the cut's weights in engines.
-
-        An engine that refuses the cut counts only if it ran the original and no other engine ran
-        the cut.
-        """
+        """Faults of the cut's weights in engines. A refusal counts only of an engine that ran the
+        original, if no other ran the cut."""
         if not self.cut.shards:
             return []
         fingerprint = self.cut.digest
@@ -156,11 +153,7 @@ def truncated_text(value: Any) -> str:
 def read_findings(
     cut: Checkpoint, files: Sequence[str | Path] = (), original: Checkpoint | None = None
 ) -> Findings:
-    """Read the plan and the records of a cut, and `files`, which replace records of their kind.
-
-    Raises StatetrimError if `cut` has no plan, and for two files of a kind (other than
-    verifications) or of an unknown kind.
-    """
+    """Read the plan and the records of a cut, and `files`, which replace records of their kind."""
     if not (cut.path / PLAN_FILE).exists():
         raise StatetrimError(
             f"{cut.path} holds no {PLAN_FILE}: a report is of a cut that prune or trim wrote"
@@ -224,8 +217,7 @@ def shell_quoted(value: Any) -> str:
 
 
 def missing(findings: Findings, text: str, command: str) -> Missing:
-    """What a section lacks, and the command that measures it, in which {model}, {cut}, {text} and
-    {tokens} are filled in."""
+    """What a section lacks, and the command that measures it, with `command_arguments`."""
     return Missing(text, [command.format(**command_arguments(findings))])
 
 

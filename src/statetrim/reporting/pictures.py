@@ -12,8 +12,7 @@ MAX_CURVE_POINTS = 300
 
 
 def utilization_picture(analyses: Mapping[str, Analysis]) -> Picture:
-    """Rank in use by token position, mean over layers and heads; a line per analysis. Of several
-    the first is the original's."""
+    """Rank in use by token position; a line per analysis, of several first the original's."""
     series = list[Series]()
     for label, analysis in analyses.items():
         positions, shares = analysis.positions.tolist(), analysis.utilization_by_position.tolist()

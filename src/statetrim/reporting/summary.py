@@ -28,11 +28,8 @@ def title_text(findings: Findings) -> str:
 
 
 def build_summary(findings: Findings) -> Summary:
-    """The verdict, with facts on quality, memory and engines, and what to do next.
-
-    Notes are mismatches of the artifacts, which make it uncertain, and warnings of the verdict and
-    of trim's record.
-    """
+    """The verdict, facts on quality, memory and engines, and what to do next. Mismatches of the
+    artifacts make it uncertain; they are notes, as warnings are."""
     mismatches = list(findings.mismatches)
     verdict = ship_verdict(
         findings.scores,

@@ -76,8 +76,7 @@ def python_process(
 
 
 def last_error(log: Path) -> str:
-    """The last line of a log with an error, from the error's name on; else the last line, or a text
-    that there is none. At most 300 characters."""
+    """The last line of a log with an error, from the error's name on; else its last line."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     errors = [line for line in lines if "Error" in line]
     last = (errors or lines or ["it printed nothing"])[-1]

@@ -52,10 +52,7 @@ class Corpus:
 
     def read(self, *, tokens: int, length: int = 512, skip: int = 0) -> Sequences:
         """The first `tokens` after `skip`, packed into sequences of `length`; a remainder is left
-        out. Documents are joined by the end-of-text token.
-
-        Raises StatetrimError if there are fewer tokens, or if `tokens` is below `length`.
-        """
+        out. Documents are joined by the end-of-text token."""
         if length < 2 or tokens < length:
             raise StatetrimError(f"{tokens} tokens do not fill one sequence of {length}")
         count = tokens // length

@@ -88,8 +88,7 @@ def _system() -> dict[str, str | None]:
 
 
 def required_packages() -> tuple[Package, ...]:
-    """The requirements in statetrim's metadata, each under the first extra that has it; empty for a
-    source tree that is not installed."""
+    """The requirements in statetrim's metadata, each under the first extra that has it."""
     try:
         requirements = [Requirement(text) for text in requires("statetrim") or []]
     except PackageNotFoundError:
@@ -127,8 +126,7 @@ def _try_import(module: str) -> str:
 
 
 def _kernel_problems(kernels: dict[str, str]) -> Iterator[str]:
-    """Texts about packages that are missing or broken on a GPU, where models run without them, but
-    slowly."""
+    """Packages that are missing or broken on a GPU, where models run without them, but slowly."""
     if default_device().type != "cuda":
         return
     for module, outcome in kernels.items():

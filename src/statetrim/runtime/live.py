@@ -34,11 +34,8 @@ def find_decoder(module: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class LiveModel:
-    """A loaded causal LM of transformers, fla or portable.
-
-    Inputs go to `device`; weights may be on other GPUs or on disk. Token ids are [rows, time], on
-    any device.
-    """
+    """A loaded causal LM. Inputs go to `device`; weights may be on other GPUs or on disk. Token ids
+    are [rows, time], on any device."""
 
     module: Any
     checkpoint: Checkpoint
@@ -101,8 +98,7 @@ class LiveModel:
             )
 
     def hidden_states(self, ids: Tensor) -> Tensor:
-        """Hidden states [rows, time, hidden] after the final norm; the head is not run. Refuses ids
-        without an embedding, and a model whose forward pass fails."""
+        """Hidden states [rows, time, hidden] after the final norm; the head is not run."""
         self.check_ids(ids)
         decoder = find_decoder(self.module)
         with self._one_sentence_errors():
@@ -112,8 +108,7 @@ class LiveModel:
 
     def logits(self, ids: Tensor) -> Tensor:
         """Logits [rows, time, vocabulary] of the model's own forward pass, in its dtype, with
-        gradients unless the caller turns them off. Refuses ids without an embedding, and a model
-        whose forward pass fails."""
+        gradients unless the caller turns them off."""
         self.check_ids(ids)
         with self._one_sentence_errors():
             logits: Tensor = self.module(input_ids=ids.to(self.device), use_cache=False).logits

@@ -74,8 +74,7 @@ def choose_runtime(
 
 
 def is_fla_usable(device: torch.device | None = None) -> bool:
-    """Whether fla's kernels can run on this device (default: `default_device()`): it is a GPU, and
-    fla and triton are installed."""
+    """Whether this device is a GPU, and fla and triton are installed."""
     return (
         (device or default_device()).type == "cuda"
         and importlib.util.find_spec("triton") is not None
@@ -202,8 +201,7 @@ def _register_model_types(family: Family, runtime: Runtime) -> None:
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Any:
-    """Load the tokenizer from the checkpoint's own files, without remote code. Refuses one that
-    does not load, and a model that no runtime can run here."""
+    """Load the tokenizer from the checkpoint's own files, without remote code."""
     from transformers import AutoTokenizer
 
     if not any("token" in name or "vocab" in name for name in auxiliary_files(checkpoint)):
@@ -273,8 +271,7 @@ def staged_tokenizer(checkpoint: Checkpoint) -> Iterator[Path]:
 
 
 def stage_checkpoint(checkpoint: Checkpoint, directory: Path) -> None:
-    """Link the weights into `directory`, and write their configs without redirections; refuses a
-    checkpoint that redirects to other files."""
+    """Link the weights into `directory`, and write their configs without redirections."""
     check_no_redirections(checkpoint.path, checkpoint.config)
     write_json(directory / CONFIG, without_redirections(checkpoint.config))
     if checkpoint.index is not None:

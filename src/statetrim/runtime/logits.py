@@ -49,8 +49,7 @@ class LogitReader:
             self.applies_head = bool(excess.max() <= tolerance * expected.abs().max())
 
     def forward(self, ids: Tensor) -> LogitsAt:
-        """Run ids [rows, time]; returns a function from positions [n] to float32 logits [rows, n,
-        vocabulary]."""
+        """Run ids [rows, time]; the function gives float32 logits [rows, n, vocabulary]."""
         if self.applies_head:
             return self._head_logits(ids)
         logits = self.live.logits(ids)
@@ -144,8 +143,7 @@ class FinalHiddenStates:
         self._reader = LogitReader(live, lambda: from_final_hidden(live, self._store, 0))
 
     def logits_at(self, batch: int) -> LogitsAt:
-        """A function from positions [n] to the float32 logits [rows, n, vocabulary] of the batch
-        with this index."""
+        """The logits of the batch with this index."""
         with from_final_hidden(self.live, self._store, batch + 1):
             return self._reader.forward(self._batches[batch + 1])
 

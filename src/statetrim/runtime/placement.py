@@ -52,8 +52,7 @@ class OneDevice:
 
     @property
     def dtype_text(self) -> str:
-        """The dtype as records store it, such as `torch.bfloat16`; "stored" where none was
-        given."""
+        """The dtype as records store it, such as `torch.bfloat16`, or else `stored`."""
         return str(self.torch_dtype) if self.torch_dtype else "stored"
 
 
@@ -92,8 +91,7 @@ class Devices(OneDevice):
 
     @property
     def num_gpus(self) -> int:
-        """GPUs that one model is spread over, here or in an engine: all with a device map, else
-        1."""
+        """GPUs that one model is spread over: all with a device map, else 1."""
         import torch
 
         return max(1, torch.cuda.device_count()) if self.device_map else 1

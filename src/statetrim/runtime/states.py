@@ -114,8 +114,7 @@ class StateStorage:
 
 @contextmanager
 def stored_states(live: LiveModel, storage: StateStorage) -> Iterator[None]:
-    """Within, every recurrence kernel rounds its state to the storage dtype; float32 changes
-    nothing. Raises on exit if no kernel was called."""
+    """Within, every recurrence kernel rounds its state to the storage dtype."""
     if not storage.is_lossy:
         yield
         return

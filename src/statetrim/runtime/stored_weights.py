@@ -22,8 +22,7 @@ from .loaded_weights import check_finite, other_values
 
 
 class StoredWeights:
-    """Loads and unloads the weights of a model whose parameters start on the `meta` device. Refuses
-    a checkpoint that lacks a tensor of the model."""
+    """Loads and unloads the weights of a model whose parameters start on the `meta` device."""
 
     def __init__(self, module: Any, checkpoint: Checkpoint, device: torch.device) -> None:
         self.module, self.checkpoint, self.device = module, checkpoint, device
@@ -54,8 +53,7 @@ class StoredWeights:
         self._load_names(self._names_in(submodule))
 
     def load_own(self, submodule: nn.Module) -> None:
-        """Load the direct parameters of `submodule` that are not in memory yet, not those of its
-        children."""
+        """Load the direct parameters of `submodule`, not those of its children."""
         prefix, own = self._prefix(submodule), (*submodule._parameters, *submodule._buffers)
         self._load_names(prefix + name for name in own)
 

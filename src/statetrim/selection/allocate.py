@@ -45,8 +45,7 @@ class Allocation:
 
 
 def allocate(sensitivity: Sensitivity, share: float) -> Allocation:
-    """The shapes of `measured_costs` of at most `share` of the bytes with the least predicted cost.
-    Raises StatetrimError if no measured width is narrow enough, or if an axis was not measured."""
+    """The shapes of at most `share` of the bytes with the least predicted cost."""
     costs = measured_costs(sensitivity)
     head_numel = sensitivity.widths["key"] * sensitivity.widths["value"]
     return cheapest_allocation(costs, share, head_numel)
@@ -54,8 +53,7 @@ def allocate(sensitivity: Sensitivity, share: float) -> Allocation:
 
 def measured_costs(sensitivity: Sensitivity) -> dict[int, dict[tuple[int, int], float]]:
     """Layer -> shape -> cost, for all pairs of measured or full widths: the sum of the measured
-    costs of both axes, nats of NLL plus the share of recall lost. Raises StatetrimError if an axis
-    was not measured."""
+    costs of both axes, nats of NLL plus the share of recall lost."""
     if not {"key", "value"} <= set(sensitivity.widths):
         raise StatetrimError("shapes are allocated on both axes; measure keys and values")
     measured: dict[ChannelAxis, set[int]] = {axis: set() for axis in CHANNEL_AXES}
@@ -73,11 +71,8 @@ def measured_costs(sensitivity: Sensitivity) -> dict[int, dict[tuple[int, int], 
 
 
 def cheapest_allocation(costs: Costs, share: float, head_numel: int) -> Allocation:
-    """The shapes of at most `share` of the state's elements with the least sum of `costs`.
-
-    `head_numel` is the number of elements of an unpruned head. Raises StatetrimError if nothing
-    fits, or unless 0 < share <= 1.
-    """
+    """The shapes of at most `share` of the state's elements with the least sum of `costs`; an
+    unpruned head has `head_numel` elements."""
     if not 0 < share <= 1:
         raise StatetrimError(f"a share of the state must be between 0 and 1, not {share}")
     unit = gcd(*(k * v for shapes in costs.values() for k, v in shapes))

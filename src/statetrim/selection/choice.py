@@ -34,8 +34,7 @@ def check_used(methods: "str | Select | Sequence[str | Select]", axes: Sequence[
 def choose_methods(
     model: Checkpoint, axes: Sequence[Axis], options: SelectOptions, statistics: Statistics | None
 ) -> dict[Axis, "MethodChoice"]:
-    """The methods that choose along `axes`. Raises StatetrimError for an option that none of them
-    has, and if one needs statistics that are absent or of another model."""
+    """The methods that choose along `axes`, each with the options that it has."""
     by_axis = methods_by_axis(listed_methods(options.method))
     method_options = options.method_options or {}
     methods = {axis: find_method(by_axis[axis]) for axis in axes}
@@ -66,10 +65,7 @@ class MethodChoice:
         self, evidence: AnyEvidence, keep: int, of_heads: Tensor | None = None
     ) -> Tensor:
         """What one layer keeps, int64: channels [heads, keep], or heads [groups, keep], ascending
-        in each. Of channels, those of the heads `of_heads` [n]; by default of all heads.
-
-        If `keep` is all of them the method is not called. Raises StatetrimError if the method fails
-        or returns anything else.
+        in each; of channels, those of the heads `of_heads` [n] (None: all). Refuses anything else.
         """
         if of_heads is not None:
             evidence = _restricted(evidence, of_heads, self.method.needs)
@@ -111,8 +107,7 @@ def _restricted(evidence: AnyEvidence, heads: Tensor, needs: Sequence[Statistic]
 def plan_lineage(
     model: Checkpoint, statistics: Statistics | None, choices: Sequence[MethodChoice]
 ) -> dict[str, Any]:
-    """The lineage of a plan: version, model type, digests of the model, and the lineage of the
-    statistics, None if no method needs them."""
+    """Version, model type, digests of the model, and the lineage of statistics that are needed."""
     needs_statistics = statistics is not None and any(choice.method.needs for choice in choices)
     return {
         "statetrim": __version__,
@@ -130,8 +125,7 @@ def layer_generator(seed: int, layer: int, axis: str = "") -> torch.Generator:
 
 
 def _check_statistics(method: Method, statistics: Statistics | None, model: Checkpoint) -> None:
-    """Raise StatetrimError if the method needs sums that are absent, or if the statistics are of
-    another model or of other layers. A method that needs none is not checked."""
+    """Refuse statistics that lack what the method needs, or of another model or layers."""
     if not method.needs:
         return
     available = statistics.sum_names if statistics else set()

@@ -54,11 +54,8 @@ def select(model: ModelLike, options: SelectOptions) -> Plan:
 def select_for_target(
     model: Checkpoint, target: Target, options: SelectOptions, progress: OnProgress
 ) -> Plan:
-    """Select what `target` keeps, whatever `options.to` says; `progress` counts layers.
-
-    Heads are chosen first, and then the channels of the heads that stay. Raises StatetrimError if a
-    method that is used does not fit its options or the statistics.
-    """
+    """Select what `target` keeps, whatever `options.to` says: first heads, then the channels of
+    those that stay. `progress` counts layers."""
     statistics = None
     if options.statistics is not None:
         statistics = load_if_path(Statistics.load, options.statistics)

@@ -84,8 +84,7 @@ class Goal:
 
     @cached_property
     def baseline(self) -> float:
-        """Sequences of the original that fit. Raises StatetrimError if not one does, or if they
-        cannot be counted."""
+        """Sequences of the original that fit; raises StatetrimError if not one does."""
         sequences = self._fit(self.model.geometry, self.default_dtype).sequences
         if not sequences:
             raise StatetrimError(
@@ -131,8 +130,7 @@ class Goal:
 
 
 def listed_targets(model: Checkpoint, request: Request, for_: str | None = None) -> Candidates:
-    """The targets of the shapes that a request lists. Raises StatetrimError for one that the engine
-    `for_` does not serve, and if two are equal."""
+    """The targets of the shapes that a request lists, which must differ."""
     model_type = model.model_type
     targets: dict[Target, tuple[str, ...]] = {}
     for sides in request.shapes:
@@ -166,8 +164,7 @@ def candidate_targets(goal: Goal, dtype: str) -> Candidates:
 
 
 def _preference(refused: Candidates, cut: Target) -> tuple[bool, int, int]:
-    """Of cuts of heads and channels, better first: those that every engine serves, then with more
-    key heads, then with more state."""
+    """Better first: what every engine serves, then more key heads, then more state."""
     return bool(refused[cut]), -cut.after.num_k_heads, -cut.after.state_numel
 
 

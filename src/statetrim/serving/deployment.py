@@ -85,8 +85,7 @@ def ship_verdict(
 
 
 def ship_verdicts(scores: Scores, models: Sequence[ModelLike]) -> list[Verdict]:
-    """A verdict per cut, and on random cuts only if there are no others; `models` are those of the
-    scores after the original, in their order."""
+    """A verdict per cut; `models` are those of the scores after the original, in their order."""
     by_name = dict(zip(scores.models[1:], models, strict=True))
     return [ship_verdict(scores, name, as_checkpoint(by_name[name])) for name in cut_models(scores)]
 
@@ -115,12 +114,9 @@ def serve_commands(
     first: Engine | None = None,
     state_dtype: str | None = None,
 ) -> dict[str, str]:
-    """Engine -> command line that serves the model at `path` with a state of this shape, and in
-    `state_dtype` where the engine has a flag for it.
-
-    An older version has an entry, "ENGINE VERSIONS", if the current one does not serve.
-    The engine `first` comes first. Empty if no engine is known to serve it.
-    """
+    """Engine -> command line that serves the model at `path` with a state of this shape; that of
+    `first` first. An older version has an entry, "ENGINE VERSIONS", if the current one does not
+    serve."""
     lines = compatibility_of_geometry(model.model_type, shape)
     current = {line.engine for line in lines if line.current and line.serves}
     chosen: dict[str, Compatibility] = {}
@@ -204,8 +200,7 @@ class RunFacts:
 
 
 def steps_after_trim(verdict: Verdict, original: Checkpoint, cut: Checkpoint) -> list[NextStep]:
-    """`next_steps` with the options in the cut's untrusted record of `trim`; empty without one that
-    names a text."""
+    """`next_steps` by the cut's untrusted record of `trim`; empty if it names no text."""
     trim = TrimRecord.of_model(cut)
     if trim.text is None:
         return []
@@ -346,7 +341,6 @@ def _evaluate(facts: RunFacts, model: str, samples: int, out: str) -> str:
 
 
 def evaluate_command(model: str, baseline: str, text: str, skip: int, out: str) -> str:
-    """The command that compares a model with `baseline` on what a verdict requires, on text after
-    the first `skip` tokens."""
+    """The command that measures what a verdict requires, after `skip` tokens of the text."""
     words = ["statetrim", "evaluate", model, "--baseline", baseline, "--tasks", "text,mqar"]
     return shlex.join([*words, "--text", text, "--skip", str(skip), "-o", out])

@@ -159,8 +159,7 @@ def _compared_cuts(model: Checkpoint, request: Request, options: InspectOptions)
 def _served_shapes(
     model: Checkpoint, cuts: Sequence[Cut], serving: ServingOptions
 ) -> list[ServedShape]:
-    """The current state and those after `cuts`; empty with widths by layer, or if no engine is
-    known for the model type."""
+    """The current state and those after `cuts`; empty if no engine is known for them."""
     model_type, before = model.model_type, model.geometry
     if before.widths or not known_engines(model_type):
         return []

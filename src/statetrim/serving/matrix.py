@@ -246,8 +246,7 @@ def known_engines(model_type: str) -> list[str]:
 
 
 def unserved_text(model_type: str, engine: Engine) -> str:
-    """A sentence that warns of counts in an engine that has no row for the model type; else
-    empty."""
+    """Warns of counts in an engine that has no row for the model type; else empty."""
     if engine.name in known_engines(model_type):
         return ""
     return f"{engine.name} is not known to serve {model_type}; only its arithmetic is used here"

@@ -57,11 +57,8 @@ def served_shapes(model_type: str, geometry: Geometry, engine: str | None = None
 def nearest_served_shape(
     model_type: str, geometry: Geometry, requested: Shape, engine: str
 ) -> Shape:
-    """The shape nearest to `requested` that `engine` serves, with no more state than that.
-
-    Among shapes with the best support it is the one with the most state, then the most value
-    channels. Raises StatetrimError if there is none.
-    """
+    """The shape nearest to `requested` that `engine` serves, with no more state: of those with the
+    best support the one with the most state, then the most value channels."""
     tile_aligned = list(_tile_aligned_shapes(geometry))
     no_larger = [shape for shape in (requested, *tile_aligned) if shape.numel <= requested.numel]
     served = _ranked_shapes(model_type, no_larger, engine)
@@ -100,8 +97,7 @@ def _worst_rank(model_type: str, shape: Shape, engine: str) -> int | None:
 
 
 def check_engine(engine: str, model_type: str) -> None:
-    """Raise StatetrimError if nothing is known of the engine and the model type, or if the engine
-    refuses every shape of it."""
+    """Raise StatetrimError for an engine that is not known to take the model type."""
     engines = known_engines(model_type)
     if engine not in engines:
         alternatives = f"; it is served by {', '.join(engines)}" if engines else ""
@@ -177,8 +173,7 @@ def common_shapes(geometry: Geometry) -> list[Shape]:
 
 
 def answers_by_engine(model_type: str, shape: Shape) -> dict[str, Answer]:
-    """Engine -> whether its current version serves the shape, on all hardware of which this is
-    known."""
+    """Engine -> whether it serves the shape, on all hardware of which this is known."""
     lines = compatibility_of_shape(model_type, shape)
     return {engine: _answer(known_lines(lines, engine)) for engine in known_engines(model_type)}
 

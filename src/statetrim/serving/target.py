@@ -15,13 +15,9 @@ from .shapes import check_engine, engine_serves, nearest_served_shape
 
 
 def resolve_target(model: Checkpoint, request: Request, for_: str | None = None) -> Target:
-    """The target of a request for one shape, for heads, or for widths by layer.
-
-    With the engine `for_`, it is the nearest shape with no more state that the engine serves; if
-    both widths are counts, or for heads, only what was requested. Raises StatetrimError if there is
-    none, for widths by layer with an engine, if nothing would be cut, if the model or its config
-    does not allow such a state, and for a request of several shapes.
-    """
+    """The target of a request for one shape, for heads, or for widths by layer. With the engine
+    `for_`, it is the nearest shape with no more state that the engine serves; if both widths are
+    counts, or for heads, only what was requested."""
     if request.names_several:
         raise StatetrimError(
             f"{request} names several shapes, and this takes one, such as 64x64; `statetrim trim` "
@@ -51,8 +47,7 @@ def resolve_target(model: Checkpoint, request: Request, for_: str | None = None)
 
 def target_for_shape(model: Checkpoint, sides: Sides, start: Geometry | None = None) -> Target:
     """The target with these widths, or parts of its own, in every layer, and the heads of `start`,
-    by default the model's; raises StatetrimError if the model does not allow it, or a layer has
-    fewer channels."""
+    by default the model's."""
     before = start or model.geometry
     if before.widths:
         return _by_layer_target(model, {OTHERS: sides}, before)

@@ -100,8 +100,7 @@ def write(heads: HeadCodes) -> Tensor:
 
 
 def parse(payload: Tensor, shape: tuple[int, int, int], device: torch.device) -> HeadCodes:
-    """The codes of states of this shape, from untrusted bytes; refuses any that `write` would not
-    make."""
+    """The codes of states of this shape, from untrusted bytes; refuses what `write` never makes."""
     count, keys, values = shape
     reader = _Reader(payload, device)
     modes, exponents = reader.take(count, torch.uint8), reader.take(count, torch.int8)

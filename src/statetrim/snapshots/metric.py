@@ -24,8 +24,7 @@ _RIDGE = 0.01  # of the mean of the diagonal
 
 
 def state_metrics(statistics: Statistics | str | Path | None, model: Checkpoint) -> Metrics | None:
-    """The metrics of every linear layer, None without statistics; refuses those of another model or
-    without Gram matrices."""
+    """The metrics of every linear layer, None without statistics; refuses unfit ones."""
     if statistics is None:
         return None
     statistics = load_if_path(Statistics.load, statistics)

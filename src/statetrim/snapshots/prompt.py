@@ -236,8 +236,7 @@ def restored(slot: Slot, stored: StateFile, model: Checkpoint) -> Any:
 
 
 def _as_matrices(slot: Slot, model: Checkpoint) -> Tensor:
-    """States [heads, keys, values] of all sequences, or convolution states [sequences, taps,
-    channels]."""
+    """States [heads, keys, values], or convolution states [sequences, taps, channels]."""
     turned = keys_first(slot.value, model) if slot.is_state else slot.value.mT
     return turned.reshape(-1, *turned.shape[-2:])
 

@@ -70,10 +70,7 @@ REFIT_STATISTICS = (
 
 def fit_projection(sums: LayerStatistics, damping: float) -> Tensor:
     """The projection [hidden, n] with the least squared error over the summed tokens, float64.
-
-    `damping` is added to the moment's diagonal, relative to its mean. Raises StatetrimError if the
-    channels of the read-out are linearly dependent, so that the projection is not unique.
-    """
+    `damping` is added to the moment's diagonal, relative to its mean."""
     moment, size = sums["readout_moment"], len(sums["readout_moment"])
     mean_square = float(moment.diagonal().mean())
     damped = moment + damping * mean_square * torch.eye(size, dtype=moment.dtype)

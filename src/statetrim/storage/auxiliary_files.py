@@ -53,11 +53,8 @@ def copy_files(files: Mapping[str, Path], directory: Path) -> None:
 
 
 def copy_all_but_weights(model: Checkpoint, directory: Path, record: str) -> str:
-    """Copy config, index, tokenizer and records of earlier steps into `directory`; not the card.
-
-    An earlier record of the same step, whose file is `record`, gets the prefix `source_`. Returns
-    `card_text` of the model's card.
-    """
+    """Copy config, index, tokenizer and records of earlier steps into `directory`; not the card,
+    whose text is returned. An earlier record of the same step gets the prefix `source_`."""
     files = auxiliary_files(model)
     for name in (CONFIG, INDEX):
         if (model.path / name).exists():

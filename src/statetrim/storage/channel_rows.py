@@ -93,8 +93,7 @@ def find_channel_rows(
 def find_head_rows(
     family: Family, config: Config, geometry: Geometry, tensors: Iterable[TensorInfo]
 ) -> dict[str, LayerRows]:
-    """Tensor name -> the rows of its heads, for every tensor that holds some; `tensors` are some
-    that `find_channel_rows` accepts."""
+    """Tensor name -> the rows of its heads; `find_channel_rows` accepted the `tensors`."""
     by_layer = _rows_by_layer(family, config, geometry, family.head_rows)
     tensors_by_name = {tensor.name: tensor for tensor in tensors}
     rows_by_tensor: dict[str, LayerRows] = {}
@@ -126,8 +125,7 @@ def _rows_by_layer(
     geometry: Geometry,
     describe: Callable[[Config, Geometry], list[ChannelRows]],
 ) -> dict[int, dict[str, list[ChannelRows]]]:
-    """Layer -> tensor name within the mixer -> its entries of what `describe` returns; layers of
-    one shape share them."""
+    """Layer -> tensor within the mixer -> its rows; layers of one shape share them."""
     by_shape: dict[Geometry, dict[str, list[ChannelRows]]] = {}
     for layer in geometry.layers:
         shape = geometry.for_layer(layer)

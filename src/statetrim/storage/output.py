@@ -285,10 +285,7 @@ def check_absent(*targets: Path) -> None:
 
 
 def already_done(out: Path, name: str, record: Mapping[str, Any]) -> bool:
-    """Whether the directory `out` is the result of the job that `record` describes.
-
-    Raises StatetrimError if `out` is anything else that exists.
-    """
+    """Whether `out` is the result of this job; raises StatetrimError if it is anything else."""
     path = out / ARTIFACTS / name
     if path.is_file() and record.items() <= read_json(path, MAX_RECORD_BYTES).items():
         return True

@@ -27,10 +27,7 @@ class RowRange:
 def find_resplit_tensors(
     family: Family, config: Config, geometry: Geometry, tensors: Mapping[str, TensorInfo]
 ) -> dict[str, RowRange]:
-    """Tensor name -> where its rows are stored, for tensors that were split into equal parts.
-
-    Empty if every tensor is stored with its own rows.
-    """
+    """Tensor name -> where its rows are stored, if it was split into equal parts."""
     row_ranges: dict[str, RowRange] = {}
     if not family.concatenated_parameters:
         return row_ranges

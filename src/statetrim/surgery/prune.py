@@ -199,10 +199,7 @@ def prune(model: ModelLike, options: PruneOptions) -> Checkpoint:
 
 
 def _write_shards(surgery: Surgery, partial: Path, advance: Advance) -> None:
-    """Write every shard that is not finished; one gets its final name only when it is on disk.
-
-    A thread syncs a finished shard while the next is written.
-    """
+    """Write every shard that is not finished; a thread syncs one while the next is written."""
     with ThreadPoolExecutor(max_workers=1) as executor:
         pending: Future[None] | None = None
         for shard, tensors in surgery.shards:
@@ -244,10 +241,8 @@ def _write_other_files(surgery: Surgery, partial: Path) -> None:
 
 
 def _requantization_errors(surgery: Surgery, result: Checkpoint) -> dict[str, float]:
-    """Name -> relative error of each weight that had to be quantised again, as it was written.
-
-    Raises StatetrimError if a quantised weight differs from its cut by more than its format costs.
-    """
+    """Name -> relative error of each weight that was quantised again, as it was written; refuses an
+    error above what the format costs."""
     errors: dict[str, float] = {}
     for name, tensor in surgery.model.quantized.items():
         edit = surgery.edits.get(name)

@@ -88,10 +88,7 @@ def _write_shards(
     small: Checkpoint, statistics: Statistics, damping: float, partial: Path, advance: Advance
 ) -> dict[int, dict[str, float]]:
     """Write all shards with refitted output projections; return the errors "before" and "after" by
-    layer.
-
-    A projection stays as it is if the fit, in the stored dtype, has no smaller error.
-    """
+    layer. A projection stays as it is if the fit has no smaller error in the stored dtype."""
     errors: dict[int, dict[str, float]] = {}
 
     def refitted(layer: int, name: str) -> dict[str, Tensor]:
@@ -141,8 +138,7 @@ def _load_sums(small: Checkpoint, statistics: Statistics | str | Path | None) ->
 
 
 def _check_statistics(small: Checkpoint, statistics: Statistics) -> None:
-    """Raise StatetrimError unless the sums are of `small`, finite, and of at least one token
-    per column of the output projection."""
+    """Refuse sums of another model, not finite, or of fewer tokens than columns to fit."""
     if not small.has_digest(statistics.lineage.get("source")):
         raise StatetrimError("the statistics were made with another model; calibrate this one")
     for layer, name in names_by_layer(small.channel_rows, "o_proj").items():
@@ -159,13 +155,9 @@ def _check_statistics(small: Checkpoint, statistics: Statistics) -> None:
 
 
 def restrict_to_heads(small: Checkpoint, statistics: Statistics) -> Statistics:
-    """The sums that a refit of `small` needs, taken from `statistics` of its original if `small`
-    only lost heads: kept heads have the same read-out, so these are rows and columns of the
-    original's sums. All other sums are dropped.
-
-    Otherwise `statistics` are returned unchanged, such as those of `small` itself. Raises
-    StatetrimError if recovery has trained `small`, or if these sums are missing.
-    """
+    """The sums that a refit of `small` needs, from `statistics` of its original if `small` only
+    lost heads: kept heads have the same read-out, so these are rows and columns of the original's
+    sums. Other `statistics` are returned unchanged."""
     plan = load_carried_plan(small)
     if plan is None or set(plan.axes) != {"head"} or small.family.norm_over_heads:
         return statistics

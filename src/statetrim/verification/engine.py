@@ -51,11 +51,8 @@ class DriverAnswer:
 def run_engine(
     engine: Engine, python: Path, request: DriverRequest, seconds: float
 ) -> DriverAnswer:
-    """Run the engine's driver in a process of `python` and return its answer.
-
-    Raises EngineError if the process fails, takes longer than `seconds`, or its answer does not fit
-    the request; StatetrimError if `python` is no program.
-    """
+    """Run the engine's driver in a process of `python`. Raises EngineError if it fails, takes
+    longer than `seconds`, or answers something else."""
     program = Path(__file__).parent / "drivers" / "ask.py"
     environment = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": ""}  # it imports a neighbour
     with TemporaryDirectory(prefix="statetrim-") as folder:
@@ -73,8 +70,7 @@ def run_engine(
 
 
 def _failure_reason(log: Path, pattern: str) -> str:
-    """The engine's own message in the log, by `pattern` if there is one, else the last error; at
-    most 300 characters."""
+    """The engine's own message in the log, by `pattern`, or else the last error."""
     match = re.search(pattern, log.read_text(errors="replace")) if pattern else None
     return " ".join(match.group(1).split())[:300] if match else last_error(log)
 

@@ -44,12 +44,8 @@ class _Reading:
 def compare_choices(
     model: Checkpoint, name: str, dtype: torch.dtype, engine_choices: Sequence[EngineChoices]
 ) -> list[Agreement]:
-    """Agreement of an engine's choices with `model` in transformers, in `dtype` and float32.
-
-    Loads the model in one dtype after the other, and returns an Agreement, under `name`, for each
-    of `engine_choices`. How often transformers in `dtype` agrees with float32 shows what the dtype
-    alone explains.
-    """
+    """Agreement of an engine's choices with `model` in transformers, in `dtype` and then float32.
+    How often `dtype` agrees with float32 shows what the dtype alone explains."""
     in_dtype = _read_all(model, dtype, engine_choices, None)
     in_float32 = in_dtype
     if dtype != torch.float32:
@@ -63,10 +59,7 @@ def compare_choices(
 def _agreement(
     name: str, engine_choices: EngineChoices, in_dtype: list[_Reading], in_float32: list[_Reading]
 ) -> Agreement:
-    """Counts by sequence; gaps and differences are those to transformers `in_dtype`.
-
-    If both readings are one list, the engine ran in float32, and `own` is every position.
-    """
+    """Counts by sequence; if both readings are one list, the engine ran in float32."""
     positions = list(map(len, engine_choices.choices))
     ran_in_float32 = in_dtype is in_float32  # then transformers agrees with itself everywhere
     return Agreement(
@@ -106,11 +99,8 @@ def _read_all(
     engine_choices: Sequence[EngineChoices],
     other_dtype: Sequence[Sequence[_Reading]] | None,
 ) -> list[list[_Reading]]:
-    """Load the model once in `dtype`, read every sequence, and unload the model.
-
-    Returns readings [entry of `engine_choices`][sequence]. Candidates are the engine's choices and,
-    if given, the best tokens in the readings of `other_dtype`.
-    """
+    """Load the model in `dtype`, read every sequence, and unload it. Candidates are the engine's
+    choices and, if given, the best tokens of `other_dtype`."""
     reader = LogitReader(load_live(model, Placement(dtype=dtype)))
     all_readings = []
     for number, chosen in enumerate(engine_choices):

@@ -118,8 +118,7 @@ def _request(
     original: Checkpoint, options: VerifyOptions, dtype: str
 ) -> tuple[DriverRequest, dict[str, Any]]:
     """What the engine gets, still without a model, and the lineage of the text: beginnings of its
-    first `count` documents to encode, and sequences of its tokens after `skip`, with prompts.
-    Raises StatetrimError if it has too few tokens."""
+    first `count` documents to encode, and sequences of its tokens after `skip`, with prompts."""
     count, length = options.count, options.length
     packed = Corpus(options.text, original).read(
         tokens=count * length, length=length, skip=parse_token_count(options.skip)

@@ -86,8 +86,7 @@ def show_scores(
 
 
 def show_verdict(verdict: Verdict, name: str = "", steps: Sequence[NextStep] = ()) -> None:
-    """Print the outcome with its reason, then facts, to standard output, warnings to know before
-    serving to standard error, and what to do next; `name` replaces the model's."""
+    """Print the outcome and facts, warnings to standard error, and what to do next."""
     terminal.print_text(
         f"{name or verdict.model}: {verdict.outcome.upper()}: {verdict.reason}", style="bold"
     )

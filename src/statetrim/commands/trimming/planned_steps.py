@@ -23,8 +23,7 @@ from .. import terminal
 def show_steps(
     job: Job, steps: Sequence[Step], output: str, *, dry_run: bool, as_json: bool
 ) -> None:
-    """Print the steps and shapes of a run: to standard error before it runs, to standard output if
-    they are the result of a dry run."""
+    """Print steps and shapes: to standard error before a run, to standard output if it is dry."""
     download_bytes = 0 if job.model.downloaded else weight_bytes(job.model)
     if as_json:
         terminal.print_json(
@@ -63,8 +62,7 @@ def state_share(job: Job, kept: Geometry) -> dict[str, float | str | None]:
 
 
 def _show_costs(title: str, steps: Sequence[Step], *, to_stderr: bool) -> None:
-    """Print the tokens, memory and disk of each step, and in the last row of the run: the sum of
-    tokens and disk, the peak of memory."""
+    """Print what each step takes, and last the run: its sums, and its peak of memory."""
 
     def cells(tokens: int, memory: int, disk: int) -> tuple[str, ...]:
         sizes = (f"~{bytes_text(nbytes)}" if nbytes else "" for nbytes in (memory, disk))

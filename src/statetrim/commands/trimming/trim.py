@@ -16,8 +16,7 @@ DryRun = Annotated[
 
 
 def _load_recipe_defaults(context: typer.Context, path: Path | None) -> Path | None:
-    """Set the defaults of all options to the recipe's values, and return `path`; options on the
-    command line take precedence. Raises StatetrimError if the recipe is not valid."""
+    """Make the recipe's values the defaults of all options, and return `path`."""
     if path is not None and not context.resilient_parsing:
         from ...pipelines.recipe import read_recipe
 

@@ -35,12 +35,8 @@ def run(
     on_step: Callable[[str], None],
     seed: int = 0,
 ) -> None:
-    """Run the demo into the directory `out`.
-
-    `out` appears when everything is done; an interrupted demo resumes. `run_command` gets the
-    arguments of a statetrim command, `on_step` a numbered line on what happens next. Commands run
-    in the working directory `OUT.partial`. Raises StatetrimError if `out` exists.
-    """
+    """Run the demo into `out`, which appears when everything is done; an interrupted demo resumes.
+    `run_command` gets the words of a statetrim command, `on_step` a line on what happens next."""
     check_absent(out)
     record = {"format": "statetrim demo", "statetrim": __version__, "seed": seed}
     with open_output(out, "demo.json", record) as output_dir:

@@ -28,8 +28,7 @@ SECTIONS = {
 
 
 def build_sections(findings: Findings) -> list[Section]:
-    """All sections, without those that yield no block; without matplotlib, the tables stand
-    alone."""
+    """All sections that yield a block; without matplotlib, the tables stand alone."""
     built, draws = [], find_spec("matplotlib") is not None
     for title, blocks_of in SECTIONS.items():
         blocks = []

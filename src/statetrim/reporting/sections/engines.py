@@ -44,10 +44,7 @@ def blocks(findings: Findings) -> Iterator[Block]:
 
 
 def _verification_blocks(findings: Findings) -> Iterator[Block]:
-    """How often engines choose the same tokens as transformers, and a note per fault.
-
-    Without a verification a sentence that the cut was not run.
-    """
+    """How often engines choose the same tokens as transformers, and a note per fault."""
     if not findings.verifications:
         yield Text(
             "This checkpoint itself was not run in an engine (statetrim verify does that); what "

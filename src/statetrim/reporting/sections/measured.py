@@ -9,8 +9,7 @@ from ..pictures import memory_picture, utilization_picture
 
 
 def speed(findings: Findings) -> Iterator[Block]:
-    """A table of medians by metric and model, with the ratio to the original; without timings the
-    command that measures them."""
+    """Medians by metric and model, with the ratio to the original."""
     timings = findings.timings
     if timings is None:
         yield missing(

@@ -49,8 +49,7 @@ def blocks(findings: Findings) -> Iterator[Block]:
 
 
 def _score_blocks(scores: Scores, own_name: str | None) -> Iterator[Block]:
-    """Tables and charts of all losses; one note if the scores cannot be compared. `own_name` is the
-    name of the report's checkpoint in the scores, None if they do not hold it."""
+    """Tables and charts of all losses; one note if the scores cannot be compared."""
     try:
         all_losses = [x for model in scores.models[1:] for x in task_losses(scores, model)]
     except StatetrimError as error:

@@ -14,8 +14,7 @@ Line = Mapping[str, float | None]
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
-    """Errors of the refit, options and losses of the recovery, and held-out recall; without a
-    recovery the command for one."""
+    """Errors of the refit, options and losses of the recovery, and held-out recall."""
     if findings.refit is not None:
         yield from _refit_blocks(findings.refit)
     record = findings.recover
@@ -69,8 +68,7 @@ def _points(lines: Sequence[Line], x: str, y: str) -> list[Point]:
 
 
 def _refit_blocks(record: RefitRecord) -> Iterator[Block]:
-    """A sentence that there was a refit, then a table of its errors by layer, a column for each
-    name in the record; without any there is no table."""
+    """That there was a refit, and a table of its errors by layer, a column for each name."""
     yield Text("The output projections were refitted to the original's layer outputs.")
     names = dict.fromkeys(name for errors in record.layers.values() for name in errors)
     if names:

@@ -8,8 +8,7 @@ from ..findings import Findings, command_arguments, shell_quoted, truncated_text
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
-    """The recipe of `trim`, or the plan to prune by and the texts of a refit; then a table of
-    files, versions and digests."""
+    """The recipe, or plan and texts of a refit; then a table of files, versions and digests."""
     plan, arguments = findings.plan, command_arguments(findings)
     digest = truncated_text(plan.lineage.get("source"))
     yield Text(

@@ -13,10 +13,7 @@ from ..findings import Findings, missing
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
-    """Sequences that fit, bytes of state, and other sizes, before and after.
-
-    Only a `Missing` block without the original.
-    """
+    """Sequences that fit, bytes of state, and other sizes, before and after."""
     if findings.original is None:
         yield missing(
             findings,

@@ -109,8 +109,7 @@ def capacity(model: Checkpoint, geometry: Geometry, settings: Settings, engine: 
 
 
 def flag_gains(model: Checkpoint, after: Geometry | None, serving: ServingOptions) -> list[Gain]:
-    """What each flag of the engine that applies gives, for the original and for a cut that the
-    engine serves."""
+    """What each flag that applies gives, for the original and for a cut that the engine serves."""
     engine = serving.counted_by
     if after is not None and _is_refused(model, after, engine):
         after = None
@@ -147,8 +146,7 @@ def _check_devices(caches: CacheModel, geometry: Geometry, devices: int) -> None
 def engine_paging(
     model: Checkpoint, serving: ServingOptions, state_dtype: str | None = None
 ) -> Paging:
-    """How the engine's cache is divided into pages, with a state in `state_dtype` if it is
-    given."""
+    """How the engine's cache is divided into pages."""
     settings = settings_for(model, serving, state_dtype)
     return Paging.of(cache_model(model, model.geometry), model.geometry, settings)
 
@@ -164,8 +162,7 @@ def known_capacities(
 
 
 def default_capacity(rows: Sequence[Capacity], *, cut: bool) -> Capacity | None:
-    """That of the cut, or of the original, with the engine's default dtype of the state; None if it
-    is not known or the engine refuses it."""
+    """That of the cut, or of the original, with the engine's default dtype; None if unknown."""
     return next((row for row in rows if row.is_default and row.is_cut == cut), None)
 
 
@@ -205,8 +202,7 @@ def prefix_rows(rows: Sequence[Capacity], *, with_cut: bool = True) -> list[tupl
 
 
 def prefix_warnings(rows: Sequence[Capacity], serving: ServingOptions) -> list[str]:
-    """A sentence that names the states with which the prefix cache never hits, if there are
-    some."""
+    """Names the states with which the prefix cache never hits, if there are some."""
     context = serving.context or DEFAULT_CONTEXT
     inert = [row for row in rows if row.fit.shortest_prefix >= context]
     if not inert:
@@ -231,8 +227,7 @@ def capacity_text(
 
 
 def memory_lines(original: Checkpoint, cut: Geometry, serving: ServingOptions) -> list[str]:
-    """What a cut saves, for people: sequences that fit, if they are known, and bytes of state, in
-    bfloat16 too if the engine has that option."""
+    """What a cut saves: sequences that fit, if they are known, and bytes of state."""
     rows = known_capacities(original, cut, serving)
     has_option = bool(serving.counted_by.state_dtype_flag)
     states = state_text(original.geometry, cut, with_bfloat16=has_option)
@@ -240,8 +235,7 @@ def memory_lines(original: Checkpoint, cut: Geometry, serving: ServingOptions) -
 
 
 def cache_model(model: Checkpoint, geometry: Geometry) -> CacheModel:
-    """The caches of `model` with the state of `geometry`. Raises StatetrimError if the size of its
-    KV cache is not known."""
+    """The caches of `model` with the state of `geometry`."""
     config = model.text_config
     kv_cache = model.family.kv_cache_size(model.config, model.geometry)
     if kv_cache is None:

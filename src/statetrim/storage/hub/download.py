@@ -49,10 +49,7 @@ class HubModel:
         return self.repo if self.revision is None else f"{self.repo}@{self.revision}"
 
     def download_config(self) -> Path:
-        """Path of the model's config.json in the local cache, downloaded if needed; no other file.
-
-        Raises StatetrimError if there is none, or if the hub is unreachable and none is cached.
-        """
+        """The model's config.json in the local cache, downloaded if needed; no other file."""
         from huggingface_hub import (
             get_hf_file_metadata,
             hf_hub_download,
@@ -76,11 +73,8 @@ class HubModel:
             return cached
 
     def download(self, progress: bool = True) -> Path:
-        """The cached directory with weights, config, tokenizer and card; downloads missing files,
-        with the bars of huggingface_hub unless `progress` is False.
-
-        Without the hub, the cached directory if it has all weights, else StatetrimError. Raises
-        NoSpace before a download that does not fit on the disk.
+        """The cached directory with weights, config, tokenizer and card; missing files are
+        downloaded, with bars unless `progress` is False. Without the hub, it must have all weights.
         """
         try:
             with explain_hub_errors(self.repo, self.revision):
@@ -89,12 +83,8 @@ class HubModel:
             return self._cached_directory(str(error))
 
     def read_headers(self, directory: Path) -> tuple[Shard, ...]:
-        """Headers of the weight files, from the first bytes of each; weights are not downloaded.
-
-        The shards' paths lie in `directory`, where the config is. They have no metadata, and byte
-        offsets count from the end of the header, so tensors cannot be read by them. Raises
-        StatetrimError for a malformed header, or if the hub is unreachable.
-        """
+        """Headers of the weight files, without the weights. The shards' paths lie in `directory`,
+        and byte offsets count from the end of the header, so tensors cannot be read by them."""
         try:
             with explain_hub_errors(self.repo, self.revision):
                 commit, sizes = self._commit_and_sizes()
@@ -144,10 +134,7 @@ class HubModel:
         return config.parent
 
     def _weight_files(self, sizes: Mapping[str, int]) -> list[str]:
-        """Names of the safetensors files that the index names, or the single file.
-
-        Downloads the index. Other weights in the repository are ignored.
-        """
+        """Names of the safetensors files that the index names, or the single file."""
         from huggingface_hub import hf_hub_download
 
         if sizes.get(INDEX, 0) > MAX_INDEX_BYTES:
@@ -206,10 +193,7 @@ def model_name(directory: Path) -> str:
 
 
 def missing_weight_files(directory: Path) -> list[str]:
-    """Names of the weight files that a snapshot in the cache lacks.
-
-    Those in its index, or the single file if it has no index.
-    """
+    """Names of the weight files that a snapshot in the cache lacks."""
     index = directory / INDEX
     files = _indexed_files(index) if index.exists() else None
     if files is None:
