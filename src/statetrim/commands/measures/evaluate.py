@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ...judging.verdict import Verdict
     from ...serving.deployment import NextStep
 
+DEFAULT_TOKENS = "256k"  # of calibration, where the cut does not say
+
 FailIf = Annotated[
     Literal["not ship"] | None,
     typer.Option(help="Exit with code 1 if the verdict on a cut is another than 'ship'."),
@@ -41,10 +43,33 @@ def evaluate(
         return
     verdicts = ship_verdicts(scores, models)
     show_scores(scores, verdicts, str(options.out), as_json=as_json)
+    if len(models) == 1 and not as_json:
+        show_next_steps(_next_steps(verdicts[0], models[0], options))
     for verdict in verdicts if fail_if else ():
         if verdict.outcome is not Outcome.SHIP:
             print_error(f"{verdict.model}: {verdict.outcome}: {verdict.reason}")
             sys.exit(1)
+
+
+def _next_steps(verdict: Verdict, model: str, options: EvaluateOptions) -> list[NextStep]:
+    """What to do next; none without a text, which the commands need."""
+    from ...evaluation.samples import DEFAULT_SAMPLES
+    from ...maths.units import parse_token_count
+    from ...serving.deployment import RunFacts, next_steps
+    from ...storage.models import as_checkpoint
+
+    if options.text is None:
+        return []
+    baseline = as_checkpoint(options.baseline)
+    facts = RunFacts(
+        model=str(options.baseline),
+        cut=str(model),
+        text=str(options.text),
+        tokens=str(DEFAULT_TOKENS),
+        skip=parse_token_count(options.skip),
+        samples=options.limit or DEFAULT_SAMPLES,
+    )
+    return next_steps(verdict, baseline, as_checkpoint(model), facts)
 
 
 def show_scores(
@@ -94,6 +119,11 @@ def show_verdict(verdict: Verdict, name: str = "", steps: Sequence[NextStep] = (
         terminal.print_text(f"  {fact}")
     for warning in verdict.warnings:
         terminal.warn(f"warning: {warning}")
+    show_next_steps(steps)
+
+
+def show_next_steps(steps: Sequence[NextStep]) -> None:
+    """Print commands, each below why it is proposed."""
     if steps:
         terminal.print_text("next:")
     for step in steps:
