@@ -165,6 +165,16 @@ def test_a_verdict_that_is_not_ship_is_exit_code_1_and_a_sentence(
     assert verdict["loss"][1] > 2 and verdict["unit"] == "points"
 
 
+def test_a_verdict_in_a_terminal_ends_with_commands(
+    small: Path, text: Path, tmp_path: Path
+) -> None:
+    command = ["evaluate", str(small), "--baseline", str(MODEL), "--limit", "2"]
+    command += ["--tasks", "text,mqar", "--no-control"]
+    _, _, out = run([*command, "--text", str(text), "-o", str(tmp_path / "scores.json")])
+    steps = out.partition("next:")[2]
+    assert f"statetrim trim {MODEL}" in " ".join(steps.split())
+
+
 @pytest.mark.parametrize(("options", "expected_text"), load_cases("evaluate"))
 def test_mistakes_are_one_sentence(
     options: list[str], expected_text: str, checkpoint: Load, data: Path, tmp_path: Path
