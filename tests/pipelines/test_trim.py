@@ -175,9 +175,14 @@ def test_a_kill_while_tidying_up_is_mended(checkpoint: Load, text: Path, tmp_pat
     (partial / "statetrim" / "trim.json").write_text(json.dumps(job))
     (partial / "pruned").mkdir()
     (partial / "pruned" / "left").write_text("over")
-    shutil.rmtree(out / "statetrim" / "report")
+    report = out / "statetrim" / "report"
+    shutil.rmtree(report)
     st.trim(checkpoint("qwen3_5_text"), out=out, **quick)
-    assert not partial.exists() and (out / "statetrim" / "report" / "report.html").exists()
+    assert not partial.exists() and (report / "report.html").exists()
+    left = report.with_name("report.partial")
+    (left / "statetrim").mkdir(parents=True)
+    st.trim(checkpoint("qwen3_5_text"), out=out, **quick)
+    assert not left.exists()
 
 
 def test_whether_weights_are_streamed_is_decided_once(

@@ -12,6 +12,7 @@ from ..evaluation.harness import load_tasks
 from ..options import takes_options
 from ..reporting.report import report
 from ..storage.checkpoint import Checkpoint, open_checkpoint
+from ..storage.lock import remove_empty
 from ..storage.models import ModelLike, as_checkpoint
 from ..storage.output import (
     ARTIFACTS,
@@ -19,6 +20,7 @@ from ..storage.output import (
     check_absent,
     finished,
     open_output,
+    partial_path,
 )
 from ..storage.space import check_writable
 from .job import EVAL_LENGTH, LAYERWISE, Job, recipe_record
@@ -107,9 +109,10 @@ def check_text(job: Job) -> None:
 
 def _report(model: Checkpoint, out: Path, observer: Observer) -> None:
     """Write the report, which contains final paths, after `out` is published; or in a rerun."""
-    artifacts_dir = out / ARTIFACTS
-    if finished(artifacts_dir / "report"):
+    report_dir = out / ARTIFACTS / "report"
+    if finished(report_dir):
+        remove_empty(partial_path(report_dir))  # of a process that was killed at its very end
         return
     observer.on_step("report")
     observer.on_start("report")
-    report(open_checkpoint(out, model.family), out=artifacts_dir / "report", baseline=model)
+    report(open_checkpoint(out, model.family), out=report_dir, baseline=model)
