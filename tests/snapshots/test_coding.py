@@ -2,7 +2,6 @@
 
 import math
 import re
-import struct
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ from statetrim.snapshots.layout import (
     write,
 )
 
-WIDTHS, FLOOR, GRID = range(3, 9), 0.02, range(-4, 41)
+FLOOR, GRID = 0.02, range(-4, 41)
 
 
 def low_rank_bits(state: Tensor, tolerance: float, metric: Tensor) -> float:
@@ -56,48 +55,6 @@ def low_rank_bits(state: Tensor, tolerance: float, metric: Tensor) -> float:
         if met and (bits >= FLOOR * keys * values * 32 or step == GRID[-1]):
             return bits
     return math.inf
-
-
-def read_low_rank(payload: bytes, heads: int, keys: int, values: int) -> Tensor:
-    """States [heads, keys, values], float64, of bytes in which every head is of low rank."""
-    modes, exponents = payload[:heads], struct.unpack(f"{heads}b", payload[heads : 2 * heads])
-    assert set(modes) == {0}
-    ranks = payload[2 * heads : 3 * heads]
-    place, components = 3 * heads, sum(ranks)
-
-    def take_codes(count: int, bits: int) -> list[int]:
-        nonlocal place
-        eighth = -(-count // 8)
-        planes = payload[place : place + eighth * bits]
-        place += eighth * bits
-        codes = []
-        for number in range(count):
-            part, offset = divmod(number, eighth)
-            code = 0
-            for bit in range(bits):
-                byte, shift = divmod(part * bits + bit, 8)
-                code |= (planes[byte * eighth + offset] >> shift & 1) << bit
-            codes.append(code)
-        return codes
-
-    widths = take_codes(components, 4)
-    steps = struct.unpack(f"<{components}e", payload[place : place + 2 * components])
-    place += 2 * components
-    rows: dict[int, list[int]] = {}
-    for width in WIDTHS:
-        chosen = [number for number, other in enumerate(widths) if other == width]
-        codes = take_codes(len(chosen) * (keys + values), width) if chosen else []
-        for index, number in enumerate(chosen):
-            rows[number] = codes[index * (keys + values) : (index + 1) * (keys + values)]
-    assert place == len(payload)
-    states, number = torch.zeros(heads, keys, values, dtype=torch.float64), 0
-    for head, rank in enumerate(ranks):
-        for _ in range(rank):
-            levels = 2 ** (widths[number] - 1) - 1
-            row = (torch.tensor(rows[number]).double() - levels) * steps[number]
-            states[head] += torch.outer(row[:keys], row[keys:]) * 2.0 ** exponents[head]
-            number += 1
-    return states
 
 
 def decaying(heads: int, keys: int, values: int, rank: float = 3.0, seed: int = 0) -> Tensor:
@@ -236,13 +193,6 @@ def test_as_small_as_an_exhaustive_search_in_float64(tolerance: float, weighted:
         assert coded.codes.modes.tolist() == [LOW_RANK]
         best = low_rank_bits(state, tolerance, weight)
         assert 0.97 * best <= 8 * (coded.nbytes - 3) <= 1.12 * best + 64
-
-
-def test_bytes_mean_what_a_plain_reader_says() -> None:
-    states = decaying(5, 20, 12)
-    coded = encode(states, 0.1)
-    read = read_low_rank(coded.payload.numpy().tobytes(), 5, 20, 12)
-    torch.testing.assert_close(decode(coded).double(), read, rtol=1e-5, atol=1e-6)
 
 
 def test_the_bound_counts_rounding() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from snapshots.test_coding import measure
 from statetrim.snapshots.coding import Coded, decode, encode
 from statetrim.snapshots.layout import BFLOAT16, DENSE, FLOAT32, LOW_RANK
 
@@ -87,12 +88,6 @@ def states_of_every_kind(keys: int, values: int, seed: int) -> Tensor:
     return torch.stack([*falling, full, one, row, torch.zeros(keys, values), sparse, *scaled])
 
 
-def relative_errors(states: Tensor, decoded: Tensor) -> Tensor:
-    """Of every head, float64."""
-    difference = (decoded.double() - states.double()).flatten(1).norm(dim=1)
-    return difference / states.double().flatten(1).norm(dim=1).clamp_min(1e-300)
-
-
 def check(codec: Codec, states: Tensor, tolerance: float) -> None:
     """Both read what either wrote, alike and within the bound; sizes differ little."""
     shape = (states.shape[0], states.shape[1], states.shape[2])
@@ -102,9 +97,9 @@ def check(codec: Codec, states: Tensor, tolerance: float) -> None:
     for coded in (own, written):
         expected, read = decode(coded), codec.decode(coded.payload, shape)
         assert read is not None
-        assert bool((relative_errors(states, expected) <= tolerance).all())
-        assert bool((relative_errors(states, read) <= tolerance).all())
-        assert bool((relative_errors(expected, read) <= 1e-6).all())
+        assert bool((measure(states, expected) <= tolerance).all())
+        assert bool((measure(states, read) <= tolerance).all())
+        assert bool((measure(expected, read) <= 1e-6).all())
 
 
 @pytest.mark.parametrize(("keys", "values"), SHAPES)
@@ -140,7 +135,7 @@ def test_heads_that_are_not_finite_are_stored_as_they_are(codec: Codec, wrong: f
     assert decoded is not None
     assert torch.equal(decoded[3].view(torch.int32), states[3].view(torch.int32))
     others = torch.arange(len(states)) != 3
-    assert bool((relative_errors(states[others], decoded[others]) <= 0.05).all())
+    assert bool((measure(states[others], decoded[others]) <= 0.05).all())
 
 
 def sequence_bytes(convolutions: Tensor, states: Tensor) -> bytes:
@@ -175,7 +170,7 @@ def test_a_sequence_comes_back_in_its_layout(codec: Codec, sequence: tuple[Tenso
             numbers = bytearray(restored[position : position + tensor.nbytes])
             decoded = torch.frombuffer(numbers, dtype=torch.float32).reshape(tensor.shape)
             heads = (-1, *tensor.shape[-2:])
-            errors = relative_errors(tensor.reshape(heads), decoded.reshape(heads))
+            errors = measure(tensor.reshape(heads), decoded.reshape(heads))
             assert bool((errors <= tolerance).all())
             position += tensor.nbytes
 
