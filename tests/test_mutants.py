@@ -7,6 +7,7 @@ import pytest
 
 from helpers import mutants
 
+pytestmark = pytest.mark.filterwarnings("ignore")
 COUNT, SEED = 60, 7
 
 
@@ -15,13 +16,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return mutants.prepare(tmp_path_factory.mktemp("mutants"))
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_damaged_artifact_is_read_or_refused(root: Path) -> None:
     wrong = {name: text for name, text in mutants.mutants(root, COUNT, SEED) if text}
     assert not wrong
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_the_sound_ones_are_read(root: Path) -> None:
     """Undamaged artifacts are accepted; otherwise the test above would prove nothing."""
     for arguments in {tuple(words) for _, _, readers in mutants.targets(root) for words in readers}:

@@ -4,14 +4,12 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rich.table import Table
-from safetensors.torch import load_file, save_file
 
 import statetrim as st
 from helpers import tiny
@@ -61,13 +59,14 @@ def test_a_value_that_means_nothing(name: str, more: str, message: str, folder: 
     assert_refused(command(name, folder, more), message)
 
 
-def spoil(model: Path, change: Callable[[torch.Tensor], Any]) -> str:
-    """Change a projection of a mixer, and return its name."""
-    path = sorted(model.glob("*.safetensors"))[0]
-    tensors = load_file(path)
-    name = next(name for name in sorted(tensors) if "q_proj" in name)
-    change(tensors[name])
-    save_file(tensors, path, metadata={"format": "pt"})
+def spoil_last_number(model: Path, value: float) -> str:
+    """Change the last number of a projection of a mixer, and return the projection's name."""
+    name = next(name for name in sorted(tiny.tensors(model)) if "q_proj" in name)
+    tiny.rewrite(
+        model,
+        name,
+        lambda x: torch.where(torch.arange(x.numel()).view_as(x) + 1 < x.numel(), x, value),
+    )
     return name
 
 
@@ -76,7 +75,7 @@ def test_weights_that_are_no_numbers_are_named(
     name: str, more: str, value: str, folder: Path
 ) -> None:
     shutil.copytree(folder / "model", folder / "copy")
-    spoilt = spoil(folder / "model", lambda tensor: tensor.view(-1)[-1].fill_(float(value)))
+    spoilt = spoil_last_number(folder / "model", float(value))
     check_message(command(name, folder, more), f"NaN or infinity in '{spoilt}'")
 
 
@@ -162,8 +161,7 @@ def test_rows_of_a_task_that_mean_nothing(task: str, name: str, content: str, fo
 def test_a_field_that_fails_only_when_it_is_used(
     file: str, field: str, value: Any, message: str, folder: Path
 ) -> None:
-    path = folder / "model" / file
-    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+    tiny.edit_json(folder / "model" / file, **{field: value})
     check_message(command("calibrate", folder), message)
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pytest
 
 import statetrim as st
+from helpers import tiny
 from helpers.cases import load_cases
 from helpers.quantized import FORMATS, quantize_checkpoint
 from helpers.tiny import Load
@@ -66,7 +67,7 @@ def test_it_is_read_as_it_was_written(path: Path) -> None:
     ],
 )
 def test_the_wrong_field_is_named(change: dict[str, Any], place: str, path: Path) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    tiny.edit_json(path, **change)
     with pytest.raises(StatetrimError) as refusal:
         Cart.load(path)
     text = str(refusal.value).replace("at key", "key")

@@ -58,11 +58,6 @@ def output_is_the_model(root: Path) -> list[str]:
     return [*prune(root)[:-1], str(root / "model")]
 
 
-def plan_exists(root: Path) -> list[str]:
-    (root / "new.json").write_text("mine")
-    return select(root)
-
-
 def empty_directory(root: Path) -> list[str]:
     shutil.rmtree(root / "model")
     (root / "model").mkdir()
@@ -73,7 +68,6 @@ add("select from a config alone", only_a_config, "only safetensors weights")
 add("OUT is an empty directory", output_exists, "exists already")
 add("OUT is a dangling link", output_dangles, "exists already")
 add("OUT is the model", output_is_the_model, "exists already")
-add("plan exists", plan_exists, "exists already")
 add("an empty directory", empty_directory, r"config\.json is missing")
 
 

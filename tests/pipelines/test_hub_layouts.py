@@ -8,7 +8,6 @@ import torch
 
 import statetrim as st
 from helpers.hub_layouts import CONFIGS, LAYOUTS, PUBLISHED, build
-from statetrim.storage.safetensors_file import TensorInfo
 
 KEEP = 6  # of 16 channels
 NAMES = [*LAYOUTS, *PUBLISHED]
@@ -76,18 +75,3 @@ def test_a_sibling_with_linear_attention_in_16_bits_is_cut(hub: str, tmp_path: P
     (model / "config.json").write_text(json.dumps(config))
     cut = st.prune(model, st.select(model, "l1", f"{KEEP}x100%"), tmp_path / "cut")
     assert cut.config["quantization_config"] == config["quantization_config"]
-
-
-def test_a_weight_without_its_scale_is_refused(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
-    model = build("Mamba-Codestral", tmp_path / "model")
-    opened = st.open(model)
-    name = "backbone.layers.1.mixer.in_proj.weight"
-    shard, _ = opened.tensors[name]
-    tensors = {info.name: opened.tensor(info.name) for info in shard.tensors}
-    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
-    save_file(tensors, shard.path)
-    assert isinstance(st.open(model).tensors[name][1], TensorInfo)
-    with pytest.raises(st.StatetrimError, match="stored as F8_E4M3"):
-        st.select(model, "l1", f"{KEEP}x100%")

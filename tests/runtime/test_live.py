@@ -23,6 +23,8 @@ from statetrim.runtime.placement import Placement
 from statetrim.statistics import STATISTICS
 from statetrim.surgery.check import compare_cut
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
+
 
 def test_it_knows_its_checkpoint_runtime_and_device(checkpoint: Load) -> None:
     model = st.open(checkpoint("delta_net"))
@@ -36,7 +38,6 @@ def test_it_knows_its_checkpoint_runtime_and_device(checkpoint: Load) -> None:
     assert torch.equal(live.random_ids(2, 9), live.random_ids(2, 9))
 
 
-@pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
 @tiny.every_type(*tiny.ONE_OF_EACH_MIXER, "minicpmv4_6", "nemotron_h_omni")
 @torch.no_grad()
 def test_a_step_is_the_stock_models_with_its_cache(model_type: str, checkpoint: Load) -> None:
@@ -112,7 +113,6 @@ def calls_of(live: LiveModel, **options: Any) -> list[KernelCall]:
     return calls
 
 
-@pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
 @pytest.mark.parametrize("has_signature", [True, False], ids=["with a signature", "opaque"])
 @pytest.mark.parametrize("model_type", TRANSFORMERS_TYPES)
 def test_a_kernel_that_is_a_module_is_bound_by_name(
@@ -149,7 +149,6 @@ def reordered(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("model_type", ("mamba2", "nemotron_h"))
 def test_check_hands_keywords_on_as_keywords(
     model_type: str, checkpoint: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -36,8 +36,7 @@ def hub(checkpoint: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     (main / "original").mkdir()
     (main / "original" / "model.safetensors").write_bytes(b"and again")
     old = shutil.copytree(checkpoint("delta_net"), tmp_path / "hub" / REPO / "v1")
-    config = json.loads((old / "config.json").read_text())
-    (old / "config.json").write_text(json.dumps(config | {"comment": "old"}))
+    tiny.edit_json(old / "config.json", comment="old")
     with serving(tmp_path / "hub") as served:
         use_hub(monkeypatch, served.url, tmp_path / "cache")
         yield served

@@ -288,9 +288,6 @@ def test_scales_out_of_the_range_of_their_dtype_are_refused(tmp_path: Path) -> N
                 check_written(tensor, rows_of(value), with_changes(stored, parts), exact=False)
 
 
-ROWS, COLUMNS = 64, 96
-
-
 def with_weights(form: Format, **changes: Any) -> Format:
     """The format with another description of its weights in the config."""
     weights = form.config["config_groups"]["group_0"]["weights"] | changes

@@ -65,10 +65,8 @@ def test_infinity_in_a_config_is_read_and_written_back(
     model_type: str, checkpoint: Load, tmp_path: Path
 ) -> None:
     source = shutil.copytree(checkpoint(model_type), tmp_path / "source")
-    config = json.loads((source / "config.json").read_text())
-    config |= {"time_step_limit": [0.0, math.inf], "lowest": -math.inf, "none": math.nan}
-    (source / "config.json").write_text(json.dumps(config))
-
+    limits = {"time_step_limit": [0.0, math.inf], "lowest": -math.inf, "none": math.nan}
+    tiny.edit_json(source / "config.json", **limits)
     model = st.open(source)
     assert model.config["time_step_limit"][1] == math.inf
     st.prune(model, st.select(model, "l1", "6x100%"), tmp_path / "out")

@@ -145,14 +145,8 @@ for name in (FIRST, "config.json"):
     add(f"{name} is a pipe", replaced(name, os.mkfifo), re.escape(name))
 
 
-def own_directory(path: Path) -> None:
-    (path / "notes").mkdir(parents=True)
-    (path / "notes" / "thesis.txt").write_text("mine")
-
-
 add("OUT.partial is a link", link_to("../out.partial", "model"), "not a directory")
 add("OUT.partial is a file", replaced("../out.partial", Path.touch), "not a directory")
-add("OUT.partial holds other files", replaced("../out.partial", own_directory), "did not write")
 
 
 # Slow: a header of as many names is read by the same parser, and CI tries it.

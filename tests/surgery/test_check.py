@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import statetrim as st
 from helpers import tiny
 from helpers.tiny import Load
 from statetrim.runtime.placement import Placement
+from statetrim.surgery import check as checks
 from statetrim.surgery.check import TOLERANCE, _relative_gap, compare_cut
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
 
 
 def cut(path: Path, out: Path) -> tuple[st.Checkpoint, st.Plan, st.Checkpoint]:
@@ -21,20 +23,15 @@ def cut(path: Path, out: Path) -> tuple[st.Checkpoint, st.Plan, st.Checkpoint]:
     return model, plan, st.prune(model, plan, out)
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("tensor", ["in_proj_qkvz.weight", "conv1d.weight", "out_proj.weight"])
 def test_a_changed_tensor_is_noticed(tensor: str, checkpoint: Load, tmp_path: Path) -> None:
     model, plan, small = cut(checkpoint("qwen3_next"), tmp_path / "small")
     name = next(n for n in small.tensors if n.endswith(f"linear_attn.{tensor}"))
-    shard = small.tensors[name][0].path
-    weights = load_file(shard)
-    weights[name] = weights[name].roll(1, dims=0).contiguous()
-    save_file(weights, shard, {"format": "pt"})
+    tiny.rewrite(small.path, name, lambda values: values.roll(1, dims=0))
     with pytest.raises(st.StatetrimError, match=r"layer \d+ of .* differs from the original"):
         compare_cut(model, plan, st.open(small.path))
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("model_type", "to", "tensor"),
     [
@@ -66,7 +63,6 @@ def test_a_changed_tensor_behind_the_kernel_is_noticed(
         compare_cut(model, plan, st.open(small.path))
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_the_rounding_of_a_folded_norm_is_no_fault(checkpoint: Load, tmp_path: Path) -> None:
     """In the dtype of the output projection, whatever that of larger tensors is."""
     path = Path(shutil.copytree(checkpoint("qwen3_5_text"), tmp_path / "model"))
@@ -79,19 +75,15 @@ def test_the_rounding_of_a_folded_norm_is_no_fault(checkpoint: Load, tmp_path: P
     assert gap < TOLERANCE
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_another_plan_is_noticed(checkpoint: Load, tmp_path: Path) -> None:
     model, _, small = cut(checkpoint("delta_net"), tmp_path / "small")
     with pytest.raises(st.StatetrimError, match="differs from the original"):
         compare_cut(model, st.select(model, "rand", "50%x100%", seed=1), small)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_cache_that_forgets_is_noticed(
     checkpoint: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from statetrim.surgery import check as checks
-
     job = cut(checkpoint("qwen3_5_text"), tmp_path / "small")
     real = checks.load_live
 
@@ -115,27 +107,20 @@ def test_a_cache_that_forgets_is_noticed(
         compare_cut(*job)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_logits_that_are_not_numbers_are_noticed(
     checkpoint: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from statetrim.surgery import check as checks
-
     job = cut(checkpoint("delta_net"), tmp_path / "small")
     monkeypatch.setattr(checks, "_decode_gap", lambda *args: math.nan)
     with pytest.raises(st.StatetrimError, match="decodes other logits than it prefills"):
         compare_cut(*job)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_layer_whose_output_is_zero_is_equal(checkpoint: Load, tmp_path: Path) -> None:
     model = shutil.copytree(checkpoint("delta_net"), tmp_path / "model")
-    for shard in model.glob("*.safetensors"):
-        weights = load_file(shard)
-        for name in weights:
-            if ".1." in name and name.endswith(("v_proj.weight", "o_proj.weight")):
-                weights[name] = torch.zeros_like(weights[name])
-        save_file(weights, shard, {"format": "pt"})
+    for name in tiny.tensors(model):
+        if ".1." in name and name.endswith(("v_proj.weight", "o_proj.weight")):
+            tiny.rewrite(model, name, torch.zeros_like)
     assert compare_cut(*cut(model, tmp_path / "small")).sliced_against_masked < 1e-5
 
 

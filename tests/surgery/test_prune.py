@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import statetrim as st
-from helpers import raw
+from helpers import raw, tiny
 from statetrim.artifacts.plan import AxisPlan
 from statetrim.storage.safetensors_file import BLOCK_BYTES, TensorEdit, read_shard, rewrite_shard
 
@@ -33,10 +33,6 @@ def pruned(model: Path, out: Path, seed: int = 0) -> st.Plan:
 
 def contents(directory: Path) -> dict[str, tuple[dict[str, Any], bytes]]:
     return {name: (entry, data) for name, entry, data in raw.iter_tensors(directory)}
-
-
-def edit(path: Path, **fields: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
 # --- the slicer on one file ----------------------------------------------------------------------
@@ -152,7 +148,9 @@ def test_one_shard_or_many_give_the_same_tensors(tmp_path: Path) -> None:
 
 
 def test_index_counts_the_bytes_and_places_the_tensors(model: Path, tmp_path: Path) -> None:
-    edit(model / raw.INDEX, metadata={"total_size": 1, "total_parameters": 1, "other": "stays"})
+    tiny.edit_json(
+        model / raw.INDEX, metadata={"total_size": 1, "total_parameters": 1, "other": "stays"}
+    )
     pruned(model, tmp_path / "out")
     index = json.loads((tmp_path / "out" / raw.INDEX).read_text())
     tensors = contents(tmp_path / "out")
@@ -210,7 +208,7 @@ def test_the_card_keeps_the_licence_and_the_original(model: Path, tmp_path: Path
 
 
 def test_only_the_width_changes_in_the_config(model: Path, tmp_path: Path) -> None:
-    edit(model / "config.json", unknown_field={"é": [1, None, 1.5]})
+    tiny.edit_json(model / "config.json", unknown_field={"é": [1, None, 1.5]})
     pruned(model, tmp_path / "out")
     before = json.loads((model / "config.json").read_text())
     after = json.loads((tmp_path / "out" / "config.json").read_text())

@@ -1,6 +1,5 @@
 """Cuts with widths by layer: statetrim runs them, stock code refuses them, --uneven is needed."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from statetrim.families.contract import LAYER_WIDTHS_FIELD
 from statetrim.runtime.placement import Placement
 from statetrim.surgery.check import compare_cut
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
 NO_VALUES = ("kda",)  # its values cannot be cut
 
 
@@ -26,7 +26,6 @@ def uneven_plan(path: Path) -> tuple[st.Checkpoint, st.Plan]:
     return model, st.select(model, "rand", to=widths)
 
 
-@pytest.mark.filterwarnings("ignore")
 @tiny.every_type(*tiny.WHOLE_RUNS)
 def test_every_family_is_cut_and_runs(model_type: str, checkpoint: Load, tmp_path: Path) -> None:
     model, plan = uneven_plan(checkpoint(model_type))
@@ -48,7 +47,6 @@ def plan_shape(plan: st.Plan, layer: int) -> tuple[int, int]:
     return plan.counts("key")[layer], values
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("model_type", ["qwen3_next", "qwen3_5", "mamba2", "delta_net"])
 def test_stock_transformers_refuses_it(model_type: str, checkpoint: Load, tmp_path: Path) -> None:
     model, plan = uneven_plan(checkpoint(model_type))
@@ -80,8 +78,7 @@ def test_a_config_that_lies_is_refused(
 ) -> None:
     model, plan = uneven_plan(checkpoint("delta_net"))
     small = st.prune(model, plan, tmp_path / "small", uneven=True)
-    file = small.path / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {LAYER_WIDTHS_FIELD: widths}))
+    tiny.edit_json(small.path / "config.json", **{LAYER_WIDTHS_FIELD: widths})
     with pytest.raises(st.StatetrimError, match=message):
         st.open(small.path)
 
@@ -99,7 +96,6 @@ def test_widths_that_are_all_alike_are_an_ordinary_cut(checkpoint: Load, tmp_pat
     assert LAYER_WIDTHS_FIELD not in small.config and not small.geometry.widths
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_the_other_stages_take_it(checkpoint: Load, text: Path, tmp_path: Path) -> None:
     """Refit, analyze, prune again, recover, evaluate, benchmark and report the cut."""
     model, plan = uneven_plan(checkpoint("qwen3_5_text"))
