@@ -10,6 +10,7 @@ import pytest
 
 import statetrim as st
 from helpers import tiny
+from helpers.doc_pages import block_commands, code
 from helpers.fresh_install import ROOT, FreshEnvironment
 from statetrim.serving.deployment import ship_verdicts
 from statetrim.serving.engines import engine_in_matrix
@@ -23,18 +24,10 @@ QUICK = {
 }  # fmt: skip
 
 
-def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
-
-
 def commands(page: str, program: str = "") -> list[str]:
     """The commands of a page that a reader types, in order."""
-    return [
-        line.removeprefix("$ ").partition("  #")[0].strip()
-        for block in blocks(page, "console")
-        for line in block.splitlines()
-        if line.startswith(f"$ {program}")
-    ]
+    shown = block_commands(ROOT / page, "console")
+    return [command for command in shown if command.startswith(program)]
 
 
 def tiny_version(command: str) -> str:
@@ -81,9 +74,9 @@ def test_the_page_runs(page: str, checkpoint: Any, tmp_path: Path, fresh: FreshE
     for command in page_commands:
         result = fresh.run(tiny_version(command), tmp_path)
         assert result.returncode == 0, (command, result.stderr)
-    for number, code in enumerate(blocks(page, "python")):
+    for number, snippet in enumerate(code(ROOT / page, "python")):
         shutil.rmtree(tmp_path / "SMALL", ignore_errors=True)
-        (tmp_path / f"code{number}.py").write_text(tiny_version(code))
+        (tmp_path / f"code{number}.py").write_text(tiny_version(snippet))
         result = fresh.run(f"python code{number}.py", tmp_path)
         assert result.returncode == 0, result.stderr
 
@@ -143,7 +136,7 @@ def test_the_quickstart_runs_as_written_on_the_demo_model(
     for number, command in enumerate(page_commands):
         result = fresh.run(command, tmp_path / "statetrim-demo" if number > 1 else tmp_path)
         assert result.returncode == 0, (command, result.stderr)
-    for code in blocks("docs/quickstart.md", "python"):
-        (tmp_path / "code.py").write_text(code)
+    for snippet in code(ROOT / "docs/quickstart.md", "python"):
+        (tmp_path / "code.py").write_text(snippet)
         result = fresh.run(f"python {tmp_path / 'code.py'}", tmp_path / "statetrim-demo")
         assert result.returncode == 0, result.stderr

@@ -1,4 +1,4 @@
-"""A family and a method from outside the package: the example files of docs/, run as documented."""
+"""A family from outside the package: the example file of docs/, run as documented."""
 
 import json
 import re
@@ -13,21 +13,15 @@ from typer.testing import CliRunner
 
 import statetrim as st
 from helpers import tiny
+from helpers.doc_pages import ROOT, code
 from statetrim.commands import app
 from statetrim.families import family_from_file
 from statetrim.methods import find_method
 from statetrim.storage.text import Sequences
 from statetrim.surgery.check import compare_cut
 
-DOCS = Path(__file__).parents[2] / "docs"
+PAGE = ROOT / "docs" / "add-a-family.md"
 KEEP = 6
-
-
-def first_python_block(page: str) -> str:
-    """The first Python block of a documentation page."""
-    match = re.search(r"```python\n(.*?)```", (DOCS / page).read_text(), flags=re.DOTALL)
-    assert match is not None
-    return match.group(1)
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +29,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the two example files, a text, a model of the type `strange`, and that model as
     `qwen3_5_text`, which the package supports."""
     root = tmp_path_factory.mktemp("outside")
-    (root / "strange_family.py").write_text(first_python_block("add-a-family.md"))
-    (root / "largest_query.py").write_text(first_python_block("add-a-method.md"))
+    (root / "strange_family.py").write_text(code(PAGE, "python")[0])
     tiny.write_text(root / "text.jsonl", 2000)
     known_path = tiny.build("qwen3_5_text", root / "known")
     strange_path = shutil.copytree(known_path, root / "strange")
@@ -128,23 +121,6 @@ def test_it_is_trimmed_by_one_command(workspace: Path, monkeypatch: pytest.Monke
     assert result.exit_code == 0, result.output
     page = (workspace / "trimmed" / "statetrim" / "report" / "report.html").read_text()
     assert re.search(r"state 12 x (\d+) → 6 x \1", page)
-
-
-def test_the_documented_method_works_from_outside(run: Any, workspace: Path) -> None:
-    run("select", "{}", "--method", "largest_query.py", "--to", "5x100%", "-o", "{}-largest.json")
-    run("prune", "{}", "{}-largest.json", "-o", "{}-largest")
-    plan = st.Plan.load(workspace / "strange-largest.json")
-    assert plan.axes["key"].method == "largest_query" and plan.to == "5x100%"
-    before, after = tiny.tensors(workspace / "strange"), tiny.tensors(workspace / "strange-largest")
-    for layer in plan.layers:
-        name = f"model.layers.{layer}.linear_attn.in_proj_qkv.weight"
-        # rows are [ q | k | v ], of 2 key heads with 12 channels each
-        q, k, v = before[name].split([24, 24, 32])
-        blocks = [block.unflatten(0, (2, 12)) for block in (q, k)]
-        largest = blocks[0].square().sum(-1).topk(5).indices.sort(dim=1).values
-        assert torch.equal(plan.axes["key"].kept[layer], largest)
-        kept = [torch.cat([block[head][largest[head]] for head in range(2)]) for block in blocks]
-        assert torch.equal(after[name], torch.cat([*kept, v]))
 
 
 def test_an_edited_family_makes_another_model(workspace: Path, tmp_path: Path) -> None:

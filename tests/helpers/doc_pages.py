@@ -139,9 +139,14 @@ def script_commands(path: Path) -> list[str]:
     return [line for line in lines if line and not line.startswith(("#", "set ", "export "))]
 
 
-def block_commands(path: Path) -> list[str]:
-    """The commands in the `bash` blocks of a page."""
-    return [command.text for command in _in_blocks(path, ("bash",))]
+def block_commands(path: Path, language: str = "bash") -> list[str]:
+    """The commands in the blocks of a language."""
+    return [command.text for command in _in_blocks(path, (language,))]
+
+
+def code(path: Path, language: str) -> list[str]:
+    """The texts of the blocks of a language."""
+    return [block.text for block in blocks(path) if block.language == language]
 
 
 def commands(path: Path) -> list[Command]:

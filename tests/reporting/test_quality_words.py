@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import statetrim as st
+from helpers.doc_pages import ROOT, code
 from helpers.measured import ROWS, agreements, model, point, scores, shape_scores
 from statetrim.judging.recommendation import recommend
 from statetrim.reporting import sections
@@ -71,17 +72,12 @@ def test_a_mean_names_its_settings_next_to_them(cut: Path, tmp_path: Path) -> No
     assert "rand is a random cut" in text
 
 
-CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
-
-
 def test_the_example_of_a_section_is_in_the_report(
     pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chapter = CONTRIBUTING.read_text().partition("## Add a report section")[2]
-    code = re.search(r"```python\n(.*?)```", chapter, re.DOTALL)
-    assert code is not None
+    (section_code,) = (x for x in code(ROOT / "CONTRIBUTING.md", "python") if "blocks(" in x)
     names: dict[str, Any] = {"__package__": sections.__name__}
-    exec(code[1], names)
+    exec(section_code, names)
     monkeypatch.setitem(sections.SECTIONS, "Heads", names["blocks"])
     _, cut = pair("qwen3_5_text", method="rand")
     page = st.report(cut, out=tmp_path / "out").with_suffix(".md").read_text()

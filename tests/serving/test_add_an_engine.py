@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 from helpers import tiny
+from helpers.doc_pages import ROOT, code
 from statetrim.serving.engines import engines
 
-ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "add-an-engine.md"
 PACKAGE = ROOT / "src" / "statetrim"
 RUNTIMES = ("transformers", "fla")  # engines that are also names of runtimes
 ASK = """
@@ -34,19 +35,13 @@ trim --help
 """
 
 
-def code_block(language: str) -> str:
-    page = (ROOT / "docs" / "add-an-engine.md").read_text()
-    (block,) = re.findall(rf"^```{language}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    return str(block)
-
-
 def test_one_file_and_its_rows_reach_every_command(tmp_path: Path) -> None:
     copy = tmp_path / "src" / "statetrim"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    (copy / "serving" / "engines" / "abacus.py").write_text(code_block("python"))
+    (copy / "serving" / "engines" / "abacus.py").write_text(*code(PAGE, "python"))
     table = copy / "serving" / "engines.json"
     matrix = json.loads(table.read_text())
-    matrix["rows"].append(json.loads(code_block("json")))
+    matrix["rows"].append(json.loads(*code(PAGE, "json")))
     table.write_text(json.dumps(matrix))
     wide = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
     tiny.build("qwen3_5_text", tmp_path / "model", **wide)
