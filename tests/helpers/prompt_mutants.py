@@ -28,6 +28,7 @@ from torch import Tensor
 import statetrim as st
 from helpers import tiny
 from helpers.mutants import mutate_bytes, mutate_header, mutate_json
+from helpers.untrusted import memory_bytes
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
 from statetrim.snapshots.coding import Coded, decode
@@ -62,14 +63,9 @@ class SoundPrompt:
 def _peak_memory(run: Callable[[], object]) -> int:
     """Bytes that the process has more at the peak of `run` than before it."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
-    before = _status("VmRSS")
+    before = memory_bytes("VmRSS")
     run()
-    return _status("VmHWM") - before
-
-
-def _status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+    return memory_bytes("VmHWM") - before
 
 
 def mutate_inside(draw: random.Random, path: Path) -> None:

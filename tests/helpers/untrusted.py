@@ -219,12 +219,13 @@ def little_memory() -> Iterator[None]:
         yield
         return
     refs.write_text("5")  # resets the high-water mark
-    before = _memory_bytes("VmRSS")
+    before = memory_bytes("VmRSS")
     yield
-    assert _memory_bytes("VmHWM") - before < MAX_BYTES
+    assert memory_bytes("VmHWM") - before < MAX_BYTES
 
 
-def _memory_bytes(kind: str) -> int:
+def memory_bytes(kind: str) -> int:
+    """Of this process: VmRSS now, or VmHWM at its peak."""
     match = re.search(rf"{kind}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert match
     return int(match.group(1)) * 1024

@@ -273,20 +273,6 @@ def test_a_cache_does_not_keep_the_prompt_alive(variant: str) -> None:
             assert tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
-@every_variant
-def test_left_padded_generation_equals_each_sequence_alone(variant: str) -> None:
-    model = small_model(variant)
-    prompts = [tokens(1, length, seed=length) for length in (3, 11, 7)]
-    alone = [model.generate(p, max_new_tokens=8, do_sample=False) for p in prompts]
-    longest = max(p.shape[1] for p in prompts)
-    padding = [longest - p.shape[1] for p in prompts]
-    ids = torch.cat([F.pad(p, (n, 0), value=5) for p, n in zip(prompts, padding, strict=True)])
-    mask = torch.stack([torch.arange(longest) >= n for n in padding]).long()
-    together = model.generate(ids, attention_mask=mask, max_new_tokens=8, do_sample=False)
-    for row, single in zip(together, alone, strict=True):
-        assert row[longest:].tolist() == single[0, -8:].tolist()
-
-
 @settings(max_examples=25, deadline=None)
 @given(
     variant=st.sampled_from(sorted(VARIANTS)),

@@ -3,8 +3,8 @@
 Simulated tensors have no autograd: `grad` and `recover` are in test_gradients_elsewhere.py.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import statetrim as st
 from helpers import tiny
 from helpers.pretended_cuda import Cards, DevicesMixed, on_the_host, pretended_cuda
 from helpers.sums import assert_statistics_close
-from helpers.tiny import Load
+from statetrim.artifacts.plan import PLAN_FILE
 from statetrim.runtime.loading import load_live
 from statetrim.runtime.placement import Placement
 from statetrim.storage.text import Sequences
@@ -64,32 +64,14 @@ def data() -> Sequences:
     return Sequences(ids, {"digest": "pretended"})
 
 
-class Shared:
-    """Results that the modes of a model type share, computed once."""
-
-    def __init__(self, checkpoint: Load, root: Path) -> None:
-        self.checkpoint, self.root = checkpoint, root
-        self.text = tiny.write_text(root / "words.jsonl", 3000)
-        self._cache: dict[tuple[str, str], Any] = {}
-
-    def once(self, model_type: str, key: str, make: Callable[[], Any]) -> Any:
-        if (model_type, key) not in self._cache:
-            self._cache[model_type, key] = make()
-        return self._cache[model_type, key]
-
-    def cut(self, model_type: str) -> tuple[st.Checkpoint, st.Plan, st.Checkpoint]:
-        def make() -> Any:
-            model = st.open(self.checkpoint(model_type))
-            plan = st.select(model, "rand", "50%x100%")
-            return model, plan, st.prune(model, plan, self.root / model_type, progress=False)
-
-        cut: tuple[st.Checkpoint, st.Plan, st.Checkpoint] = self.once(model_type, "cut", make)
-        return cut
+Cut = tuple[st.Checkpoint, st.Plan, st.Checkpoint]
+"""A model, a random plan for half of its keys, and its cut."""
 
 
-@pytest.fixture(scope="module")
-def shared(checkpoint: Load, tmp_path_factory: pytest.TempPathFactory) -> Shared:
-    return Shared(checkpoint, tmp_path_factory.mktemp("shared"))
+@pytest.fixture
+def cut(model_type: str, pair: Any) -> Cut:
+    model, small = pair(model_type, "50%x100%", "rand")
+    return model, st.Plan.load(small.path / PLAN_FILE), small
 
 
 def baseline_copies(model: st.Checkpoint, cards: Cards, placement: dict[str, Any]) -> int:
@@ -121,21 +103,15 @@ def test_the_pretended_card_refuses_what_a_real_one_refuses() -> None:
 
 @every_type_and_mode
 def test_calibration_mixes_no_devices_and_waits_once_for_a_layer(
-    model_type: str, mode: str, shared: Shared
+    model_type: str, mode: str, cut: Cut
 ) -> None:
     """Spread or layerwise, the sums equal those of one GPU; on the CPU some kernels differ."""
-    model, _, _ = shared.cut(model_type)
+    model, _, _ = cut
     arguments: Any = {"methods": METHODS, "batch_size": BATCH, "progress": False}
     placement = options(mode, model)
-
-    def on_one_card() -> st.Statistics:
-        with cards_for("one card"):
-            return st.calibrate(model, data(), **arguments)
-
-    if mode == "one card":
-        expected, tolerance = st.calibrate(model, data(), **arguments), ROUNDING
-    else:
-        expected, tolerance = shared.once(model_type, "calibrated", on_one_card), 1e-12
+    tolerance = ROUNDING if mode == "one card" else 1e-12
+    with nullcontext() if mode == "one card" else cards_for("one card"):
+        expected = st.calibrate(model, data(), **arguments)
     with cards_for(mode) as cards:
         own = baseline_copies(model, cards, placement)
         before = cards.copies
@@ -151,16 +127,12 @@ def test_calibration_mixes_no_devices_and_waits_once_for_a_layer(
 
 @every_type_and_mode
 @pytest.mark.usefixtures("own_tokenizer")
-def test_refit_sums_check_and_analysis(model_type: str, mode: str, shared: Shared) -> None:
-    model, plan, small = shared.cut(model_type)
+def test_refit_sums_check_and_analysis(model_type: str, mode: str, cut: Cut, text: Path) -> None:
+    model, plan, small = cut
     placement, quiet = options(mode, model), {"batch_size": BATCH, "progress": False}
     spans: Any = {"tokens": 256, "length": 128, "burn_in": 32}
-    pairs = shared.once(
-        model_type, "pairs", lambda: st.calibrate(small, data(), original=model, **quiet)
-    )
-    analysis = shared.once(
-        model_type, "looked", lambda: st.analyze(model, shared.text, **spans, **quiet)
-    )
+    pairs = st.calibrate(small, data(), original=model, **quiet)
+    analysis = st.analyze(model, text, **spans, **quiet)
     with cards_for(mode) as cards:
         own = 0
         if mode != "layerwise":
@@ -175,7 +147,7 @@ def test_refit_sums_check_and_analysis(model_type: str, mode: str, shared: Share
             assert cards.copies - before - own <= len(model.geometry.layers)
         cut_check = compare_cut(model, plan, small, placement=Placement(**placement))
         assert cut_check.sliced_against_masked < 1e-4
-        analysis_on_cards = st.analyze(model, shared.text, **spans, **quiet, **placement)
+        analysis_on_cards = st.analyze(model, text, **spans, **quiet, **placement)
     for layer, expected in analysis.layers.items():
         for field in ("effective_rank", "spectrum", "key_condition"):
             actual = getattr(analysis_on_cards.layers[layer], field)
@@ -184,15 +156,11 @@ def test_refit_sums_check_and_analysis(model_type: str, mode: str, shared: Share
 
 @every_type_and_mode
 @pytest.mark.usefixtures("own_tokenizer")
-def test_evaluation(model_type: str, mode: str, shared: Shared) -> None:
-    model, _, small = shared.cut(model_type)
-    arguments: Any = {"tasks": ["text", "mqar"], "text": shared.text, "limit": 3, "batch_size": 4}
+def test_evaluation(model_type: str, mode: str, cut: Cut, text: Path) -> None:
+    model, _, small = cut
+    arguments: Any = {"tasks": ["text", "mqar"], "text": text, "limit": 3, "batch_size": 4}
     placement = options(mode, model)
-    on_cpu = shared.once(
-        model_type,
-        "evaluated",
-        lambda: st.evaluate([small], baseline=model, progress=False, **arguments),
-    )
+    on_cpu = st.evaluate([small], baseline=model, progress=False, **arguments)
     with cards_for(mode):
         on_cards = st.evaluate([small], baseline=model, progress=False, **arguments, **placement)
     for expected, actual in zip(on_cpu.scores, on_cards.scores, strict=True):
@@ -202,8 +170,8 @@ def test_evaluation(model_type: str, mode: str, shared: Shared) -> None:
 
 @pytest.mark.parametrize("mode", ["one card", "two cards"])
 @tiny.every_type("delta_net")
-def test_benchmark(model_type: str, mode: str, shared: Shared) -> None:
-    model, _, small = shared.cut(model_type)
+def test_benchmark(model_type: str, mode: str, cut: Cut) -> None:
+    model, _, small = cut
     with cards_for(mode):
         sizes = {"batches": [1], "lengths": [16], "rounds": 1, "progress": False}
         timings = st.benchmark([small], baseline=model, **sizes, **options(mode, model))
