@@ -163,7 +163,7 @@ def test_the_page_needs_nothing_else(full: Path) -> None:
     page = check_page(full.read_text())
     policy = next(a["content"] for t, a in page.tags if a.get("http-equiv"))
     assert policy is not None and policy.startswith("default-src 'none'")
-    assert sum(tag == "svg" for tag, _ in page.tags) == 6, "with every picture"
+    assert sum(tag == "svg" for tag, _ in page.tags) == 2, "with every picture"
     headings = [a["id"] for t, a in page.tags if t == "h2"]
     assert headings == [
         "answer", "quality", "why-this-shape", "memory-before-and-after",
