@@ -99,18 +99,18 @@ def test_no_line_is_broken(checkpoint: Load, tmp_path: Path) -> None:
     words = ["trim", str(checkpoint("qwen3_5_text")), "--text", str(text), *FLAGS.split()]
     code, sent = in_terminal([*words, "-o", str(out)], stop_at="select by")
     assert code == 130, sent
-    said = " ".join(shown_lines(sent))
-    assert "statetrim: interrupted; what is finished is kept in" in said
-    assert "run the same command again to resume" in said
+    shown = " ".join(shown_lines(sent))
+    assert "statetrim: interrupted; what is finished is kept in" in shown
+    assert "run the same command again to resume" in shown
     assert not re.search("Traceback|KeyboardInterrupt|Aborted", sent)
 
     code, sent = in_terminal([*words, "-o", str(out)])
     assert code == 0, sent
     assert "%|" in sent, "there were bars"
-    shown = shown_lines(sent)
-    assert not [line for line in shown if "%|" in line], "and they are gone"
-    assert "calibrate: already done" in shown
-    assert "step 3 of 6: prune" in shown and "step 6 of 6: report" in shown
+    lines = shown_lines(sent)
+    assert not [line for line in lines if "%|" in line], "and they are gone"
+    assert "calibrate: already done" in lines
+    assert "step 3 of 6: prune" in lines and "step 6 of 6: report" in lines
     assert (out / "config.json").exists()
 
 
