@@ -58,7 +58,6 @@ class Findings:
     sensitivity: Sensitivity | None = None
     memory: Memory | None = None
     decision: Decision | None = None
-    compared_plans: dict[str, str] = field(default_factory=dict)  # what is kept -> file of its plan
     verifications: list[Verification] = field(default_factory=list)  # one per engine
     recover: RecoverRecord | None = None
     prune: PruneRecord | None = None
@@ -162,9 +161,6 @@ def read_findings(
     findings.sources["plan"] = str(cut.path / PLAN_FILE)
     for path in map(Path, files):
         _read_file(findings, path)
-    for path in sorted((cut.path / ARTIFACTS).glob("plan-*.json")):
-        kept = path.stem.removeprefix("plan-").replace("heads-", "heads:")
-        findings.compared_plans[kept] = str(path)
     for kind in _KINDS:
         name = f"{ARTIFACTS}/{kind}.json"
         if kind not in findings.sources and (cut.path / name).exists():

@@ -225,18 +225,13 @@ class Checkpoint:
 
 
 def open_checkpoint(
-    model: str | Path,
-    family: Family | None = None,
-    *,
-    weights: Weights = True,
-    progress: bool = True,
+    model: str | Path, family: Family | None = None, *, weights: Weights = True
 ) -> Checkpoint:
     """Open a checkpoint directory, a bare config.json, or a hub id (`OWNER/NAME@REVISION`).
 
     Reads and checks config and headers; raises StatetrimError. `weights` is for hub ids: files that
     the local cache lacks are downloaded, without `weights` or for models that cannot be pruned only
     the config. "headers" reads the headers of weights on the hub, which is enough for an estimate.
-    `progress` shows the bars of a download.
     """
     path = _existing_path(model)
     hub = HubModel.parse(str(model)) if path is None else None
@@ -255,7 +250,7 @@ def open_checkpoint(
     if hub is not None and weights and family.refusal(config) is None:
         if weights == "headers" and missing_weight_files(config_only.path):
             return replace(config_only, shards=hub.read_headers(config_only.path))
-        path = hub.download(progress)
+        path = hub.download()
     if not path.is_dir():
         return config_only
     shards, index = _read_shards(path)

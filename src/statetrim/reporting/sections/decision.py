@@ -6,14 +6,14 @@ from ...judging.decision_table import CAPTION, HEADER, decision_rows, needs_text
 from ...judging.recommendation import recommend
 from ...serving.capacity.compare import capacity_text, known_capacities
 from ...serving.shapes import common_shapes
-from ..document import Block, Command, Missing, Table, Text, as_sentence
-from ..findings import Findings, command_arguments, shell_quoted, trim_command
+from ..document import Block, Missing, Table, Text, as_sentence
+from ..findings import Findings, trim_command
 
 _SUGGESTED_SHAPES = 3
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
-    """The reason, a table of all shapes, and how to take another."""
+    """The reason, and a table of all shapes."""
     decision, original = findings.decision, findings.original
     if decision is None:
         shapes = "96x96,64x64,48x48"
@@ -35,12 +35,3 @@ def blocks(findings: Findings) -> Iterator[Block]:
         yield Table(HEADER, decision_rows(decision, findings.compared_scores), caption)
         if needs := needs_text(decision):
             yield Text(as_sentence(needs))
-        chosen = next((x.kept for x in decision.points if str(x) == decision.chosen), "")
-        other = next((kept for kept in findings.compared_plans if kept != chosen), None)
-        if other is not None:
-            lines = [trim_command(findings, other, "OTHER")]
-            for plan in findings.compared_plans.values():
-                model = command_arguments(findings)["model"]
-                lines.append(f"statetrim prune {model} {shell_quoted(plan)} -o SMALL")
-            yield Text("To take another shape, measured with a random cut, or only cut:")
-            yield Command(lines)

@@ -72,13 +72,13 @@ class HubModel:
                 logger.info("%s; %s is taken from the local cache", error, self)
             return cached
 
-    def download(self, progress: bool = True) -> Path:
+    def download(self) -> Path:
         """The cached directory with weights, config, tokenizer and card; missing files are
-        downloaded, with bars unless `progress` is False. Without the hub, it must have all weights.
+        downloaded. Without the hub, it must have all weights.
         """
         try:
             with explain_hub_errors(self.repo, self.revision):
-                return self._download_files(progress)
+                return self._download_files()
         except HubUnreachable as error:
             return self._cached_directory(str(error))
 
@@ -104,7 +104,7 @@ class HubModel:
         info = HfApi().model_info(self.repo, revision=self.revision, files_metadata=True)
         return info.sha, {file.rfilename: file.size or 0 for file in info.siblings or []}
 
-    def _download_files(self, progress: bool) -> Path:
+    def _download_files(self) -> Path:
         """Download the files that the cache lacks; return the directory of the snapshot."""
         from huggingface_hub import constants, snapshot_download
 
@@ -127,7 +127,7 @@ class HubModel:
                 self.repo,
                 revision=self.revision,
                 allow_patterns=names,
-                tqdm_class=None if progress and is_watched() else _hidden_bar(),
+                tqdm_class=None if is_watched() else _hidden_bar(),
             )
         config = self._cached(CONFIG, commit)
         assert config is not None, "open_checkpoint downloads it first"
