@@ -158,7 +158,7 @@ def within(share: float) -> Callable[[Shape], bool]:
 
 
 def refusing(model_type: str, shape: Shape) -> set[str]:
-    lines = [line for line in compatibility_of_shape(model_type, shape) if line.current]
+    lines = compatibility_of_shape(model_type, shape)
     return {line.engine for line in lines if line.verdict in ("refused", "wrong")}
 
 

@@ -52,16 +52,16 @@ def _no_repeat(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return dict(pairs)
 
 
-def current_lines(model_type: str, shape: Shape) -> dict[tuple[str, str], matrix.Compatibility]:
-    """(Engine, hardware) -> its line, of current versions."""
+def lines_by_place(model_type: str, shape: Shape) -> dict[tuple[str, str], matrix.Compatibility]:
+    """(Engine, hardware) -> its line."""
     lines = matrix.compatibility_of_shape(model_type, shape)
-    return {(line.engine, line.hardware): line for line in lines if line.current}
+    return {(line.engine, line.hardware): line for line in lines}
 
 
 def test_refusals_and_flags_are_told() -> None:
-    refused = current_lines("qwen3_next", Shape(64, 128))["vLLM", "Hopper"]
+    refused = lines_by_place("qwen3_next", Shape(64, 128))["vLLM", "Hopper"]
     assert refused.verdict == "refused" and "mask_2d" in refused.error and refused.source
-    square = current_lines("qwen3_5", Shape(64, 64))["vLLM", "Hopper"]
+    square = lines_by_place("qwen3_5", Shape(64, 64))["vLLM", "Hopper"]
     command = engine_in_matrix("vLLM").serve_command("SMALL", square.flag)
     assert command == "vllm serve SMALL --gdn-prefill-backend triton"
 
@@ -73,7 +73,7 @@ def test_refusals_and_flags_are_told() -> None:
 def test_rows_that_were_wrong_or_missing(
     model_type: str, engine: str, hardware: str, shape: tuple[int, int], verdict: str, flag: str
 ) -> None:
-    line = current_lines(model_type, Shape(*shape))[engine, hardware]
+    line = lines_by_place(model_type, Shape(*shape))[engine, hardware]
     assert (line.verdict, line.flag) == (verdict, flag) and line.source
 
 
@@ -164,7 +164,7 @@ def test_the_table_in_the_docs_says_what_the_matrix_says() -> None:
         keys, values = map(int, label.split()[0].split("x"))
         share = re.search(r"\((\d+)%\)", label)
         assert share and int(share.group(1)) == round(100 * keys * values / 128**2)
-        current = current_lines("qwen3_next", Shape(keys, values))
+        current = lines_by_place("qwen3_next", Shape(keys, values))
         for name, cell in zip(names, cells, strict=True):
             engine_lines = [line for (engine, _), line in current.items() if engine == name]
             serves = all(line.serves for line in engine_lines)

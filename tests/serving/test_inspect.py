@@ -147,7 +147,7 @@ def test_engines_commands_and_capacity_are_shown(tmp_path: Path) -> None:
     text = run(*arguments, "--to", "64x100%", "--verbose").stdout
     assert "refused" in text
     assert "mlx_lm.server --model SMALL" in text and "equences of 1,024 tokens" in text
-    assert "vllm serve" not in text.replace("vllm serve SMALL   # vLLM 0.19.1", "")
+    assert "vllm serve" not in text
 
 
 def test_commands_and_their_flags_are_whole_in_a_narrow_terminal(tmp_path: Path) -> None:

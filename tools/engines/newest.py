@@ -287,7 +287,7 @@ class Check:
         """A row of engines.json and what came of it."""
         match = RELEASE.match(row["source"])
         package, recorded = match.groups() if match else ("", "")
-        if not row.get("current", True) or package not in self.versions:
+        if package not in self.versions:
             return row, Line(row_name(row), row["versions"], "", "not checked")
         checked = self.versions[package]
         outcome = SAME if recorded == checked else self.outcome(row, package, recorded, differences)

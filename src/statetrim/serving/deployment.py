@@ -16,7 +16,7 @@ from ..judging.verdict import Outcome, Verdict, cut_models, judge_cut
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, as_checkpoint
 from .capacity.compare import Capacity, Gain, capacities, flag_gains
-from .engines import engine_in_matrix, engines, find_engine
+from .engines import engine_in_matrix, find_engine
 from .engines.engine import Engine
 from .matrix import Compatibility, ServedBy, compatibility_of_geometry
 from .options import DEFAULT_CONTEXT, CacheOptions, ServingOptions
@@ -71,7 +71,7 @@ def ship_verdict(
     earlier: Scores | None = None,
 ) -> Verdict:
     """The verdict on the checkpoint `model`, which the scores call `name`, as `judge_cut` gives it
-    with the engines whose current version serves the shape of `model` on some hardware, widths by
+    with the engines that serve the shape of `model` on some hardware, widths by
     layer with a plugin; None if nothing is known of the shape.
 
     `doubts` are reasons not to trust the scores; any of `faults`, which `verify` found, means do
@@ -91,18 +91,15 @@ def ship_verdicts(scores: Scores, models: Sequence[ModelLike]) -> list[Verdict]:
 
 
 def engine_rows(lines: Sequence[Compatibility]) -> list[tuple[str, ...]]:
-    """Rows of engine and versions, hardware, verdict, evidence and remark: of current versions, and
-    of older ones that serve if the current version does not."""
-    refusing = {line.engine for line in lines if line.current and not line.serves}
+    """Rows of engine and versions, hardware, verdict, evidence and remark."""
     hardware_by_cells: dict[tuple[str, ...], list[str]] = {}
     for line in lines:
-        if line.current or (line.serves and line.engine in refusing):
-            remark = line.error or line.note
-            if line.flag and not line.error:  # the command has it, because a cell may wrap it
-                add_text = f"add {line.flag}"
-                remark = "needs the flag in its command below" if line.serves else add_text
-            cells = (f"{line.engine} {line.versions}", line.verdict, line.evidence, remark)
-            hardware_by_cells.setdefault(cells, []).append(line.hardware)
+        remark = line.error or line.note
+        if line.flag and not line.error:  # the command has it, because a cell may wrap it
+            add_text = f"add {line.flag}"
+            remark = "needs the flag in its command below" if line.serves else add_text
+        cells = (f"{line.engine} {line.versions}", line.verdict, line.evidence, remark)
+        hardware_by_cells.setdefault(cells, []).append(line.hardware)
     return [(name, ", ".join(on), *cells) for (name, *cells), on in hardware_by_cells.items()]
 
 
@@ -115,22 +112,16 @@ def serve_commands(
     state_dtype: str | None = None,
 ) -> dict[str, str]:
     """Engine -> command line that serves the model at `path` with a state of this shape; that of
-    `first` first. An older version has an entry, "ENGINE VERSIONS", if the current one does not
-    serve."""
-    lines = compatibility_of_geometry(model.model_type, shape)
-    current = {line.engine for line in lines if line.current and line.serves}
-    chosen: dict[str, Compatibility] = {}
-    for line in lines:
-        if line.serves and (line.current or line.engine not in current):
-            name = line.engine if line.current else f"{line.engine} {line.versions}"
-            if name not in chosen or (line.flag and not chosen[name].flag):
-                chosen[name] = line  # the flag is harmless on other hardware
+    `first` first."""
+    flags_of: dict[str, str] = {}
+    for line in compatibility_of_geometry(model.model_type, shape):
+        if line.serves:  # a flag is harmless on other hardware
+            flags_of[line.engine] = flags_of.get(line.engine) or line.flag
     no_mtp = lacks_mtp(model)
     commands = {}
-    for name in sorted(chosen, key=lambda name: first is None or name != first.name):
-        line = chosen[name]
-        engine = engine_in_matrix(line.engine)
-        flags = [line.flag] if line.flag else []
+    for name in sorted(flags_of, key=lambda name: first is None or name != first.name):
+        engine = engine_in_matrix(name)
+        flags = [flags_of[name]] if flags_of[name] else []
         if state_dtype and engine.state_dtype_flag:
             flags.append(f"{engine.state_dtype_flag} {state_dtype}")
         commands[name] = engine.serve_command(path, " ".join(flags), without_mtp=no_mtp)
@@ -138,8 +129,8 @@ def serve_commands(
 
 
 def command_comment(name: str) -> str:
-    """A comment on a command: the engine, as `serve_commands` names it, and its hint."""
-    hint = next(each.hint for each in engines() if f"{name} ".startswith(f"{each.name} "))
+    """A comment on a command: the engine and its hint."""
+    hint = engine_in_matrix(name).hint
     return f"# {name}; {hint}" if hint else f"# {name}"
 
 

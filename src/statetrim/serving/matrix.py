@@ -76,7 +76,6 @@ class Row:
     error: str = ""  # the engine's error message if it refuses
     flag: str = ""  # option that the engine's command needs
     note: str = ""
-    current: bool = True  # False: the row is about older versions
 
     def matches(self, shape: Shape) -> bool:
         """Whether all conditions of the row hold for `shape`."""
@@ -97,7 +96,6 @@ class Compatibility:
     note: str = ""
     source: str = ""
     evidence: str = ""
-    current: bool = True
 
     @property
     def serves(self) -> bool:
@@ -123,13 +121,12 @@ def matrix() -> tuple[list[Row], dict[str, list[str]]]:
 
 @lru_cache(maxsize=4096)  # a comparison of cuts asks for the same shapes many times
 def compatibility_of_shape(model_type: str, shape: Shape) -> tuple[Compatibility, ...]:
-    """A line per engine and hardware that has a row for the model type, and one more for each older
-    range of versions; empty if no row is about the model type.
+    """A line per engine and hardware that has a row for the model type.
 
     The first row that matches the shape decides; without one the support is unknown.
     """
     engine_order = [engine.name for engine in engines()]
-    lines: dict[tuple[str, str, str], Compatibility] = {}
+    lines: dict[tuple[str, str], Compatibility] = {}
     for row in sorted(_rows_for(model_type), key=lambda row: not row.matches(shape)):
         shared = {field.name: getattr(row, field.name) for field in fields(Compatibility)}
         if not row.matches(shape):
@@ -137,11 +134,8 @@ def compatibility_of_shape(model_type: str, shape: Shape) -> tuple[Compatibility
             shared |= blank | {"verdict": "unknown"}
         for hardware in row.hardware:
             line = Compatibility(**shared | {"hardware": hardware})
-            lines.setdefault((row.engine, hardware, "" if row.current else row.versions), line)
-    by_engine = sorted(
-        lines.values(), key=lambda line: (engine_order.index(line.engine), not line.current)
-    )
-    return tuple(by_engine)
+            lines.setdefault((row.engine, hardware), line)
+    return tuple(sorted(lines.values(), key=lambda line: engine_order.index(line.engine)))
 
 
 def compatibility_of_geometry(model_type: str, geometry: Geometry) -> list[Compatibility]:
@@ -153,9 +147,7 @@ def compatibility_of_geometry(model_type: str, geometry: Geometry) -> list[Compa
         {
             (line.engine, line.hardware)
             for line in compatibility_of_shape(model_type, shape)
-            if line.current
-            and line.serves
-            and model_type in engine_in_matrix(line.engine).plugin_types
+            if line.serves and model_type in engine_in_matrix(line.engine).plugin_types
         }
         for shape in set(geometry.shapes.values())
     ]
@@ -164,7 +156,7 @@ def compatibility_of_geometry(model_type: str, geometry: Geometry) -> list[Compa
     for line in lines:
         # The evidence is of one width for all layers.
         blank = replace(line, flag="", error="", note="", evidence="")
-        if line.current and (line.engine, line.hardware) in by_plugin:
+        if (line.engine, line.hardware) in by_plugin:
             answers.append(replace(blank, verdict="plugin", note=NEEDS_PLUGIN))
         else:
             answers.append(replace(blank, verdict="refused", error="one width for all layers"))
@@ -173,7 +165,7 @@ def compatibility_of_geometry(model_type: str, geometry: Geometry) -> list[Compa
 
 @dataclass(frozen=True)
 class ServedBy:
-    """What the current versions of all known engines do with a state: one line for each answer."""
+    """What all known engines do with a state: one line for each answer."""
 
     served: tuple[str, ...]  # on some hardware at least
     by_plugin: tuple[str, ...]
@@ -184,7 +176,7 @@ class ServedBy:
     def of(model_type: str, geometry: Geometry, first: Engine | None = None) -> "ServedBy":
         """The engines by their answers, the engine `first` before the others. One that serves on
         some hardware may refuse or be unknown on other."""
-        lines = [x for x in compatibility_of_geometry(model_type, geometry) if x.current]
+        lines = compatibility_of_geometry(model_type, geometry)
         lines.sort(key=lambda line: first is None or line.engine != first.name)
         served = dict.fromkeys(line.engine for line in lines if line.serves)
         by_plugin = dict.fromkeys(line.engine for line in lines if line.verdict == "plugin")
@@ -221,18 +213,18 @@ class ServedBy:
 
 
 def known_lines(lines: Sequence[Compatibility], engine: str | None = None) -> list[Compatibility]:
-    """The lines of current versions whose support is known; of one engine if it is given."""
-    known = [line for line in lines if line.current and line.verdict != "unknown"]
+    """The lines whose support is known; of one engine if it is given."""
+    known = [line for line in lines if line.verdict != "unknown"]
     return known if engine is None else [line for line in known if line.engine == engine]
 
 
 def engines_supporting(model_type: str) -> set[str]:
-    """The engines whose current version, on at least one kind of hardware, does not refuse every
-    shape of the model type."""
+    """The engines that, on at least one kind of hardware, do not refuse every shape of the model
+    type."""
     refused: set[tuple[str, str]] = set()
     supporting: set[str] = set()
     for row in _rows_for(model_type):
-        for hardware in row.hardware if row.current else ():
+        for hardware in row.hardware:
             if row.verdict == "refused" and row.shape == ("any",):
                 refused.add((row.engine, hardware))
             elif (row.engine, hardware) not in refused:  # earlier rows decide

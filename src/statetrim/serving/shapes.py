@@ -152,7 +152,7 @@ def _without_contained(shapes: list[Shape]) -> set[Shape]:
 
 
 def refusing_engines(model_type: str, shape: Shape) -> tuple[str, ...]:
-    """Engines whose current version is known not to serve the shape on some hardware."""
+    """Engines known not to serve the shape on some hardware."""
     lines = known_lines(compatibility_of_shape(model_type, shape))
     return tuple(sorted({line.engine for line in lines if not line.serves}))
 

@@ -41,11 +41,6 @@ def show_steps(
     _show_costs(f"trim {job.model.name} -> {output}", steps, to_stderr=not dry_run)
     if job.candidates:
         _show_candidates(job, to_stderr=not dry_run)
-        engine = job.options.engine
-        cpu = engine.on_cpus if job.options.for_ else None
-        if cpu and all(cpu.name in refusing for refusing in job.candidates.values()):
-            others = f"on CPUs it takes others: --for {cpu.key}"
-            terminal.note(f"these are for {engine.name} on GPUs; {others}")
     else:
         _show_shape(job)
     if job.streams_weights:

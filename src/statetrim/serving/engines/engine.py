@@ -41,7 +41,6 @@ class Engine:
     packages: tuple[str, ...] = ()  # on the registry
     version: str = ""  # whose code was read for what follows
     hint: str = ""  # what its command may need, depending on the machine
-    on_cpus: "Engine | None" = None  # that takes its place on CPUs
 
     # Memory; without `fit`, sequences are counted in the default engine
     fit: Callable[[CacheModel, Settings], Fit] | None = None

@@ -17,7 +17,6 @@ from ..capacity.arithmetic import (
     moved_bytes,
     softmax_layers,
 )
-from . import vllm_cpu
 from .engine import BFLOAT16_COST, PLUGIN_TYPES, Engine, Flag, dtype_field
 
 
@@ -125,7 +124,6 @@ ENGINE = Engine(
     packages=("vllm",),
     version="0.33.0",
     command="vllm serve {model}",
-    on_cpus=vllm_cpu.ENGINE,
     fit=vllm,
     kv_dtypes={"auto": 2.0, "fp8": 1.0},
     state_dtype_flag="--mamba-ssm-cache-dtype",
