@@ -19,7 +19,7 @@ from ..command import command
 if TYPE_CHECKING:
     from ...artifacts.analysis import Analysis
     from ...artifacts.samples import ChangedLayers
-    from ...maths.table import Table
+    from ...maths.formatting import Table
     from ...storage.checkpoint import Checkpoint
 
 SHARES = (0.5, 0.25)  # of the bytes, for which --sensitivity proposes widths by layer
