@@ -58,8 +58,7 @@ coverage:
 
 # Record the public interface and its reference pages, after an intended change (tests/test_interface.py).
 interface:
-    cd tests && python -m helpers.interface python > data/interface/python.txt
-    cd tests && python -m helpers.interface command-line > data/interface/command-line.txt
+    python tests/test_interface.py > tests/data/interface.txt
     python tools/write_reference.py docs
 
 # Every model type through trim, recovery, analysis, uneven cuts, redirections and pretended GPUs; CI takes a sample.
@@ -175,11 +174,6 @@ compare-levers MODEL TEXT WORK *OPTIONS:
 compare-shapes MODEL TEXT TEST WORK *OPTIONS:
     python studies/shapes.py run {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
     python studies/shapes.py page
-
-# What the states of a hybrid hold, and what each lever costs: MODEL of `train-tiny qwen3_5 MODEL --preset hybrid ... > MODEL.log`.
-compare-hybrids MODEL TEXT TEST WORK *OPTIONS:
-    python studies/hybrids.py run {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
-    python studies/hybrids.py page
 
 # Kill ten commands at every filesystem event they make, run each again, compare (SECURITY.md).
 kill-every-event +COMMANDS="every":

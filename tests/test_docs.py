@@ -127,7 +127,7 @@ def test_scripts_that_left_the_tree_are_in_the_commit_that_a_page_names() -> Non
 
 def has_object(name: str) -> bool:
     command = ["git", "cat-file", "-e", name]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 0
+    return subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 0
 
 
 GENERATED = ("commands.md", "api.md")

@@ -25,9 +25,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, check=False, cwd=ROOT
-    )
+    return subprocess.run([str(word) for word in command], capture_output=True, text=True, cwd=ROOT)
 
 
 @pytest.mark.parametrize("pattern", SCHEMAS)

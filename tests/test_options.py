@@ -122,7 +122,7 @@ def test_the_command_line_has_the_same_defaults(
 def test_the_command_line_fills_every_option(
     checkpoint: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Flags of all commands are made by the same code; tests/data/interface lists them."""
+    """Flags of all commands are made by the same code; docs/commands.md lists them."""
     model, out = str(checkpoint("qwen3_5_text")), str(tmp_path / "out")
     words = "--to 0.5 --for vllm --by-layer --text t --tokens 7 --method l1"
     words += " --refit --recall 0.3"

@@ -18,15 +18,11 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "GOVERNANCE.md")),
     *(
         path
-        for folder in ("docs", "results", "examples")
-        for path in sorted((ROOT / folder).glob("*.md"))
+        for name in ("docs", "results", "examples")
+        for path in sorted((ROOT / name).glob("*.md"))
     ),
 ]
-PYTHON_FILES = [
-    path
-    for folder in ("src", "tests", "tools", "studies", "benchmarks")
-    for path in sorted((ROOT / folder).rglob("*.py"))
-]
+PYTHON = ("src", "tests", "tools", "studies", "benchmarks")
 PROGRAM: Any = typer.main.get_command(app)
 FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 
@@ -70,8 +66,8 @@ def test_the_newest_changes_use_the_fields_words() -> None:
 
 
 def test_python_files_use_the_fields_words() -> None:
-    problems = [problem for path in PYTHON_FILES for problem in python_violations(path)]
-    assert problems == []
+    paths = [path for folder in PYTHON for path in sorted((ROOT / folder).rglob("*.py"))]
+    assert [problem for path in paths for problem in python_violations(path)] == []
 
 
 def help_texts() -> Iterator[tuple[str, str]]:

@@ -1,12 +1,11 @@
 """The Python interface: public names, models by path, repr and progress; its types are in
-helpers/typed_script.py."""
+data/interface.txt and helpers/typed_script.py."""
 
-import inspect
 import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
 
@@ -15,10 +14,6 @@ from helpers.tiny import Load
 from statetrim.artifacts.decision import MeasuredShape
 from statetrim.artifacts.plan import AxisPlan
 from statetrim.cut.shape import Shape
-from statetrim.options import OptionsFunction
-
-MODELS = {"model", "models", "small", "student", "original", "teacher", "baseline"}
-"""Names of parameters that take models."""
 
 
 def test_every_public_name_leads_somewhere() -> None:
@@ -26,26 +21,6 @@ def test_every_public_name_leads_somewhere() -> None:
     for name in st.__all__:
         assert getattr(st, name) is not None, name
     assert not hasattr(st, "slect")
-
-
-def test_whatever_takes_a_model_takes_a_path() -> None:
-    checked = set()
-    for name in st.__all__:
-        function = getattr(st, name)
-        if isinstance(function, OptionsFunction):
-            function = function.run
-        if not inspect.isfunction(function):
-            continue
-        hints = get_type_hints(function)
-        for parameter in MODELS & set(hints):
-            accepted = get_args(hints[parameter])
-            checked.add(name)
-            assert {str, Path} <= set(accepted), f"{name}: {parameter}"
-            assert name == "open" or st.Checkpoint in accepted, f"{name}: {parameter}"
-    assert checked >= {
-        *("analyze", "benchmark", "calibrate", "evaluate", "inspect", "load", "open", "prepare"),
-        *("prune", "recover", "refit", "select", "trim"),
-    }
 
 
 def test_a_cut_by_names_alone_equals_one_by_objects(
@@ -102,19 +77,13 @@ def shown(checkpoint: Load, text: Path, tmp_path_factory: pytest.TempPathFactory
     every = {"length": 64, "burn_in": 8, "tokens": 256}
     scores = st.evaluate(small, baseline=model, tasks=["mqar"], limit=2)
     compared = [MeasuredShape(Shape(k, 64), "l1", 64 * k) for k in range(1, 129)]
-    return {
-        "Checkpoint": model,
-        "Statistics": statistics,
-        "LayerStatistics": next(iter(statistics.layers.values())),
-        "Plan": plan,
-        "Surgery": st.prepare(model, plan),
-        "Scores": scores,
-        "Score": scores.scores[0],
-        "Analysis": st.analyze(small, text, baseline=model, **every),
-        "Timings": st.benchmark(small, baseline=model, batches=[1], lengths=[16], rounds=1),
-        "Decision": st.Decision("<script>", compared),
-        "Geometry": model.geometry,
-    }
+    objects = (
+        model, statistics, next(iter(statistics.layers.values())), plan, st.prepare(model, plan),
+        scores, scores.scores[0], st.analyze(small, text, baseline=model, **every),
+        st.benchmark(small, baseline=model, batches=[1], lengths=[16], rounds=1),
+        st.Decision("<script>", compared), model.geometry,
+    )  # fmt: skip
+    return {type(each).__name__: each for each in objects}
 
 
 def test_a_prompt_shows_things_in_a_line(shown: dict[str, Any]) -> None:

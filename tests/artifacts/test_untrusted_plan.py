@@ -1,6 +1,5 @@
 """Damaged and hostile plan.json files are refused with an error message."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from helpers.untrusted import (
     heavy_file,
     put,
     replaced,
+    sparse_file,
 )
 
 CASES = Cases()
@@ -42,26 +42,17 @@ for layer in ("1", "3", "999999"):
     add(f"plan has layer {layer} too", change, "differ in their")
 add("plan lacks a head", keys(lambda kept: kept["0"].pop()), "2 heads of 8")
 add("plan has a head too many", keys(lambda kept: kept["0"].append(kept["0"][0])), "2 heads of 8")
-add(
-    "plan keeps all",
-    keys(lambda kept: kept.update({n: [list(range(12))] * 2 for n in ("0", "2")})),
-    "nothing would change",
-)
+every_channel = {layer: [list(range(12))] * 2 for layer in ("0", "2")}
+add("plan keeps all", keys(lambda kept: kept.update(every_channel)), "nothing would change")
 for name, text in (BAD_JSON | NOT_OBJECTS).items():
     bad_plan = replaced("../plan.json", lambda path, text=text: path.write_bytes(text))
     add(f"plan is {name}", bad_plan, r"plan\.json")
 
 
-def big_file(path: Path) -> None:
-    path.touch()
-    os.truncate(path, 2**40)  # sparse
-
-
 add("no plan", replaced("../plan.json", lambda path: None), "is missing")
 add("plan is a directory", replaced("../plan.json", Path.mkdir), "is missing")
-add("plan of a tebibyte", replaced("../plan.json", big_file), "larger than 24 MiB")
-
-
+big_plan = replaced("../plan.json", sparse_file)
+add("plan of a tebibyte", big_plan, "larger than 24 MiB")
 add("plan of numbers", heavy_file("plan.json", filled("257", 23 * MIB)), "not a statetrim")
 add("plan of objects", heavy_file("plan.json", filled('{"a":0}', 23 * MIB)), "lists and")
 

@@ -61,7 +61,7 @@ def in_terminal(words: list[str], stop_at: str = "") -> tuple[int, str]:
     )
     sent = b""
     while True:
-        if _readable(controller):
+        if select.select([controller], [], [], 0.2)[0]:
             sent += os.read(controller, 2**16)
             if stop_at and stop_at.encode() in sent:
                 os.write(controller, b"\x03")
@@ -71,10 +71,6 @@ def in_terminal(words: list[str], stop_at: str = "") -> tuple[int, str]:
     os.close(controller)
     os.close(terminal)
     return process.wait(), sent.decode()
-
-
-def _readable(descriptor: int) -> bool:
-    return bool(select.select([descriptor], [], [], 0.2)[0])
 
 
 def test_an_interrupt_that_a_library_turns_into_another_error(tmp_path: Path) -> None:
@@ -136,11 +132,6 @@ def places(checkpoint: Load, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     return {name: str(path) for name, path in (names | {"SUMS": sums}).items()}
 
 
-def command_words(command: str, places: dict[str, str], out: Path) -> list[str]:
-    replacements = places | {"OUT": str(out), "OUT.json": f"{out}.json"}
-    return [replacements.get(word, word) for word in command.split()]
-
-
 @contextmanager
 def interrupting_progress(label: str = "") -> Iterator[OnProgress]:
     def report(progress: Progress) -> None:
@@ -156,7 +147,8 @@ def test_every_long_command_says_what_is_kept(
     import statetrim.commands.progress
     import statetrim.commands.trimming.observer
 
-    command = command_words(COMMANDS[name], places, tmp_path / "out")
+    named = places | {"OUT": str(tmp_path / "out"), "OUT.json": str(tmp_path / "out.json")}
+    command = [named.get(word, word) for word in COMMANDS[name].split()]
     with monkeypatch.context() as patch:
         for module in (statetrim.commands.progress, statetrim.commands.trimming.observer):
             patch.setattr(module, "show_progress", interrupting_progress)

@@ -26,7 +26,7 @@ GROUP: Any = typer.main.get_command(app)
 def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "statetrim", *map(str, words)]
     variables = os.environ | {"COLUMNS": "80"} | environment
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
+    return subprocess.run(command, capture_output=True, text=True, env=variables)
 
 
 def test_the_version() -> None:
@@ -100,7 +100,7 @@ def broken_inspect(*words: str, defect: str = "1 // 0") -> subprocess.CompletedP
         f"arguments.open_model = lambda *args, **kwargs: {defect}\nmain()"
     )
     command = [sys.executable, "-c", program, "inspect", "M", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 def test_an_unexpected_error_is_one_sentence() -> None:

@@ -95,10 +95,6 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
     return lambda: re.sub(r"\x1b\[[\d;]*m", "", file.getvalue())
 
 
-def words_of(text: str) -> set[str]:
-    return set(re.sub(r"[━-╿]", " ", text).split())
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_words_and_figures_stay_whole(seed: int, shown: Callable[[], str]) -> None:
     draw = random.Random(seed)
@@ -122,7 +118,7 @@ def test_words_and_figures_stay_whole(seed: int, shown: Callable[[], str]) -> No
     assert max(map(len, text.splitlines())) <= 80
     shown_header = header if "━" in text else []  # a list names each cell, and not the first
     expected = {part for row in (shown_header, *rows) for cell in row for part in cell.split()}
-    assert expected <= words_of(text), text
+    assert expected <= set(re.sub(r"[━-╿]", " ", text).split()), text
     for row in rows:
         for number, cell in enumerate(row):
             assert number in left or cell in text, "a figure and its unit stay together"

@@ -1,10 +1,9 @@
 """Wrong arguments, and outputs that exist."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
-from helpers.untrusted import ESCAPE, Cases, inspect, prune, select
+from helpers.untrusted import ESCAPE, Cases, inspect, prune, replaced, select
 
 CASES = Cases()
 add = CASES.add
@@ -44,30 +43,16 @@ def only_a_config(root: Path) -> list[str]:
     return ["select", config, "--to", "8x100%", "-o", str(root / "new")]
 
 
-def output_exists(root: Path) -> list[str]:
-    (root / "out").mkdir()
-    return prune(root)
-
-
-def output_dangles(root: Path) -> list[str]:
-    (root / "out").symlink_to("nowhere")
-    return prune(root)
-
-
-def output_is_the_model(root: Path) -> list[str]:
-    return [*prune(root)[:-1], str(root / "model")]
-
-
 def empty_directory(root: Path) -> list[str]:
-    shutil.rmtree(root / "model")
-    (root / "model").mkdir()
-    return inspect(root)
+    (root / "empty").mkdir()
+    return ["inspect", str(root / "empty")]
 
 
+linked_output = replaced("../out", lambda path: path.symlink_to("nowhere"))
 add("select from a config alone", only_a_config, "only safetensors weights")
-add("OUT is an empty directory", output_exists, "exists already")
-add("OUT is a dangling link", output_dangles, "exists already")
-add("OUT is the model", output_is_the_model, "exists already")
+add("OUT is an empty directory", replaced("../out", Path.mkdir), "exists already")
+add("OUT is a dangling link", linked_output, "exists already")
+add("OUT is the model", lambda r: [*prune(r)[:-1], str(r / "model")], "exists already")
 add("an empty directory", empty_directory, r"config\.json is missing")
 
 

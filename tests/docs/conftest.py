@@ -1,25 +1,16 @@
 """A folder per page, with a local hub server and an engine in this process."""
 
 import importlib
-import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from helpers import tiny
-from helpers.doc_world import (
-    EXAMPLE_LAYOUTS,
-    EXAMPLE_QUANTIZED,
-    HUB,
-    WIDE,
-    World,
-    build_example_model,
-)
+from helpers.doc_world import HUB, QUANTIZED_HUB, WIDE, World
 from helpers.engine import InProcess
 from helpers.loopback_hub import serving, use_hub
+from helpers.quantized import FORMATS, quantize_checkpoint
 from helpers.tiny import Load
 
 
@@ -57,17 +48,14 @@ def world(
     monkeypatch.setattr("statetrim.pipelines.shape_choice.MEASURED", 1)  # instead of three
 
     def on_the_hub(page: Path) -> World:
-        if page.parent.name == "examples":
-            # Qwen's own class reads merges, which the tokenizer of words does not have.
-            words = PreTrainedTokenizerFast.from_pretrained
-            monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", words)
-            text = page.read_text(encoding="utf-8")
-            for name in (*EXAMPLE_LAYOUTS, *EXAMPLE_QUANTIZED):
-                if re.search(rf"{name}\s", text):
-                    build_example_model(name, tmp_path / "hub" / name / "main")
-        else:
-            for name in HUB:
-                shutil.copytree(build("qwen3_5_text"), tmp_path / "hub" / name / "main")
+        model = build("qwen3_5_text")
+        for name in (*HUB, QUANTIZED_HUB):
+            (tmp_path / "hub" / name).mkdir(parents=True)
+        for name in HUB:
+            (tmp_path / "hub" / name / "main").symlink_to(model)
+        quantized = tmp_path / "hub" / QUANTIZED_HUB / "main"
+        if QUANTIZED_HUB in page.read_text(encoding="utf-8"):
+            quantize_checkpoint(model, quantized, FORMATS["fine-grained fp8"])
         return World(folder, page, build, done)
 
     with serving(tmp_path / "hub") as hub:

@@ -54,26 +54,23 @@ def cache_model(fields: dict[str, Any]) -> arithmetic.CacheModel:
     return arithmetic.CacheModel(**fields | {"states": states})
 
 
-def run_in_browser(script: str, chosen: list[Any]) -> Any:
+def run(script: str, chosen: list[Any]) -> Any:
+    """What the page computes for the vectors, in node or, without it, in a browser."""
+    if shutil.which("node"):
+        code = f"{script}\nconsole.log(JSON.stringify(({RUN})({json.dumps(chosen)})))"
+        done = subprocess.run(["node"], input=code, capture_output=True, text=True, check=True)
+        return json.loads(done.stdout)
+    if screenshots.chromium() is None:
+        pytest.skip("needs node or chromium")
     with screenshots.browser() as browser:
         page = browser.new_page()
         page.add_script_tag(content=script)
         return page.evaluate(RUN, chosen)
 
 
-def run_in_node(script: str, chosen: list[Any]) -> Any:
-    code = f"{script}\nconsole.log(JSON.stringify(({RUN})({json.dumps(chosen)})))"
-    done = subprocess.run(["node"], input=code, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
-
-
 def test_the_page_and_the_package_agree_on_every_figure() -> None:
-    has_node = shutil.which("node") is not None
-    if not has_node and screenshots.chromium() is None:
-        pytest.skip("needs node or chromium")
     models, script = write_calculator.page_models(), write_calculator.script()
     chosen = vectors(models)
-    run = run_in_node if has_node else run_in_browser
     for (engine, model, kind, settings), computed in zip(chosen, run(script, chosen), strict=True):
         function = counted_engines()[engine].fit
         assert function is not None

@@ -37,10 +37,6 @@ def shown_commands() -> list[Command]:
     ]
 
 
-def is_exception(command: Command) -> bool:
-    return any(re.match(pattern, command.words) for pattern in NOT_RUN_PATTERNS)
-
-
 def test_every_exception_occurs() -> None:
     words = [command.words for command in shown_commands()]
     unused = [p for p in NOT_RUN_PATTERNS if not any(re.match(p, text) for text in words)]
@@ -54,15 +50,11 @@ def commands_to_run(page: Path) -> Iterator[Command]:
         if command.page != page.name:
             continue
         if page.parent.name == "examples" and command.words.startswith("torchrun"):
-            yield in_one_process(command)
-        elif not is_exception(command):
+            # What it starts, for later commands that need its output; --shard needs several.
+            words = command.words.partition(" -m ")[2].replace(" --shard", "")
+            yield replace(command, text=words)
+        elif not any(re.match(pattern, command.words) for pattern in NOT_RUN_PATTERNS):
             yield command
-
-
-def in_one_process(command: Command) -> Command:
-    """What torchrun starts, for later commands that need its output; `--shard` needs several."""
-    words = command.words.partition(" -m ")[2].replace(" --shard", "")
-    return replace(command, text=words)
 
 
 EXAMPLES_IN_CI = ("qwen3.5-27b-fp8-vllm.md", "recover-fsdp-nodes.md")
@@ -70,12 +62,9 @@ EXAMPLES_IN_CI = ("qwen3.5-27b-fp8-vllm.md", "recover-fsdp-nodes.md")
 differ in their model, whose layout tests/pipelines/test_hub_layouts.py cuts: slow tests."""
 
 
-def is_slow(page: Path) -> bool:
-    return page.parent.name == "examples" and page.name not in EXAMPLES_IN_CI
-
-
+SLOW = {p for p in PAGES if p.parent.name == "examples" and p.name not in EXAMPLES_IN_CI}
 WITH_COMMANDS = [
-    pytest.param(page, marks=pytest.mark.slow if is_slow(page) else (), id=page.name)
+    pytest.param(page, marks=pytest.mark.slow if page in SLOW else (), id=page.name)
     for page in PAGES
     if any(commands_to_run(page))
 ]
@@ -156,12 +145,6 @@ def files(code: ast.AST) -> tuple[set[str], set[str]]:
     return {str(text) for text in texts - outputs}, {str(text) for text in outputs}
 
 
-def in_the_package(block: Block) -> bool:
-    """Whether a file of the package contains these lines, except the first."""
-    body = block.text.strip().partition("\n")[2]
-    return any(body in path.read_text() for path in (ROOT / "src").rglob("*.py"))
-
-
 @pytest.mark.filterwarnings("ignore")  # of transformers
 @pytest.mark.parametrize("block", SNIPPETS, ids=lambda block: f"{block.page}:{block.line}")
 def test_a_snippet_runs(
@@ -170,7 +153,9 @@ def test_a_snippet_runs(
     if block.page == "add-an-engine.md":
         return  # tests/serving/test_add_an_engine.py adds it to a copy of the package
     if re.search(r"^from \.", block.text, re.MULTILINE):
-        assert in_the_package(block), f"{block}: no file of the package is like this"
+        body = block.text.strip().partition("\n")[2]
+        sources = (path.read_text() for path in (ROOT / "src").rglob("*.py"))
+        assert any(body in source for source in sources), f"{block}: no file is like this"
         return
     (page,) = (path for path in PAGES if path.name == block.page)
     page_world = world(page)

@@ -29,7 +29,7 @@ def stop(self, *arguments, **named):
     raise Parsed
 
 argparse.ArgumentParser.parse_args = stop
-for said, script, *arguments in json.loads(sys.stdin.read()):
+for said, script, *arguments in json.loads(sys.argv[1]):
     sys.path.insert(0, script.rpartition("/")[0])
     sys.argv = [script, *arguments]
     try:
@@ -85,14 +85,8 @@ def test_every_script_is_there_and_takes_its_arguments() -> None:
     for command, words in uses:
         assert (ROOT / words[0]).is_file(), f"{command}: there is no such script"
     jobs = [[str(command), *words] for command, words in uses]
-    done = subprocess.run(
-        [sys.executable, "-c", PARSE],
-        input=json.dumps(jobs),
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-    )
+    command = [sys.executable, "-c", PARSE, json.dumps(jobs)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, "\n".join(done.stderr.splitlines()[-5:])
 
 
@@ -104,9 +98,7 @@ def test_every_extra_and_path_that_pip_installs_is_there() -> None:
         assert verb == "install", str(command)
         for requirement in requirements:
             if requirement.startswith("./"):
-                assert (ROOT / requirement / "pyproject.toml").is_file(), (
-                    f"{command}: no such project"
-                )
+                assert (ROOT / requirement / "pyproject.toml").is_file(), f"{command}: no project"
             elif name := re.fullmatch(r"statetrim\[([\w,]+)\]", requirement):
                 extras = set(name[1].split(","))
                 assert extras <= set(project["optional-dependencies"]), f"{command}: no such extra"
@@ -194,7 +186,5 @@ def test_the_engine_serves_the_shape_with_the_command_shown(page: Path) -> None:
     starts = ("vllm serve", "python -m sglang", "mlx_lm.server", "llamacpp-env/bin/python")
     (shown,) = (line for line in lines if line.startswith(starts))
     needed = [set(shlex.split(command.partition(" && ")[0])) for command in served]
-    assert any(words <= {Path(word).name for word in shlex.split(shown)} for words in needed), (
-        shown,
-        served,
-    )
+    shown_words = {Path(word).name for word in shlex.split(shown)}
+    assert any(words <= shown_words for words in needed), (shown, served)

@@ -1,7 +1,6 @@
 """Untrusted values in config.json are refused, for every family."""
 
 import itertools
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,9 @@ from helpers.untrusted import (
     many_names,
     prune,
     put,
+    replaced,
     select,
+    sparse_file,
 )
 
 CASES = Cases()
@@ -124,24 +125,15 @@ for model_type, fields in HUGE.items():
     message = "no real model has"
     add(f"{model_type} absurd {fields}", update(fields, select), message, model_type)
 for name, text in (BAD_JSON | NOT_OBJECTS).items():
-
-    def bad_config(root: Path, text: bytes = text) -> list[str]:
-        (root / "model" / "config.json").write_bytes(text)
-        return inspect(root)
-
+    bad_config = replaced("config.json", lambda path, text=text: path.write_bytes(text))
     add(f"config is {name}", bad_config, r"config\.json")
-
-
-def big_config(root: Path) -> list[str]:
-    os.truncate(root / "model" / "config.json", 2**40)  # sparse
-    return inspect(root)
 
 
 def many_softmax_layers(c: dict[str, Any]) -> None:
     c.update(num_hidden_layers=4096, attn_layer_indices=[10**9] * 1_000_000)
 
 
-add("config of a tebibyte", big_config, "larger than 16 MiB")
+add("config of a tebibyte", replaced("config.json", sparse_file), "larger than 16 MiB")
 add("config names", heavy_file("config.json", many_names(15 * MIB, '"x":0')), "model_type")
 add("softmax layers", edited_config(many_softmax_layers), "attn_layer_indices", "bamba")
 

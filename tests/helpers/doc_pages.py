@@ -50,10 +50,6 @@ class Block(CodeSnippet):
     language: str
 
 
-def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").splitlines()
-
-
 @cache
 def blocks(path: Path) -> list[Block]:
     """The fenced and the indented code blocks of a page."""
@@ -61,7 +57,8 @@ def blocks(path: Path) -> list[Block]:
     block_lines: list[str] = []
     fence: re.Match[str] | None = None
     start, blank = 0, True
-    for number, line in enumerate([*_lines(path), ""], start=1):
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate([*lines, ""], start=1):
         mark = re.match(r" *```(\w*)", line)
         if fence is not None:
             if mark:

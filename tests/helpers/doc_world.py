@@ -16,7 +16,7 @@ from typing import Any
 import typer
 from typer.testing import CliRunner
 
-from helpers import hub_layouts, tiny
+from helpers import tiny
 from helpers.cases import load_cases
 from helpers.doc_pages import Block, blocks
 from helpers.quantized import FORMATS, quantize_checkpoint
@@ -35,30 +35,22 @@ WORD_REPLACEMENTS = {"TEXT": "text.jsonl", "METHODS": "drrqr"}
 """Placeholders of the pages -> the words that replace them."""
 
 VALUE_REPLACEMENTS = {
-    ("--to", "16heads"): "1heads", ("--skip", "64k"): "256",
+    ("--to", "16heads"): "1heads", ("--skip", "64k"): "256", ("--for", "mlx"): "transformers",
 }  # fmt: skip
-"""(option, value) -> a value that fits two heads, a state of 256 KiB and 32k tokens of text."""
+"""(option, value) -> a value that fits two heads, a state of 256 KiB, 32k tokens of text, and the
+model type; tests/docs/test_tools.py checks the engines of examples/."""
 
 SMALL_OPTIONS: dict[str, dict[str, str]] = load_cases("small-options")
 """Options that replace those of the page; the page's own values are parsed beforehand."""
 
 HUB = (
-    "Qwen/Qwen3.5-4B", "Qwen/Qwen3.5-27B", "Qwen/Qwen3.5-397B-A17B",
-    "Qwen/Qwen3-Next-80B-A3B-Instruct",
+    "Qwen/Qwen3.5-4B", "Qwen/Qwen3.5-27B", "Qwen/Qwen3.5-35B-A3B", "Qwen/Qwen3.5-397B-A17B",
+    "Qwen/Qwen3-Next-80B-A3B-Instruct", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    "allenai/Olmo-Hybrid-7B", "m-a-p/1.3B-100B-GatedDeltaNet-pure",
 )  # fmt: skip
-"""Hub models of the pages; on the loopback hub all are the tiny model."""
-
-EXAMPLE_LAYOUTS: dict[str, str] = load_cases("example-layouts")
-"""Hub models of examples/ -> their layout in helpers/hub_layouts, with heads of 16 channels, or of
-12x24 for OLMo-Hybrid. The 4B and the 27B model differ in sizes only."""
-EXAMPLE_QUANTIZED = {"Qwen/Qwen3.5-27B-FP8": ("Qwen3.5-27B", "fine-grained fp8")}
-"""Quantised hub models of examples/ -> layout and format."""
-EXAMPLE_VALUES = {
-    ("--to", "64x64"): "8x8", ("--to", "64x100%"): "8x100%", ("--to", "48x96"): "6x12",
-    ("--to", "0=128x128,others=64x64"): "0=16x16,others=8x8",
-    **{("--for", engine): "transformers" for engine in ("vllm", "sglang", "mlx", "llamacpp")},
-}  # fmt: skip
-"""(option, value) -> a value for these layouts; tests/docs/test_tools.py checks the original."""
+"""Hub models of the pages; on the loopback hub all are the tiny model. Their own layouts are cut in
+tests/pipelines/test_hub_layouts.py."""
+QUANTIZED_HUB = "Qwen/Qwen3.5-27B-FP8"
 
 _TEXTS = ("text.jsonl", "test.jsonl")
 COMMAND_FOR_FILE = {
@@ -92,11 +84,16 @@ def has_all_arguments(words: list[str]) -> bool:
     return "..." not in arguments
 
 
-def with_small_sizes(words: list[str], values: dict[tuple[str, str], str]) -> list[str]:
-    """The words of a command, with sizes reduced for a tiny model, and `values` replaced."""
+def with_small_sizes(words: list[str]) -> list[str]:
+    """The words of a command, with sizes reduced for a tiny model, and without --device-map, which
+    is refused without GPUs (tests/runtime/test_devices.py has pretended ones)."""
     words = [*words]
     for index in range(len(words) - 1):
-        words[index + 1] = values.get((words[index], words[index + 1]), words[index + 1])
+        option, value = words[index : index + 2]
+        words[index + 1] = VALUE_REPLACEMENTS.get((option, value), value)
+    if "--device-map" in words:
+        index = words.index("--device-map")
+        del words[index : index + 2]
     modes = [word for word in words if word in ("--memory", "--sensitivity")]
     command = " ".join([words[0], *modes])
     for option, value in SMALL_OPTIONS.get(command, {}).items():
@@ -120,15 +117,6 @@ class World:
     build: Load
     outputs_by_key: dict[str, Path]
 
-    @property
-    def is_example(self) -> bool:
-        return self.page.parent.name == "examples"
-
-    @property
-    def values(self) -> dict[tuple[str, str], str]:
-        """Values of options that the small models of this page need instead."""
-        return EXAMPLE_VALUES if self.is_example else VALUE_REPLACEMENTS
-
     def prepare(self, command: str, line: int) -> tuple[list[str], str | None, str | None]:
         """Create the inputs of a command and remove its old outputs; returns its words, the value
         of -o, and the file to which its standard output goes."""
@@ -149,10 +137,7 @@ class World:
             if inline:
                 return  # its options exist; nothing to run
             raise NotReady("it lacks an argument or an option that it needs, or has '...'")
-        words = with_small_sizes(words, self.values)
-        if self.is_example and "--device-map" in words:  # which is refused without GPUs
-            index = words.index("--device-map")
-            del words[index : index + 2]
+        words = with_small_sizes(words)
         self.make("text.jsonl", line)  # replaces the default text from the hub
         key = self.shared_key(words, output)
         if key in self.outputs_by_key and output:
@@ -173,15 +158,8 @@ class World:
             _copy(self.folder / output, self.outputs_by_key[key])
 
     def shared_key(self, words: list[str], output: str | None) -> str | None:
-        """The command without its output, if it reads only the model and text; else None.
-
-        `--device-map auto` is left out as well, because it has no effect without GPUs
-        (tests/runtime/test_devices.py tests it with pretended ones).
-        """
-        if self.is_example:
-            return None
-        ignored = {output, "--device-map", "auto"}
-        words = ["MODEL" if word in HUB else word for word in words if word not in ignored]
+        """The command without its output, if it reads only the model and text; else None."""
+        words = ["MODEL" if word in HUB else word for word in words if word != output]
         read = {word for word in words if (self.folder / word).exists()}
         return " ".join(words) if read <= {"MODEL", *_TEXTS} else None
 
@@ -224,20 +202,8 @@ class World:
         shown_blocks = [block for block in blocks(self.page) if block.language == language]
         if not shown_blocks:
             raise NotReady(f"the page shows no {language} to put into it")
-        return max(
-            [b for b in shown_blocks if b.line < line],
-            key=lambda b: b.line,
-            default=shown_blocks[0],
-        )
-
-
-def build_example_model(name: str, directory: Path) -> Path:
-    """A small checkpoint with the layout of a hub model of examples/."""
-    if name in EXAMPLE_LAYOUTS:
-        return hub_layouts.build(EXAMPLE_LAYOUTS[name], directory)
-    layout, form = EXAMPLE_QUANTIZED[name]
-    original = hub_layouts.build(layout, directory.parent / "original")
-    return quantize_checkpoint(original, directory, FORMATS[form])
+        earlier = [block for block in shown_blocks if block.line < line]
+        return earlier[-1] if earlier else shown_blocks[0]
 
 
 def _copy(source: Path, target: Path) -> None:

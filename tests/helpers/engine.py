@@ -82,15 +82,10 @@ def write_stand_in(folder: Path, mode: str = "") -> tuple[Path, Path]:
     for name in ("mlx", "mlx_lm"):
         metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n"
         (folder / f"{name}-0.dist-info" / "METADATA").write_text(metadata)
-    return write_python(folder), pids
-
-
-def write_python(folder: Path) -> Path:
-    """A Python executable that imports the packages in `folder` first."""
     python = folder / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    return python
+    return python, pids
 
 
 def have_ended(*folders: Path) -> bool:

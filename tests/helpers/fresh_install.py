@@ -19,6 +19,7 @@ import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,15 +51,8 @@ def environment(python: Path) -> dict[str, str]:
 
 
 def in_shell(python: Path, command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        shell=True,
-        cwd=folder,
-        env=environment(python),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    options: Any = {"shell": True, "cwd": folder, "env": environment(python)}
+    return subprocess.run(command, capture_output=True, text=True, **options)
 
 
 @pytest.fixture(scope="session")

@@ -22,9 +22,7 @@ class LoopbackHub:
     root: Path
     url: str = ""
     refused: dict[str, tuple[int, str]] = field(default_factory=dict)  # repo -> status, error code
-    broken_after: dict[str, int] = field(
-        default_factory=dict
-    )  # file -> bytes after which one download breaks
+    broken_after: dict[str, int] = field(default_factory=dict)  # file -> bytes of its next download
     requests: list[str] = field(default_factory=list)  # "GET NAME RANGE" of every file
 
     def commit(self, repo: str, revision: str) -> str | None:
@@ -74,8 +72,11 @@ class _HubHandler(http.server.BaseHTTPRequestHandler):
             return self._file(repo, commit, "/".join(path[4:]))
         files = self.hub.files(repo, commit)
         if "tree" in path:
-            tree = [_tree_entry(name, file) for name, file in files.items()]
-            return self._json(tree)
+            entries: list[dict[str, Any]] = []
+            for name, file in files.items():
+                oid, size = hashlib.sha1(file.read_bytes()).hexdigest(), file.stat().st_size
+                entries.append({"type": "file", "path": name, "size": size, "oid": oid})
+            return self._json(entries)
         siblings = [{"rfilename": n, "size": f.stat().st_size} for n, f in files.items()]
         return self._json({"id": repo, "sha": commit, "siblings": siblings, "private": False})
 
@@ -94,8 +95,8 @@ class _HubHandler(http.server.BaseHTTPRequestHandler):
         stop = self.hub.broken_after.pop(name, None) if self.command == "GET" else None
         self._respond(206 if wanted else 200, body[start:], headers, stop)
 
-    def _json(self, value: Any, status: int = 200) -> None:
-        self._respond(status, json.dumps(value).encode(), {"Content-Type": "application/json"})
+    def _json(self, value: Any) -> None:
+        self._respond(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
     def _respond(
         self, status: int, body: bytes, headers: dict[str, str], stop: int | None = None
@@ -113,11 +114,6 @@ class _HubHandler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *args: Any) -> None:
         pass
-
-
-def _tree_entry(name: str, file: Path) -> dict[str, Any]:
-    oid = hashlib.sha1(file.read_bytes()).hexdigest()
-    return {"type": "file", "path": name, "size": file.stat().st_size, "oid": oid}
 
 
 @contextmanager

@@ -5,6 +5,7 @@ It is independent of our row tables, because it masks activations, not weights.
 
 import functools
 import inspect
+import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -33,7 +34,7 @@ def masked(model: torch.nn.Module, plan: Plan, before: Geometry) -> Iterator[Non
     Heads are masked in Mamba-2, whose norm runs over them, and nowhere else."""
     module = text_code(model)
     names = kernel_names(module)
-    layers = _cycle(sorted(plan.layers))
+    layers = itertools.cycle(sorted(plan.layers))  # kernels are called in this order
     with ExitStack() as stack:
         for name in names:
             kernel = getattr(module, name)
@@ -57,9 +58,8 @@ def for_all_heads(plan: Plan, geometry: Geometry) -> Plan:
         for layer, kept in plan.axes[axis].kept.items() if axis in plan.axes else ():
             sharing = geometry.num_v_heads // geometry.heads(axis)
             value_heads = plan.axes["head"].kept[layer].flatten().tolist()
-            rows = dict(
-                zip(sorted({i // sharing for i in value_heads}), kept.tolist(), strict=True)
-            )
+            heads = sorted({head // sharing for head in value_heads})
+            rows = dict(zip(heads, kept.tolist(), strict=True))
             any_channels = list(range(kept.shape[1]))
             every_head = [rows.get(head, any_channels) for head in range(geometry.heads(axis))]
             tables[layer] = torch.tensor(every_head)
@@ -117,12 +117,6 @@ def output_projection(mixer: torch.nn.Module) -> Any:
     return next(m for name, m in mixer.named_children() if name in ("o_proj", "out_proj"))
 
 
-def _cycle(layers: list[int]) -> Iterator[int]:
-    """Repeats the layers forever: kernels are called in layer order in every forward pass."""
-    while True:
-        yield from layers
-
-
 def _wrap(
     kernel: Callable[..., Any], plan: Plan, layers: Iterator[int], before: Geometry
 ) -> Callable[..., Any]:
@@ -161,9 +155,9 @@ def _wrap(
 def _kept_share(plan: Plan, before: Geometry, *, of_heads: bool) -> float:
     """Of the channels over which the output norm averages."""
     share = _width(plan, "value") / before.head_v_dim if "value" in plan.axes else 1.0
-    return share * (
-        _width(plan, "head") / before.num_v_heads if of_heads and "head" in plan.axes else 1.0
-    )
+    if of_heads and "head" in plan.axes:
+        share *= _width(plan, "head") / before.num_v_heads
+    return share
 
 
 def _width(plan: Plan, axis: Axis) -> int:

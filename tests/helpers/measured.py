@@ -74,19 +74,12 @@ def scores(models: Mapping[str, Samples], **lineage: Any) -> st.Scores:
     controls: dict[str, Any] = {name: {} for name in models if name.startswith(CONTROL)}
     if controls:
         lineage = {"controls": controls, **lineage}
-    all_scores = [
-        Score(
-            name,
-            task,
-            metric,
-            "perplexity" if "perplexity" in metric else "nats" if metric == "kl" else "share",
-            metric != "kl" and "perplexity" not in metric,
-            samples,
-            [100.0] * len(samples) if "perplexity" in metric else None,
-        )
-        for name, figures in models.items()
-        for (task, metric), samples in figures.items()
-    ]
+    all_scores = []
+    for name, figures in models.items():
+        for (task, metric), samples in figures.items():
+            unit = {"perplexity": "perplexity", "kl": "nats"}.get(metric, "share")
+            weights = [100.0] * len(samples) if unit == "perplexity" else None
+            all_scores.append(Score(name, task, metric, unit, unit == "share", samples, weights))
     return st.Scores([name for name in models if name not in controls], all_scores, dict(lineage))
 
 

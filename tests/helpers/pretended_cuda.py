@@ -122,24 +122,20 @@ def _functions(count: int, free: int) -> dict[str, Any]:
     class Properties:
         major, minor, total_memory, multi_processor_count, name = 9, 0, MEMORY, 132, "pretended"
 
+    def always(answer: Any, *names: str) -> dict[str, Any]:
+        return dict.fromkeys(names, lambda *_, **__: answer)
+
     return {
-        "_lazy_init": lambda: None,
-        "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "device_count": lambda: count,
-        "current_device": lambda: 0,
-        "set_device": lambda device: None,
-        "synchronize": lambda *a: None,
-        "empty_cache": lambda: None,
-        "get_device_name": lambda *a: "pretended",
-        "mem_get_info": lambda *a: (free, MEMORY),
-        "memory_allocated": lambda *a: 0,
-        "memory_reserved": lambda *a: 0,
-        "max_memory_allocated": lambda *a: 0,
-        "reset_peak_memory_stats": lambda *a: None,
-        "get_device_capability": lambda *a: (9, 0),
-        "is_bf16_supported": lambda *a, **k: True,
-        "get_device_properties": lambda *a: Properties(),
+        **always(None, "_lazy_init", "set_device", "synchronize", "empty_cache"),
+        **always(None, "reset_peak_memory_stats"),
+        **always(0, "current_device", "memory_allocated", "memory_reserved"),
+        **always(0, "max_memory_allocated"),
+        **always(True, "is_available", "is_initialized", "is_bf16_supported"),
+        **always(count, "device_count"),
+        **always("pretended", "get_device_name"),
+        **always((free, MEMORY), "mem_get_info"),
+        **always((9, 0), "get_device_capability"),
+        **always(Properties(), "get_device_properties"),
         "Event": _Event,
     }
 

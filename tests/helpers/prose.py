@@ -49,14 +49,9 @@ def python_violations(path: Path) -> Iterator[str]:
 
 @cache
 def _name_violations(name: str) -> list[str]:
+    """Of its words, which are "read kept rows" in `readKeptRows` and `_read_kept_rows`."""
     rules = RULES["instead_of"] | ({} if name.startswith("test_") else RULES["names"])
-    return violations(_words(name), rules)
-
-
-def _words(name: str) -> str:
-    """`readKeptRows`, `_kept_rows` -> "read kept rows", "kept rows"."""
-    separated = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)
-    return " ".join(separated.replace("_", " ").split()).lower()
+    return violations(re.sub(r"_|(?<=[a-z0-9])(?=[A-Z])", " ", name).lower(), rules)
 
 
 def _bound_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -78,9 +73,8 @@ def _bound_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
 def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Strings that stand as statements: of modules, classes, functions, and below constants."""
     for node in ast.walk(tree):
-        match node:
-            case ast.Expr(value=ast.Constant(value=str(text))):
-                yield node.lineno, text
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield node.lineno, str(node.value.value)
 
 
 def _comments(source: str) -> Iterator[tuple[int, str]]:

@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from helpers import tiny
-from statetrim.families import family_of
+from statetrim.families import families, family_of
+from statetrim.storage.checkpoint import Checkpoint
 
 HIDDEN = 16
 INDEX = "model.safetensors.index.json"
@@ -78,6 +79,12 @@ def save(directory: Path, config: dict[str, Any], weights: dict[str, Tensor], sh
 def build(directory: Path, model_type: str, shards: int = 2) -> Path:
     config = CONFIGS[model_type]
     return save(directory, config, tensors(config), shards)
+
+
+def recorded(config: dict[str, Any]) -> Checkpoint:
+    """A checkpoint of which only the config is known, which is in no file."""
+    family = families()[config["model_type"]]
+    return Checkpoint(Path("recorded"), config, family, family.geometry(config))
 
 
 def read(path: Path) -> tuple[dict[str, Any], bytes]:

@@ -7,6 +7,7 @@ for another reason. The cases are in the test files of their subjects.
 
 import itertools
 import json
+import os
 import re
 import shutil
 import time
@@ -58,8 +59,9 @@ class Case:
     model_type: str = BASE
     slow: bool = False
 
-    def id(self) -> str:
-        return ascii(self.name)[:60]
+    def as_parameter(self) -> Any:
+        marks = [pytest.mark.slow] if self.slow else []
+        return pytest.param(self, marks=marks, id=ascii(self.name)[:60])
 
 
 @dataclass(frozen=True)
@@ -92,25 +94,25 @@ class Cases:
         """A test that every case is refused in this process, within MAX_SECONDS of CPU time."""
 
         @pytest.mark.timeout(60)
-        @_for_each(self.all)
+        @pytest.mark.parametrize("case", [case.as_parameter() for case in self.all])
         def test(case: Case, sound: SoundCheckpoint, scratch: Path, little_memory: None) -> None:
-            root, arguments = _spoiled(case, sound, scratch)
+            root = scratch / str(next(_NUMBERS))
+            shutil.copytree(sound(case.model_type), root)
+            arguments = case.spoil(root)
             before = fingerprint(root)
             started = time.process_time()  # wall time depends on other processes
-            check_refusal(*run(arguments), case.message)
+            command = arguments if isinstance(arguments, list) else prune(root)
+            check_refusal(*run(command), case.message)
             assert time.process_time() - started < MAX_SECONDS
-            _check_unchanged(root, before)
+            assert fingerprint(root) == before, "nothing was written"
+            assert not (root / "executed").exists()
+            shutil.rmtree(root)
 
         return test
 
 
-def _for_each(cases: list[Case]) -> pytest.MarkDecorator:
-    marks = [[pytest.mark.slow] if case.slow else [] for case in cases]
-    values = [pytest.param(c, marks=m, id=c.id()) for c, m in zip(cases, marks, strict=True)]
-    return pytest.mark.parametrize("case", values)
-
-
 _USED_NAMES: set[tuple[str, str]] = set()
+_NUMBERS = itertools.count()
 
 
 # --- commands, and ways to spoil what they read ---------------------------------------------------
@@ -161,6 +163,12 @@ def replaced(name: str, make: Callable[[Path], Any]) -> SpoilCheckpoint:
         make(root / "model" / name)
 
     return spoil
+
+
+def sparse_file(path: Path) -> None:
+    """A tebibyte."""
+    path.touch()
+    os.truncate(path, 2**40)
 
 
 def first_name(header: dict[str, Any]) -> str:
@@ -229,23 +237,3 @@ def memory_bytes(kind: str) -> int:
     match = re.search(rf"{kind}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert match
     return int(match.group(1)) * 1024
-
-
-# --- the checks -----------------------------------------------------------------------------------
-
-
-def _check_unchanged(root: Path, before: dict[str, Any]) -> None:
-    """Nothing was written and nothing was executed; then the files are removed."""
-    assert fingerprint(root) == before
-    assert not (root / "executed").exists()
-    shutil.rmtree(root)
-
-
-_NUMBERS = itertools.count()
-
-
-def _spoiled(case: Case, sound: SoundCheckpoint, scratch: Path) -> tuple[Path, list[str]]:
-    root = scratch / str(next(_NUMBERS))
-    shutil.copytree(sound(case.model_type), root)
-    arguments = case.spoil(root)
-    return root, arguments if isinstance(arguments, list) else prune(root)

@@ -64,7 +64,8 @@ CASES: dict[str, tuple[Callable[[], Verdict], Outcome, str]] = {
     "one load collapsed": (
         lambda: judged(model(recall=COLLAPSED, kl=0.05)), Outcome.STOP, "recall falls by"),
     "one load collapsed among a hundred easy ones": (
-        lambda: judge_cut(scores(easy_loads())),
+        lambda: judge_cut(scores(
+            {"original": ORIGINAL | EASY, "cut": model(recall=COLLAPSED, kl=0.05) | EASY})),
         Outcome.STOP, "mqar at 63 pairs (limit 10 points)"),
     "no engine serves it": (
         lambda: judged(GOOD, served=[]), Outcome.STOP, "no known engine"),
@@ -138,13 +139,9 @@ def only(samples: Samples, task: str) -> Samples:
 
 def few(count: int) -> Verdict:
     """The verdict on the good cut from its first `count` samples."""
-    short = {
-        name: {
-            key: shifted(value[:count], 0.0, 0.02 * (name == "cut"))
-            for key, value in figures.items()
-        }
-        for name, figures in {"original": ORIGINAL, "cut": GOOD, **RANDOM}.items()
-    }
+    cut = {key: shifted(value, 0.0, 0.02) for key, value in GOOD.items()}
+    models = {"original": ORIGINAL, "cut": cut, **RANDOM}
+    short = {name: {key: x[:count] for key, x in models[name].items()} for name in models}
     return judge_cut(scores(short))
 
 
@@ -212,35 +209,13 @@ def with_tasks(before: list[float], after: list[float], *tasks: str) -> dict[str
     return {"original": ORIGINAL | more[0], "cut": LOST | more[1]}
 
 
-def easy_loads() -> dict[str, Samples]:
-    """One number of pairs is lost, and a hundred easy settings are measured too."""
-    return {"original": ORIGINAL | EASY, "cut": model(recall=COLLAPSED, kl=0.05) | EASY}
-
-
 def changed(task: str, metric: str, samples: list[float] | None) -> dict[str, Samples]:
     """The original and the lossy cut, with other samples of one metric; None: without it."""
     cut = {key: value for key, value in LOST.items() if key != (task, metric)}
     return {"original": ORIGINAL, "cut": cut | ({(task, metric): samples} if samples else {})}
 
 
-def far_setting() -> dict[str, Samples]:
-    far = ("mqar", "pairs_16_in_512")
-    return {"original": ORIGINAL | {far: rows(0.979)}, "cut": GOOD | {far: rows(0.013)}}
-
-
-def tiny(count: int) -> dict[str, Samples]:
-    """A few samples on which the loss does not show."""
-    first: Samples = {("fda", "contains"): [1.0] * count}
-    return {"original": first, "cut": first}
-
-
-def renamed() -> dict[str, Samples]:
-    return {
-        "original": only(ORIGINAL, "text") | {("squad_v9", "found"): answers(0.9, 200)},
-        "cut": only(GOOD, "text") | {("squad_v9", "found"): answers(0.5, 200)},
-    }
-
-
+FAR, RENAMED = ("mqar", "pairs_16_in_512"), ("squad_v9", "found")
 HIDDEN: dict[str, tuple[dict[str, Samples], str]] = {
     "a floor task is added": (
         with_tasks([0.0] * 100, [0.0] * 100, "fda"), "recall falls by"),
@@ -250,14 +225,21 @@ HIDDEN: dict[str, tuple[dict[str, Samples], str]] = {
         with_tasks(answers(0.02, 100), [0.0] * 100, "fda"), "recall falls by"),
     "easy tasks are added": (
         with_tasks(*[answers(0.95, 400)] * 2, "fda", "swde", "niah_single_1"), "recall falls by"),
-    "the setting that collapsed is left out of the mean": (far_setting(), "recall falls by"),
+    "the setting that collapsed is left out of the mean": (
+        {"original": ORIGINAL | {FAR: rows(0.979)}, "cut": GOOD | {FAR: rows(0.013)}},
+        "recall falls by"),
     "the file's own mean is kinder than its settings": (
         changed("mqar", "accuracy", rows(0.9)), "recall falls by"),
     "a load is missing in the cut": (changed("mqar", "pairs_63", None), "cannot be compared"),
     "not a number": (changed("mqar", "pairs_8", [math.nan] * ROWS), "is not a number"),
     "infinite": (changed("text", "perplexity", [-math.inf] * ROWS), "is not a number"),
-    "two samples": (tiny(2), "was not measured"),
-    "another name": (renamed(), "accuracy falls by"),
+    "two samples": (
+        {name: {("fda", "contains"): [1.0] * 2} for name in ("original", "cut")},
+        "was not measured"),
+    "another name": (
+        {"original": only(ORIGINAL, "text") | {RENAMED: answers(0.9, 200)},
+         "cut": only(GOOD, "text") | {RENAMED: answers(0.5, 200)}},
+        "accuracy falls by"),
     "fewer samples for the cut": (
         {"original": ORIGINAL, "cut": {key: LOST[key][:40] for key in LOST}},
         "cannot be compared"),
@@ -300,12 +282,8 @@ def test_a_figure_turned_round_is_not_compared(change: dict[str, Any]) -> None:
 
 
 def test_floors_enter_no_warning_and_no_fact() -> None:
-    measured = scores(
-        {
-            name: figures | {("fda", "contains"): [0.0] * 50}
-            for name, figures in (("original", ORIGINAL), ("cut", LOST))
-        }
-    )
+    floor: Samples = {("fda", "contains"): [0.0] * 50}
+    measured = scores({"original": ORIGINAL | floor, "cut": LOST | floor})
     alone = scores({"original": ORIGINAL, "cut": LOST})
     assert cut_warnings(measured, "cut") == cut_warnings(alone, "cut")
     assert judge_cut(measured).facts == judge_cut(alone).facts
@@ -329,12 +307,8 @@ def test_the_chance_of_a_task_of_lm_eval_is_stored_or_said_to_be_unknown() -> No
 
 def test_a_load_at_chance_is_left_out_of_the_mean() -> None:
     at_chance = ("mqar", "pairs_127")
-    measured = scores(
-        {
-            "original": ORIGINAL | {at_chance: rows(0.005, 0.005)},
-            "cut": LOST | {at_chance: rows(0.005, 0.005, seed=3)},
-        }
-    )
+    original = ORIGINAL | {at_chance: rows(0.005, 0.005)}
+    measured = scores({"original": original, "cut": LOST | {at_chance: rows(0.005, seed=3)}})
     alone = metric_loss(scores({"original": ORIGINAL, "cut": LOST}), "cut", "mqar", "accuracy")
     assert metric_loss(measured, "cut", "mqar", "accuracy") == alone
     assert metric_loss(measured, "cut", "mqar", "pairs_127").uninformative
@@ -344,10 +318,8 @@ def test_a_mean_names_the_settings_that_it_is_of() -> None:
     """The original is above chance on two of five settings; the mean has only these."""
     some = {4: 0.9, 8: 0.8, 16: 0.05, 32: 0.03, 63: 0.02}
     measured = scores({"original": model(some), "cut": model(0.5)})
-    assert (
-        averaged_settings_text(measured, "mqar", "accuracy")
-        == "mean of 2 of 5 settings: 4 pairs, 8 pairs"
-    )
+    text = averaged_settings_text(measured, "mqar", "accuracy")
+    assert text == "mean of 2 of 5 settings: 4 pairs, 8 pairs"
     all_informative = scores({"original": ORIGINAL, "cut": GOOD})
     assert averaged_settings_text(all_informative, "mqar", "accuracy") == "mean of 5 settings"
     none_informative = scores({"original": model(0.02), "cut": GOOD})

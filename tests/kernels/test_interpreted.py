@@ -24,7 +24,7 @@ def record() -> Any:
 
 def run(script: str, out: Path, *arguments: str) -> list[dict[str, Any]]:
     command = [sys.executable, str(KERNELS / script), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads(line) for line in out.read_text().splitlines()]
 

@@ -47,10 +47,9 @@ def expected_counts(model: Path) -> dict[str, tuple[float, float]]:
     return counts
 
 
-def sequence_texts(page: str) -> set[tuple[str, str]]:
-    """Pairs "A → B" of sequences in a text, without gains in brackets."""
-    number = r"([\d,]+\.?\d*)(?: \([\d.]+x\))?"
-    return set(re.findall(rf"{number} → {number} in (?:bfloat16|float32)", page))
+NUMBER = r"([\d,]+\.?\d*)(?: \([\d.]+x\))?"
+PAIR = re.compile(rf"{NUMBER} → {NUMBER} in (?:bfloat16|float32)")
+"""Sequences before and after, without gains in brackets."""
 
 
 def test_sequences_are_those_of_the_engine_everywhere(trimmed: tuple[Path, Path, str, str]) -> None:
@@ -66,7 +65,7 @@ def test_sequences_are_those_of_the_engine_everywhere(trimmed: tuple[Path, Path,
         "report.html": html.unescape((report / "report.html").read_text()),
     }
     for name, page in pages.items():
-        assert sequence_texts(page) == set(texts.values()), name
+        assert set(PAIR.findall(page)) == set(texts.values()), name
     assert "in bfloat16, its default" in stdout, "vLLM's dtype of the state is the baseline"
     original, *cuts = decision["points"]
     assert original["sequences"] == counts["bfloat16"][0]

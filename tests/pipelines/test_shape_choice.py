@@ -16,7 +16,7 @@ from helpers.tiny import Load
 from statetrim.artifacts.decision import NoCutNeeded
 from statetrim.artifacts.steps import read_seen_texts
 from statetrim.commands.trimming.result import _load_line
-from statetrim.cut.geometry import Target
+from statetrim.cut.target import Target
 from statetrim.evaluation.evaluate import evaluate
 from statetrim.evaluation.options import EvaluateOptions
 from statetrim.maths.formatting import fit_text
@@ -153,10 +153,7 @@ def test_widths_by_layer_are_one_of_the_shapes(
         evaluate.run(models, chosen)
 
     monkeypatch.setattr(stages, "evaluate", SimpleNamespace(run=record))
-    dims: dict[str, Any] = {
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
-    }  # which vLLM serves
+    dims: dict[str, Any] = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
     model = st.open(tiny.build("qwen3_next", tmp_path / "model", mamba_ssm_dtype="float32", **dims))
     out, watch = tmp_path / "small", RecordingObserver()
     options = OPTIONS | {"text": text, "to": 0.5, "for_": engine, "by_layer": True}

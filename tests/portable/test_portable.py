@@ -136,12 +136,7 @@ def tokens(rows: int, time: int, seed: int = 0) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def registered() -> None:
-    portable.register()
-
-
-@pytest.fixture(scope="module")
-def reference(registered: None) -> dict[str, Any]:
+def reference() -> dict[str, Any]:
     return {
         name: AutoModelForCausalLM.from_pretrained(
             MODELS / name, output_loading_info=True, dtype=torch.float32

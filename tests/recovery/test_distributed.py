@@ -27,9 +27,7 @@ from statetrim.runtime.placement import Placement
 @torch.no_grad()
 def compare_sharded(path: str) -> dict[str, float]:
     ids = torch.arange(12).unsqueeze(0) % 50 + 1
-    live = load_live(
-        path, Placement(device="cpu:0", layerwise=True)
-    )  # the device name of the Trainer
+    live = load_live(path, Placement(device="cpu:0", layerwise=True))  # as the Trainer names it
     plain, split = st.load(path), live.module.requires_grad_(False)
     Sharder(live.device).shard_model(live)
     expected, actual = (m.base_model(input_ids=ids, use_cache=False)[0] for m in (plain, split))

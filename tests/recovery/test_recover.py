@@ -23,6 +23,7 @@ from statetrim.progress import Progress
 from statetrim.recovery import trainer as training
 from statetrim.recovery.adapters import attach_adapters
 from statetrim.recovery.options import RecoverOptions
+from statetrim.runtime.live import MixerCall, hook_mixers
 from statetrim.runtime.loading import load_live
 from statetrim.storage.text import Sequences
 
@@ -215,25 +216,15 @@ def test_layerwise_repairs_every_mixer(model_type: str, pair: Any, tmp_path: Pat
         assert first == pytest.approx(error, rel=1e-4)
 
 
+@torch.no_grad()
 def mixer_error(model: st.Checkpoint, small: st.Checkpoint, ids: Tensor) -> dict[int, float]:
-    from statetrim.runtime.live import find_mixers
-
-    original, pruned = st.load(model), st.load(small)
-    cut_mixers, errors = find_mixers(pruned, small), dict[int, float]()
-
-    def make_hook(layer: int) -> Any:
-        def hook(module: Any, args: Any, kwargs: Any, result: Any) -> None:
-            with torch.no_grad():
-                cut_result = cut_mixers[layer](*args, **kwargs)
-            target, output = (x[0] if isinstance(x, tuple) else x for x in (result, cut_result))
-            errors[layer] = float((output - target).square().mean() / target.square().mean())
-
-        return hook
-
-    for layer, mixer in find_mixers(original, model).items():
-        mixer.register_forward_hook(make_hook(layer), with_kwargs=True)
-    with torch.no_grad():
-        original(input_ids=ids, use_cache=False)
+    original, pruned = load_live(model), load_live(small)
+    calls, errors = list[MixerCall](), dict[int, float]()
+    with hook_mixers(original.mixers, calls.append):
+        original.hidden_states(ids)
+    for call in calls:
+        error = (call.repeat(pruned.mixers[call.layer]) - call.output).square().mean()
+        errors[call.layer] = float(error / call.output.square().mean())
     return errors
 
 

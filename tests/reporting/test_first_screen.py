@@ -117,14 +117,9 @@ def test_a_fault_found_in_an_engine_is_the_answer(folder: Path) -> None:
     assert answer(passing, faulty) == ("Do not ship", "llama.cpp answers <nonsense>")
     assert answer(refused) == ("Do not ship", refusal["OUT"])
     assert answer(passing, refused)[0] == "Not enough evidence"  # MLX-LM runs it
-    both = {
-        "my model": "no memory",
-        **refusal,
-    }  # the engine runs neither, so the cut is not at fault
-    both_refused = save_verification(
-        folder, "vllm", refusals=both, faults={"OUT": [refusal["OUT"]]}
-    )
-    assert answer(both_refused)[0] == "Not enough evidence"
+    both = {"my model": "no memory", **refusal}
+    both_refused = save_verification(folder, "vllm", refusals=both, faults={"OUT": ["odd width"]})
+    assert answer(both_refused)[0] == "Not enough evidence", "the cut is not at fault"
     st.report(folder / "OUT", [passing, faulty], out=folder / "verified")
     page = (folder / "verified" / "report.html").read_text()
     assert "98 of 100" in page and "+2.00 (+2.00 to +2.00)" in page
@@ -193,14 +188,10 @@ def test_the_shapes_of_a_decision_are_judged(folder: Path, tmp_path: Path) -> No
     sections = document_of(folder, str(tmp_path / "decision.json")).sections
     (section,) = (x for x in sections if x.title == "Why this shape")
     table = next(block for block in section.blocks if isinstance(block, Table))
-    judged = dict(str(row[0]).split(": ") for row in table.rows[1:])
-    assert judged == {
-        "48x64": "within limits",
-        "64x48": "unclear",
-        "64x32": "within limits",
-        "32x64": "loses too much",
-        "32x32": "loses too much",
-    }
+    assert [row[0] for row in table.rows[1:]] == [
+        "48x64: within limits", "64x48: unclear", "64x32: within limits", "32x64: loses too much",
+        "32x32: loses too much",
+    ]  # fmt: skip
 
 
 WARNING = """<p class="note">Warning: recall falls by 31.0 points on mqar (95%: 26.2 to 35.8); keep

@@ -32,6 +32,9 @@ HOSTILE_TEXT = (
     "</style><script>alert(1)</script><img src=http://x.test/a.png onerror=alert(1)>|`$x`\n# a"
 )
 VOID = {"meta", "img"}
+ACTIVE = {
+    "script", "link", "iframe", "object", "embed", "form", "base", "video", "use", "image", "img",
+}  # fmt: skip
 FILES = ("analysis.json", "scores.json", "decision.json", "timings.json", "recover.json",
          "refit.json", "trim.json")  # fmt: skip
 
@@ -69,10 +72,8 @@ def artifacts(checkpoint: Load, tmp_path_factory: Any) -> Path:
     tiny.write_text(folder / "text.jsonl", 2**12)
     model = st.open(folder / "MODEL")
     small = st.prune(model, st.select(model, "rand", to="6x100%"), folder / "SMALL")
-    analysis = st.analyze(
-        small, folder / "text.jsonl", tokens=256, length=128, burn_in=64, baseline=model
-    )
-    analysis.save(folder / "analysis.json")
+    spans: Any = {"tokens": 256, "length": 128, "burn_in": 64, "out": folder / "analysis.json"}
+    st.analyze(small, folder / "text.jsonl", baseline=model, **spans)
     write_scores(folder / "scores.json")
     points = [MeasuredShape(Shape(12, 8), "none", 12 * 2**20)]
     for keep in (4, 6, 8):
@@ -129,21 +130,7 @@ def check_page(html: str) -> Page:
     """Check what must hold for every report, also of untrusted artifacts."""
     page = Page(html)
     assert not page.open
-    assert {tag for tag, _ in page.tags}.isdisjoint(
-        {
-            "script",
-            "link",
-            "iframe",
-            "object",
-            "embed",
-            "form",
-            "base",
-            "video",
-            "use",
-            "image",
-            "img",
-        }
-    )
+    assert ACTIVE.isdisjoint(tag for tag, _ in page.tags)
     identifiers = [a["id"] for _, a in page.tags if "id" in a]
     assert len(identifiers) == len(set(identifiers))
     for tag, attributes in page.tags:
@@ -291,10 +278,8 @@ def test_what_does_not_belong_together_is_said(artifacts: Path, tmp_path: Path) 
 def test_scores_of_other_weights_are_told_apart(artifacts: Path, tmp_path: Path) -> None:
     """A recovery copies the scores of the weights before it."""
     shutil.copytree(artifacts / "SMALL", tmp_path / "SMALL")
-    small, content = (
-        st.open(tmp_path / "SMALL"),
-        json.loads((artifacts / "scores.json").read_text()),
-    )
+    small = st.open(tmp_path / "SMALL")
+    content = json.loads((artifacts / "scores.json").read_text())
     inner = tmp_path / "SMALL" / "statetrim" / "scores.json"
     for scored, is_other in (([small.digest], False), (["0" * 64], True)):
         inner.write_text(json.dumps(content | {"lineage": {"models": scored}}))

@@ -5,6 +5,7 @@ Simulated tensors have no autograd: `grad` and `recover` are in test_gradients_e
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +29,12 @@ ROUNDING = 1e-4  # of a model in float32
 MODES = ("one card", "layerwise", "two cards")
 IN_CI = (("delta_net", "one card"), ("delta_net", "layerwise"), ("qwen3_next", "two cards"))
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # of transformers, about its slow paths
-    pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real GPU"),
-]
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real GPU")
+pytestmark = [pytest.mark.filterwarnings("ignore"), no_gpu]  # transformers warns of slow paths
+OTHERS = [case for case in product(tiny.MODEL_TYPES, MODES) if case not in IN_CI]
 every_type_and_mode = pytest.mark.parametrize(
     ("model_type", "mode"),
-    [
-        pytest.param(name, mode, marks=() if (name, mode) in IN_CI else pytest.mark.slow)
-        for name in tiny.MODEL_TYPES
-        for mode in MODES
-    ],
+    [*IN_CI, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)],
 )
 
 
@@ -134,24 +130,20 @@ def test_refit_sums_check_and_analysis(model_type: str, mode: str, cut: Cut, tex
     pairs = st.calibrate(small, data(), original=model, **quiet)
     analysis = st.analyze(model, text, **spans, **quiet)
     with cards_for(mode) as cards:
-        own = 0
-        if mode != "layerwise":
-            own = sum(
-                baseline_copies(checkpoint, cards, placement) for checkpoint in (model, small)
-            )
+        whole = (model, small) if mode != "layerwise" else ()
+        own = sum(baseline_copies(checkpoint, cards, placement) for checkpoint in whole)
         before = cards.copies
-        assert_statistics_close(
-            pairs, st.calibrate(small, data(), original=model, **quiet, **placement), ROUNDING
-        )
-        if mode != "layerwise":
+        actual = st.calibrate(small, data(), original=model, **quiet, **placement)
+        assert_statistics_close(pairs, actual, ROUNDING)
+        if whole:
             assert cards.copies - before - own <= len(model.geometry.layers)
         cut_check = compare_cut(model, plan, small, placement=Placement(**placement))
         assert cut_check.sliced_against_masked < 1e-4
         analysis_on_cards = st.analyze(model, text, **spans, **quiet, **placement)
     for layer, expected in analysis.layers.items():
         for field in ("effective_rank", "spectrum", "key_condition"):
-            actual = getattr(analysis_on_cards.layers[layer], field)
-            assert torch.allclose(actual, getattr(expected, field), rtol=ROUNDING)
+            on_cards = getattr(analysis_on_cards.layers[layer], field)
+            assert torch.allclose(on_cards, getattr(expected, field), rtol=ROUNDING)
 
 
 @every_type_and_mode

@@ -52,7 +52,9 @@ class OneDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func in _READ and args[0].is_meta:
             return 1.0 if args[0].is_floating_point() else 1
-        if func is _aten._to_copy.default and args[0].is_meta and _to_the_host(kwargs):
+        target = kwargs.get("device")
+        to_host = func is _aten._to_copy.default and target is not None and target.type == "cpu"
+        if to_host and args[0].is_meta:
             return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
         moves = func in (_aten.copy_.default, _aten._to_copy.default)
         moves |= func in INDEXED and args[0].is_meta  # whose indices may be on the host
@@ -61,10 +63,6 @@ class OneDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if len(devices) > 1 and not moves:
             raise DevicesMixed(f"tensors on {sorted(devices)} in {func}")
         return func(*args, **kwargs)
-
-
-def _to_the_host(kwargs: Any) -> bool:
-    return kwargs.get("device") is not None and kwargs["device"].type == "cpu"
 
 
 @pytest.fixture(autouse=True)

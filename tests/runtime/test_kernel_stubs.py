@@ -28,19 +28,15 @@ QUICK = ("qwen3_next", "mamba2")
 @pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
 @pytest.mark.parametrize(
     "model_types",
-    [
-        pytest.param(QUICK, id="a sample"),
-        pytest.param(
-            tuple(sorted(set(TYPES) - set(QUICK))), id="the others", marks=pytest.mark.slow
-        ),
-    ],
+    [QUICK, pytest.param(tuple(sorted({*TYPES} - {*QUICK})), marks=pytest.mark.slow)],
+    ids=["a sample", "the others"],
 )
 def test_calibrate_and_check_pass_with_the_real_signatures(
     model_types: tuple[str, ...], checkpoint: Load, tmp_path: Path
 ) -> None:
     result = subprocess.run(
         [sys.executable, WORKER, "stubs", tmp_path, *model_types],
-        capture_output=True, text=True, check=False, env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-3000:]
     report = json.loads(result.stdout.splitlines()[-1])
@@ -49,9 +45,8 @@ def test_calibrate_and_check_pass_with_the_real_signatures(
         mamba = st.open(checkpoint(model_type)).family.kernels[0].startswith("mamba2")
         scan = "mamba_chunk_scan_combined" if mamba else "chunk_gated_delta_rule"
         step = "selective_state_update" if mamba else "fused_recurrent_gated_delta_rule"
-        assert {scan, step, "causal_conv1d_fn", "causal_conv1d_update"} <= set(
-            result_of_type["calls"]
-        )
+        called = {scan, step, "causal_conv1d_fn", "causal_conv1d_update"}
+        assert called <= set(result_of_type["calls"])
         assert result_of_type["sliced"] < 1e-5
         stored = load_file(tmp_path / f"{model_type}-stored.safetensors")["logits"]
         expected = stored_logits(checkpoint(model_type))
@@ -74,19 +69,11 @@ def test_calibrate_and_check_pass_with_the_real_signatures(
     ],
 )
 def test_the_stand_ins_have_flas_signatures(file: str, function: Callable[..., object]) -> None:
-    tree = ast.parse((_fla() / "ops" / "gated_delta_rule" / file).read_text())
-    fla_arguments = next(
-        node.args
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef) and node.name == function.__name__
-    )
+    # Importing fla is blocked here, since that would change transformers.
+    fla = next(folder for folder in (Path(p) / "fla" for p in sys.path) if folder.is_dir())
+    tree = ast.parse((fla / "ops" / "gated_delta_rule" / file).read_text())
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    fla_arguments = functions[function.__name__].args
     stub_names = list(inspect.signature(function).parameters)[:-1]
     assert [arg.arg for arg in fla_arguments.args][: len(stub_names)] == stub_names
     assert fla_arguments.kwarg is not None
-
-
-def _fla() -> Path:
-    """The directory of fla; importing it is blocked here, since that would change transformers."""
-    return next(
-        directory for directory in (Path(p) / "fla" for p in sys.path) if directory.is_dir()
-    )

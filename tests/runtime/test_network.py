@@ -46,11 +46,7 @@ def test_local_files_ask_no_host(checkpoint: Any, tmp_path: Path) -> None:
     commands = [[str(word) for word in words] for words in (calibrate, evaluate)]
     environment = {n: v for n, v in os.environ.items() if n not in ("HF_HUB_OFFLINE",)}
     environment |= {"HF_HOME": str(tmp_path / "home")}
-    process = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(commands)],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-c", PROGRAM, json.dumps(commands)]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert "NETWORK" not in process.stderr and process.returncode == 0, process.stderr[-1500:]
     assert (tmp_path / "out.safetensors").exists() and (tmp_path / "scores.json").exists()

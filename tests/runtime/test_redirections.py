@@ -124,15 +124,12 @@ def move_tensors(model: Path, file: str, count: int | None = None) -> None:
     tiny.edit_json(model / INDEX, weight_map=index["weight_map"] | dict.fromkeys(names, file))
 
 
+OTHER = "other.safetensors"
 REDIRECTIONS |= {
-    "index above": lambda model, _: move_tensors(model, "../outside/other.safetensors", 1),
-    "index absolute": lambda model, outside: move_tensors(
-        model, str(outside / "other.safetensors")
-    ),
+    "index above": lambda model, _: move_tensors(model, f"../outside/{OTHER}", 1),
+    "index absolute": lambda model, outside: move_tensors(model, str(outside / OTHER)),
     "pickle": lambda model, _: torch.save({"a": torch.ones(1)}, model / "pytorch_model.bin"),
-    "second weights": lambda model, outside: shutil.copy(
-        outside / "other.safetensors", model / "model.safetensors"
-    ),
+    "second weights": lambda model, out: shutil.copy(out / OTHER, model / "model.safetensors"),
 }
 
 

@@ -7,7 +7,6 @@ from itertools import product
 from math import ceil
 
 import pytest
-import torch
 
 import statetrim as st
 from helpers.plugin_pages import HEADS, Size, memory, page_size, pages
@@ -26,18 +25,11 @@ from statetrim.serving.capacity.parts import Paging
 SHAPES = [(k, v) for k in (16, 8, 4) for v in (16, 8, 4)]
 
 
-def random_costs(layers: int, seed: int) -> dict[int, dict[tuple[int, int], float]]:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        layer: {shape: float(torch.rand(1, generator=generator)) for shape in SHAPES}
-        for layer in range(layers)
-    }
-
-
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("share", [0.5, 0.3, 0.25])
 def test_no_other_choice_costs_less(seed: int, share: float) -> None:
-    costs = random_costs(4, seed)
+    draw = random.Random(seed)
+    costs = {layer: {shape: draw.random() for shape in SHAPES} for layer in range(4)}
     allocation = cheapest_allocation(costs, share, 16 * 16)
     budget = share * 4 * 16 * 16
     all_costs = (
@@ -87,21 +79,11 @@ def test_what_cannot_be_allocated() -> None:
     assert all(v == 16 for _, v in allocate(keys_only, 0.5).shapes.values())
 
 
-def random_sensitivity(layers: int, seed: int) -> Sensitivity:
-    generator = torch.Generator().manual_seed(seed)
-    return sensitivity_of(
-        layers, lambda _, keep: float(torch.rand(1, generator=generator)) / keep, lambda _: 1.0
-    )
-
-
 def test_only_shapes_that_the_kernels_take_and_whole_layers_are_allocated() -> None:
-    def is_square(shape: tuple[int, int]) -> bool:
-        return shape[0] == shape[1] < 16
-
-    paging = Paging(4, 4, 1, page_size(4, 6))
-    for seed in range(4):
-        sensitivity = random_sensitivity(4, seed)
-        allocation = allocate_in_pages(sensitivity, 0.5, paging, is_square)
+    paging, draw = Paging(4, 4, 1, page_size(4, 6)), random.Random(0)
+    for _ in range(4):
+        sensitivity = sensitivity_of(4, lambda _, keep: draw.random() / keep, lambda _: 1.0)
+        allocation = allocate_in_pages(sensitivity, 0.5, paging, lambda s: s[0] == s[1] < 16)
         assert {*allocation.shapes.values()} <= {(16, 16), (8, 8), (4, 4)}
         nll, recall = allocation.losses(sensitivity)
         assert nll == pytest.approx(allocation.cost) and recall == 0
@@ -111,10 +93,8 @@ def test_losses_are_told_apart() -> None:
     nll, recall = allocate(measured(), 0.5).losses(measured())
     assert nll > 0 == recall
     everywhere = sensitivity_of(3, lambda *_: 0.0, lambda _: 0.75)
-    assert allocate(everywhere, 0.25).losses(everywhere) == (
-        0,
-        pytest.approx(3 * 0.25),
-    )  # one axis of each
+    lost = pytest.approx(3 * 0.25)  # one axis of each
+    assert allocate(everywhere, 0.25).losses(everywhere) == (0, lost)
 
 
 WIDTH = 128

@@ -20,7 +20,7 @@ ASK = """
 import contextlib, io, sys
 from statetrim.commands import app
 
-for line in sys.stdin.read().splitlines():
+for line in sys.argv[1].splitlines():
     print("$", line)
     with contextlib.redirect_stderr(sys.stdout):
         app(line.split(), standalone_mode=False)
@@ -47,15 +47,8 @@ def test_one_file_and_its_rows_reach_every_command(tmp_path: Path) -> None:
     tiny.build("qwen3_5_text", tmp_path / "model", **wide)
     tiny.write_text(tmp_path / "text.jsonl", 20_000)
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "src"), "COLUMNS": "300"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", ASK],
-        input=COMMANDS,
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-W", "ignore", "-c", ASK, COMMANDS]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     listed, engine_table, counted, coded, trim, help_text = done.stdout.split("$ ")[1:]
     assert "Abacus" in listed, "of a shape that it serves or refuses"

@@ -7,25 +7,18 @@ from typing import Any
 import pytest
 
 import statetrim as st
+from helpers import raw
 from helpers.cases import load_cases
-from statetrim.families import families
 from statetrim.serving.capacity.arithmetic import Settings
 from statetrim.serving.capacity.compare import cache_model, default_state_dtype
 from statetrim.serving.engines import find_engine
 from statetrim.serving.engines.llamacpp import llamacpp
 from statetrim.serving.engines.sglang import sglang
 from statetrim.serving.engines.vllm import vllm
-from statetrim.storage.checkpoint import Checkpoint
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = json.loads((ROOT / "docs" / "calculator" / "configs.json").read_text())
 BYTES = {"float32": 4, "bfloat16": 2}
-
-
-def opened(model: str, changes: dict[str, Any] | None = None) -> Checkpoint:
-    config = CONFIGS[model] | (changes or {})
-    family = families()[config["model_type"]]
-    return Checkpoint(Path("recorded"), config, family, family.geometry(config))
 
 
 @pytest.mark.parametrize(("source", "tokens", "name", "changes", "more"), load_cases("vllm-blocks"))
@@ -33,7 +26,7 @@ def test_the_block_is_the_one_that_users_saw(
     source: str, tokens: int, name: str, changes: dict[str, Any], more: dict[str, Any]
 ) -> None:
     """With the model of the calculator that has this state, changed to theirs, and their flags."""
-    model = opened(name, changes)
+    model = raw.recorded(CONFIGS[name] | changes)
     dtype = default_state_dtype(find_engine("vllm"), model)
     settings = {"memory": 2**34, "context": 4096, "state_bytes": BYTES[dtype]} | more
     fit = vllm(cache_model(model, model.geometry), Settings(**settings))
@@ -44,7 +37,7 @@ def test_the_block_is_the_one_that_users_saw(
 def test_the_shortest_prefix_is_where_users_first_saw_hits(drafts: int) -> None:
     """syv-ai/qwen38-27b-rtx3090 issue 102: floor(tokens / block) blocks are found again. With
     drafts vLLM 0.33 finds as many if the next token is the same too; earlier ones, one fewer."""
-    model = opened("Qwen3.5-27B")
+    model = raw.recorded(CONFIGS["Qwen3.5-27B"])
     settings = Settings(memory=2**34, context=4096, speculative=drafts)
     fit = vllm(cache_model(model, model.geometry), settings)
     next_token = 1 if drafts else 0
@@ -55,7 +48,7 @@ def test_the_shortest_prefix_is_where_users_first_saw_hits(drafts: int) -> None:
 def test_bytes_of_a_cached_block_follow_by_hand() -> None:
     """Qwen3.5-27B: 16 softmax layers and 3 groups of 16 linear ones; each has a page of 784
     tokens, which the state of a linear layer fills except for padding."""
-    model = opened("Qwen3.5-27B")
+    model = raw.recorded(CONFIGS["Qwen3.5-27B"])
     caches = cache_model(model, model.geometry)
     settings = Settings(memory=2**34, context=4096)
     page = 784 * 2 * 4 * 256 * 2
@@ -66,7 +59,7 @@ def test_bytes_of_a_cached_block_follow_by_hand() -> None:
 
 
 def test_as_many_requests_may_run_as_users_saw() -> None:
-    model = opened("Qwen3.5-27B")
+    model = raw.recorded(CONFIGS["Qwen3.5-27B"])
     caches = cache_model(model, model.geometry)
     small = Settings(memory=int(3.86 * 2**30), context=122_633, devices=2)
     assert vllm(caches, small).requests == 161  # vllm 49064: exceeds available Mamba cache blocks
@@ -77,7 +70,8 @@ def test_as_many_requests_may_run_as_users_saw() -> None:
 def test_sglang_stores_states_at_the_chunk_of_the_config() -> None:
     settings = Settings(memory=2**34, context=4096)
     for name, tokens in (("Qwen3.5-27B", 64), ("Falcon-H1-7B", 128)):
-        model = opened(name, {"mamba_chunk_size": 128} if name.startswith("Falcon") else {})
+        changes = {"mamba_chunk_size": 128} if name.startswith("Falcon") else {}
+        model = raw.recorded(CONFIGS[name] | changes)
         fit = sglang(cache_model(model, model.geometry), settings)
         assert fit.shortest_prefix == tokens
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import statetrim as st
-from helpers import tiny
+from helpers import raw, tiny
 from helpers.cases import load_cases
 from helpers.tiny import Load
 from statetrim.families import families
@@ -30,7 +30,6 @@ from statetrim.serving.engines.sglang import sglang, sglang_ring_bytes
 from statetrim.serving.engines.vllm import vllm
 from statetrim.serving.options import ServingOptions
 from statetrim.snapshots.snapshot import recode
-from statetrim.storage.checkpoint import Checkpoint
 
 BATCH, TOKENS = 3, 10
 
@@ -64,10 +63,8 @@ def test_bytes_of_every_runnable_family_equal_the_real_cache_object(
     with torch.no_grad():
         output = model(input_ids=ids, use_cache=True)
     cache = output.get("past_key_values", output.get("cache_params"))
-    cache_tensors = tensors(cache.layers, set())
-    serving = arithmetic.Settings(
-        memory=1, context=TOKENS, conv_bytes=dtype.itemsize, kv_bytes=dtype.itemsize
-    )
+    cache_tensors, size = tensors(cache.layers, set()), dtype.itemsize
+    serving = arithmetic.Settings(memory=1, context=TOKENS, conv_bytes=size, kv_bytes=size)
     caches = cache_model(opened, opened.geometry)
     counted = arithmetic.moved_bytes(caches, serving, opened.geometry.conv_width)
     # Qwen4-Exp's first softmax layer also stores three positions per token.
@@ -89,10 +86,8 @@ BYTES = {"float32": 4, "bfloat16": 2, "fp8": 1}
 
 def recorded_model(case: dict[str, Any]) -> arithmetic.CacheModel:
     """The caches of a recorded config with the widths of the case."""
-    config = CONFIGS[case["model"]] | case["cut"]
-    family = families()[config["model_type"]]
-    checkpoint = Checkpoint(Path("recorded"), config, family, family.geometry(config))
-    caches = cache_model(checkpoint, checkpoint.geometry)
+    model = raw.recorded(CONFIGS[case["model"]] | case["cut"])
+    caches = cache_model(model, model.geometry)
     if "kda_backend" in case:  # on Hopper, FlashKDA by another gate than this config has
         caches = replace(caches, bounded_gate=case["kda_backend"] == "flashkda")
     return caches
@@ -155,9 +150,7 @@ def test_blocks_and_concurrency_equal_what_vllm_said(record: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("name", [name for name in BY_LAYER["models"] if name.startswith("Qwen")])
 def test_widths_by_layer_in_parts_equal_the_plugin_and_vllms_own_functions(name: str) -> None:
-    config = CONFIGS[name.removeprefix("Qwen--")] | {"mtp_num_hidden_layers": 1}
-    family = families()[config["model_type"]]
-    model = Checkpoint(Path("recorded"), config, family, family.geometry(config))
+    model = raw.recorded(CONFIGS[name.removeprefix("Qwen--")] | {"mtp_num_hidden_layers": 1})
     layers = model.geometry.layers
     for case in BY_LAYER["models"][name]:
         if case["state"] in ("original", "uniform") or "undivided" in case["state"]:
@@ -182,10 +175,8 @@ def test_rows_and_checkpoints_equal_llama_cpps_log(case: dict[str, Any]) -> None
     linear = case["layers"] * 3 // 4
     key_heads, value_heads = heads["linear_num_key_heads"], heads["linear_num_value_heads"]
     layers = arithmetic.StateLayers(linear, value_heads, side, side, 2 * key_heads, value_heads)
-    width = 2 * heads["head_dim"]
-    caches = arithmetic.CacheModel(
-        (layers,), 4, case["layers"] - linear, heads["num_key_value_heads"], width
-    )
+    softmax = case["layers"] - linear, heads["num_key_value_heads"], 2 * heads["head_dim"]
+    caches = arithmetic.CacheModel((layers,), 4, *softmax)
     fit = llamacpp(caches, arithmetic.Settings(memory=1, context=case["context"]))
     allocated = case["state_mib"] + case["convolution_mib"]
     assert case["dtypes"] == ["f32", "f32"]
@@ -302,9 +293,8 @@ def test_hostile_attention_fields_end_in_a_sentence(config: dict[str, Any]) -> N
 def test_widths_by_layer_of_one_copied_group_on_two_devices(checkpoint: Load) -> None:
     """vLLM copies the only group of Mamba-2 to every device."""
     model = st.open(checkpoint("nemotron_h"))
-    one_group = replace(
-        model.geometry, num_k_heads=1, widths=tuple((8, 8) for _ in model.geometry.layers)
-    )
+    widths = ((8, 8),) * len(model.geometry.layers)
+    one_group = replace(model.geometry, num_k_heads=1, widths=widths)
     settings = replace(settings_for(model, ServingOptions(engine="vllm")), devices=2)
     assert Paging.of(cache_model(model, one_group), one_group, settings).layout([(8, 8)])
 
@@ -337,9 +327,7 @@ def test_the_text_model_of_an_omni_model_is_read_under_both_names(field: str) ->
         **omni["text_config"], "model_type": "nemotron_h", "mamba_ssm_cache_dtype": "float16",
         "num_nextn_predict_layers": 3,
     }  # fmt: skip
-    config = {"model_type": "nemotron_h_omni", field: text}
-    family = families()["nemotron_h_omni"]
-    model = Checkpoint(Path("recorded"), config, family, family.geometry(config))
+    model = raw.recorded({"model_type": "nemotron_h_omni", field: text})
     assert default_state_dtype(find_engine("vllm"), model) == "float16"
     assert cache_model(model, model.geometry).draft_layers == 3
 

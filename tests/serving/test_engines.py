@@ -41,15 +41,13 @@ def test_every_row_has_a_source_a_date_and_words_that_mean_something(row: matrix
 
 def test_the_tables_repeat_no_key_and_name_only_known_model_types() -> None:
     for name in ("engines.json", "engines_compiled.json"):
-        text = (files("statetrim.serving") / name).read_text()
-        json.loads(text, object_pairs_hook=lambda pairs: _no_repeat(pairs))
+        objects: list[list[tuple[str, object]]] = []
+        json.loads(
+            (files("statetrim.serving") / name).read_text(), object_pairs_hook=objects.append
+        )
+        assert all(len(dict(pairs)) == len(pairs) for pairs in objects)
     named = {kind for types in FAMILIES.values() for kind in types}
     assert named <= set(families())
-
-
-def _no_repeat(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    assert len(dict(pairs)) == len(pairs)
-    return dict(pairs)
 
 
 def lines_by_place(model_type: str, shape: Shape) -> dict[tuple[str, str], matrix.Compatibility]:
@@ -92,25 +90,18 @@ def test_the_converter_of_llama_cpp_is_told_of_a_missing_head(
     model = SimpleNamespace(model_type=kind, tensors=dict.fromkeys(names))
     lines = matrix.compatibility_of_shape("qwen3_next", Shape(64, 64))
     line = next(line for line in lines if line.engine == "llama.cpp" and line.serves)
+    without_mtp = lacks_mtp(model)  # type: ignore[arg-type]
     command = engine_in_matrix("llama.cpp").serve_command(
-        "SMALL",
-        line.flag,
-        without_mtp=lacks_mtp(model),  # type: ignore[arg-type]
+        "SMALL", line.flag, without_mtp=without_mtp
     )
     no_mtp = " --no-mtp" if expects_flag else ""
-    assert command == (
-        f"python convert_hf_to_gguf.py SMALL --outfile model.gguf{no_mtp} && "
-        "llama-server -m model.gguf"
-    )
+    convert = f"python convert_hf_to_gguf.py SMALL --outfile model.gguf{no_mtp}"
+    assert command == f"{convert} && llama-server -m model.gguf"
 
 
 @pytest.mark.parametrize(
     ("engine", "keep", "expected"),
-    [
-        ("vLLM", 96, "96x128"),
-        ("SGLang", 64, "64x128"),
-        ("vllm-cpu", 64, "64x64"),
-    ],
+    [("vLLM", 96, "96x128"), ("SGLang", 64, "64x128"), ("vllm-cpu", 64, "64x64")],
 )
 def test_the_proposed_shape_serves_and_holds_no_more_than_asked(
     engine: str, keep: int, expected: str

@@ -37,10 +37,6 @@ def steps_after(folder: Path, outcome: Outcome, worst: str = "", **facts: Any) -
     return next_steps(verdict, st.open(folder / "model"), st.open(folder / "OUT"), run_facts)
 
 
-def names_of(steps: list[NextStep]) -> list[str]:
-    return [shlex.split(step.command)[1] for step in steps]
-
-
 def test_a_loss_is_met_by_other_cuts_first(folder: Path) -> None:
     by_layer, heads, larger = steps_after(folder, Outcome.STOP, "recall")
     assert "--to 0.5 --by-layer " in by_layer.command and "plugin" in by_layer.reason
@@ -72,7 +68,7 @@ def test_after_a_cut_of_heads_come_widths_by_layer(folder: Path) -> None:
 
 def test_recovery_trains_recall_where_recall_was_lost(folder: Path) -> None:
     recall = steps_after(folder, Outcome.RECOVER, "recall")
-    assert names_of(recall) == ["recover", "evaluate", "trim"]
+    assert [shlex.split(step.command)[1] for step in recall] == ["recover", "evaluate", "trim"]
     assert "--recall 0.25 --whole" in recall[0].command
     assert "--recall" not in steps_after(folder, Outcome.RECOVER, "perplexity")[0].command
 

@@ -47,16 +47,9 @@ def check_parts(seed: int) -> None:
         shapes = [(side, side) for side in generator.sample(sides, 3)]
     else:
         shapes = [(generator.choice(sides), generator.choice(sides)) for _ in range(4)]
-    geometry = st.Geometry(
-        tuple(range(len(shapes))),
-        key_heads,
-        value_heads,
-        width,
-        width,
-        2 * key_heads,
-        value_heads,
-        4,
-    ).with_shapes(dict(enumerate(shapes)))
+    layers, inputs = tuple(range(len(shapes))), (2 * key_heads, value_heads)
+    uniform = st.Geometry(layers, key_heads, value_heads, width, width, *inputs, 4)
+    geometry = uniform.with_shapes(dict(enumerate(shapes)))
     caches = CacheModel(state_layers(geometry), 4, 2, 2, 2 * 256)
     settings = Settings(1, 1, state_bytes=state_bytes, speculative=drafts, devices=devices)
     size = page_size(state_bytes, 2 * (3 + drafts))

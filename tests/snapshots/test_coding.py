@@ -284,12 +284,3 @@ def test_more_components_than_channels_are_refused() -> None:
         else:
             with pytest.raises(StatetrimError, match="its ranks do not fit"):
                 decode(coded)
-
-
-@pytest.mark.parametrize("shape", [(6, 10), (10, 6), (8, 8)])
-def test_exact_vectors_are_the_right_singular_vectors(shape: tuple[int, int]) -> None:
-    matrices = torch.randn(3, *shape, generator=torch.Generator().manual_seed(1)).double()
-    vectors = low_rank._exact(matrices)
-    expected = torch.linalg.svd(matrices, full_matrices=False).Vh
-    overlaps = (vectors @ expected.mT).abs()
-    torch.testing.assert_close(overlaps, torch.eye(min(shape)).double().expand_as(overlaps))

@@ -87,7 +87,7 @@ def test_a_model_is_inspected_and_writing_is_refused_in_a_sentence(
 ) -> None:
     out = tmp_path / "new" / "plan.json"
     command = [sys.executable, "-c", PROGRAM, checkpoint("qwen3_next"), out]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True)
     assert "layers have a state" in ran.stdout and ran.returncode == 2
     assert ran.stderr.splitlines()[-1].startswith("statetrim: on Windows statetrim only inspects")
     assert not out.parent.exists()

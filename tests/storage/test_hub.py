@@ -17,7 +17,8 @@ from helpers.loopback_hub import LoopbackHub, serving, use_hub
 from helpers.refusal import check_refusal, run
 from helpers.tiny import Load
 from statetrim.storage.checkpoint import open_checkpoint
-from statetrim.storage.hub import HubModel, explain_hub_errors
+from statetrim.storage.hub.download import HubModel
+from statetrim.storage.hub.hub_errors import explain_hub_errors
 from statetrim.storage.models import short_names
 from statetrim.storage.space import NoSpace
 
@@ -57,6 +58,7 @@ def test_a_hub_id_is_downloaded_and_opened(hub: LoopbackHub, checkpoint: Load) -
     hub.requests.clear()
     again = open_checkpoint(REPO)
     assert again.path == model.path and not hub.downloaded_files(), "the cache is used"
+    assert open_checkpoint(REPO, weights="headers").downloaded and not hub.downloaded_files()
 
 
 def test_a_hub_model_is_called_by_its_id(
@@ -107,13 +109,6 @@ def test_a_dry_run_fetches_headers_and_no_weights(
     )
     (tmp_path / "out").mkdir()
     check_refusal(*run(command), "exists already")
-
-
-def test_the_cache_is_enough_for_a_dry_run(hub: LoopbackHub) -> None:
-    open_checkpoint(REPO)
-    hub.requests.clear()
-    assert open_checkpoint(REPO, weights="headers").downloaded
-    assert not hub.downloaded_files()
 
 
 def test_headers_of_the_hub_are_not_trusted(hub: LoopbackHub) -> None:

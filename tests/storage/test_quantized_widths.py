@@ -88,13 +88,13 @@ def check_cut(
     stored = {f"a.{leaf}": value.contiguous() for leaf, value in form.quantize(weight).items()}
     tensor = find(StoredInMemory(stored), form, directory)
     values = library_values(stored, form, tensor.shape)
-    assert_read_alike(dequantize(tensor, StoredInMemory(stored)), values, form)
+    source = StoredInMemory(stored)
+    assert_read_alike(dequantize(tensor, source), values, form)
     edit = random_edit(kept, factor, generator)
     exact = is_exact(tensor, edit)
+    assert exact or factor is not None or not form.exact
     try:
-        changed = collect_all(
-            cut_quantized(tensor, edit, StoredInMemory(stored)), StoredInMemory(stored)
-        )
+        changed = collect_all(cut_quantized(tensor, edit, source), source)
     except st.StatetrimError as refusal:
         assert "needs a multiple of" in str(refusal)
         assert HEADS * kept % tensor.column_step
@@ -102,7 +102,7 @@ def check_cut(
     written, wanted = stored | changed, edited(values, edit)
     again = find(StoredInMemory(written), form, directory)
     assert again.shape == wanted.shape and again.scheme == tensor.scheme
-    rows = edited_rows(tensor, edit, StoredInMemory(stored))
+    rows = edited_rows(tensor, edit, source)
     try:
         check_written(again, rows, StoredInMemory(written), exact=exact)
     except st.StatetrimError:
@@ -112,9 +112,7 @@ def check_cut(
     read = library_values(written, form, again.shape)
     assert_read_alike(dequantize(again, StoredInMemory(written)), read, form)
     error = float((read - wanted).norm() / wanted.norm())
-    quantised_again = {
-        f"a.{leaf}": value for leaf, value in form.quantize(wanted).items()
-    }  # in float32
+    quantised_again = {f"a.{leaf}": x for leaf, x in form.quantize(wanted).items()}  # in float32
     quantiser_error = float((library_values(quantised_again, form, again.shape) - wanted).norm())
     quantiser_error /= float(wanted.norm())
     luck = 1.02 if dtype is torch.float32 else 1.1  # how scales of 16 bits are rounded
@@ -163,9 +161,8 @@ def library_values(stored: dict[str, Tensor], form: Format, shape: tuple[int, in
         leaves["weight_scale"] = leaves["weight_scale"].reshape((-1, 1) if by_row else 1)
     scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**arguments))
     layout = layout if layout.endswith("quantized") else f"{layout}-quantized"
-    read: Tensor = BaseCompressor.get_value_from_registry(layout).decompress(leaves, scheme)[
-        "weight"
-    ]
+    compressor = BaseCompressor.get_value_from_registry(layout)
+    read: Tensor = compressor.decompress(leaves, scheme)["weight"]
     assert read.shape == shape
     return read.float()
 

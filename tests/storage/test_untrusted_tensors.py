@@ -72,10 +72,7 @@ for model_type in raw.CONFIGS:
         new = weights(lambda w, n=mixer + leaf: w.update({n: w[EMBEDDING].clone()}))
         add(f"{model_type} with {leaf!r}", new, "refusing to guess", model_type)
     twice = weights(lambda w, n=f"mtp.{some[0]}", s=some[0]: w.update({n: w[s].clone()}))
-    if some[0].removeprefix(mixer) not in (
-        "q_proj.weight",
-        "k_proj.weight",
-    ):  # softmax has them too
+    if not some[0].endswith(("q_proj.weight", "k_proj.weight")):  # softmax has them too
         add(f"{model_type} under mtp.", twice, "outside the decoder", model_type)
     scale = weights(lambda w, n=f"{some[0]}_scale_inv": w.update({n: w[EMBEDDING].clone()}))
     add(f"{model_type} with fp8 block scales", scale, "quantised", model_type)

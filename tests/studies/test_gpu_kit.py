@@ -37,6 +37,18 @@ def _write(kit: kit_plan.Kit, name: str, code: str = "") -> kit_plan.Step:
 
 
 @pytest.fixture
+def run(kit: kit_plan.Kit, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs the kit with these steps; returns how each of them ended."""
+
+    def run(steps: list[kit_plan.Step], budget: float = 1e6) -> dict[str, str]:
+        monkeypatch.setattr(kit_run, "steps", lambda *_, **__: steps)
+        kit_run.run(kit, budget=budget)
+        return {name: str(row["ended"]) for name, row in kit_plan.finished_steps(kit).items()}
+
+    return run
+
+
+@pytest.fixture
 def kit(tmp_path: Path, checkpoint: Load) -> kit_plan.Kit:
     work = tmp_path / "secret-folder"
     work.mkdir()
@@ -44,23 +56,17 @@ def kit(tmp_path: Path, checkpoint: Load) -> kit_plan.Kit:
 
 
 def test_a_step_that_fails_does_not_stop_the_rest_and_is_tried_again(
-    kit: kit_plan.Kit, monkeypatch: pytest.MonkeyPatch
+    kit: kit_plan.Kit, run: Any
 ) -> None:
     steps = [_write(kit, "one"), _write(kit, "two", "sys.exit('of /home/me')")]
     steps.append(_write(kit, "three"))
-    monkeypatch.setattr(kit_run, "steps", lambda *_, **__: steps)
-    for _ in range(2):
-        kit_run.run(kit, budget=1e6)
+    assert run(steps) == run(steps) == {"one": "done", "two": "failed", "three": "done"}
     assert kit.path("order.txt").read_text().split() == ["one", "two", "three", "two"]
     content = kit.path("results.json").read_text()
-    ended = {step["name"]: step["ended"] for step in json.loads(content)["steps"]}
-    assert ended == {"one": "done", "two": "failed", "three": "done"}
     assert "/home/me" not in content and "secret-folder" not in content
 
 
-def test_after_a_line_that_was_not_written_whole(
-    kit: kit_plan.Kit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_line_that_was_not_written_whole(kit: kit_plan.Kit, run: Any) -> None:
     line = {"name": "one", "seconds": 1.0, "ended": "done"}
     kit.path("steps.jsonl").write_text(json.dumps(line) + '\n{"name": "tw')
     assert kit_plan.finished_steps(kit) == {"one": line}
@@ -68,17 +74,11 @@ def test_after_a_line_that_was_not_written_whole(
     for step in (steps[0], steps[2]):  # of the third the line was lost
         kit_run.stage_of(step, kit, st.open(kit.model), []).start()
         kit.path(step.makes).touch()
-    monkeypatch.setattr(kit_run, "steps", lambda *_, **__: steps)
-    for _ in range(2):
-        kit_run.run(kit, budget=1e6)
+    assert run(steps) == run(steps) == dict.fromkeys(("one", "two", "three"), "done")
     assert kit.path("order.txt").read_text().split() == ["two"]
-    ended = [row["ended"] for row in kit_plan.finished_steps(kit).values()]
-    assert ended == ["done", "done", "done"]
 
 
-def test_what_other_options_change_is_made_again(
-    kit: kit_plan.Kit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_other_options_change_is_made_again(kit: kit_plan.Kit, run: Any) -> None:
     def copy(kit: kit_plan.Kit, source: str, target: str) -> kit_plan.Step:
         code = f"import shutil; shutil.copy({source!r}, {target!r})"
         step = _write(kit, target, code)
@@ -87,19 +87,14 @@ def test_what_other_options_change_is_made_again(
 
     for number in (1, 1, 2):
         first = _write(kit, "one", f"open('one', 'w').write('{number}')")
-        plan = [first, copy(kit, "one", "two"), _write(kit, "three")]
-        monkeypatch.setattr(kit_run, "steps", lambda *_, plan=plan, **__: plan)
-        kit_run.run(kit, budget=1e6)
+        run([first, copy(kit, "one", "two"), _write(kit, "three")])
     assert kit.path("order.txt").read_text().split() == ["one", "two", "three", "one", "two"]
     assert kit.path("two").read_text() == "2"
 
 
-def test_a_step_ends_with_the_time(kit: kit_plan.Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_ends_with_the_time(kit: kit_plan.Kit, run: Any) -> None:
     steps = [_write(kit, "long", "import time; time.sleep(60)"), _write(kit, "next")]
-    monkeypatch.setattr(kit_run, "steps", lambda *_, **__: steps)
-    kit_run.run(kit, budget=1.0)
-    ended = {name: row["ended"] for name, row in kit_plan.finished_steps(kit).items()}
-    assert ended == {"long": "no time left", "next": "no time left"}
+    assert run(steps, budget=1.0) == {"long": "no time left", "next": "no time left"}
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("1.5h", 5400)])
@@ -172,36 +167,6 @@ def test_the_page_has_a_row_for_every_score(tmp_path: Path) -> None:
     assert "| mqar accuracy | uniform-50 | 0.5000 | -0.1000 (-0.2000 to +0.0000) |" in page
 
 
-def _arguments(model: str, tmp_path: Path, work: str) -> list[str]:
-    """The command of a small run, after its texts are written."""
-    text = tiny.write_text(tmp_path / "text.jsonl", 2**14)
-    heldout = tiny.write_text(tmp_path / "heldout.jsonl", 2**13)
-    return [
-        "run.py", "--model", model, "--work", str(tmp_path / work), "--budget", "2h", "--text",
-        str(text), "--heldout", str(heldout), "--tokens", "512", "--length", "64", "--limit", "2",
-        "--batch-size", "4", "--recover-option=--tokens=512",
-    ]  # fmt: skip
-
-
-def _results(work: Path, *not_here: str) -> dict[str, Any]:
-    """What a run wrote, without times; checks that all steps ended, except tasks whose data is on
-    the hub and `not_here`."""
-    content: dict[str, Any] = json.loads((work / "results.json").read_text())
-    missing = {step["name"] for step in content["steps"] if step.pop("ended") != "done"}
-    no_data = {f"evaluate {task}" for task in kit_plan.TASKS if task not in ("text", "mqar")}
-    assert missing - no_data <= set(not_here)
-    del content["timings"]
-    for row in (*content["steps"], *content["stored_states"]):
-        for timed in ("seconds", "encode_ms", "decode_ms"):
-            row.pop(timed, None)
-    return content
-
-
-def _run_here(command: list[str]) -> None:
-    """Run a command of statetrim in this process."""
-    app(command[3:], standalone_mode=False)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.usefixtures("quick_sensitivity")
@@ -215,7 +180,7 @@ def test_a_whole_run_on_pretended_gpus(
         if "grad" in command or "recover" in command:
             return subprocess.CompletedProcess(command, 1)
         try:
-            _run_here(command)
+            app(command[3:], standalone_mode=False)  # of statetrim
         except (Exception, SystemExit) as error:
             print(f"{command[-1]}: {error!r}")
             return subprocess.CompletedProcess(command, 1)
@@ -224,11 +189,17 @@ def test_a_whole_run_on_pretended_gpus(
     monkeypatch.chdir(tmp_path)
     replaced = SimpleNamespace(run=attempt, STDOUT=-2, TimeoutExpired=TimeoutError)
     monkeypatch.setattr(kit_run, "subprocess", replaced)
-    arguments = _arguments(str(checkpoint("qwen3_next")), tmp_path, "work")
-    monkeypatch.setattr(sys, "argv", arguments)
+    tiny.write_text(tmp_path / "text.jsonl", 2**14)
+    tiny.write_text(tmp_path / "heldout.jsonl", 2**13)
+    words = f"run.py --model {checkpoint('qwen3_next')} --work {tmp_path / 'work'} --budget 2h"
+    words += " --text text.jsonl --heldout heldout.jsonl --tokens 512 --length 64 --limit 2"
+    words += " --batch-size 4 --recover-option=--tokens=512"
+    monkeypatch.setattr(sys, "argv", words.split())
     with torch.no_grad(), pretended_cuda(1) as cards:
         kit_run.main()
-    not_here = ("gradients", "recover", "recover layerwise")
-    results = _results(tmp_path / "work", *not_here)
+    results = json.loads((tmp_path / "work" / "results.json").read_text())
+    missing = {step["name"] for step in results["steps"] if step["ended"] != "done"}
+    on_the_hub = {f"evaluate {task}" for task in kit_plan.TASKS if task not in ("text", "mqar")}
+    assert missing - on_the_hub <= {"gradients", "recover", "recover layerwise"}
     assert results["environment"]["gpus"] == ["pretended"]
     assert cards.used - {"meta"} == {"cuda:0"}  # models are built on meta
