@@ -175,6 +175,11 @@ compare-shapes MODEL TEXT TEST WORK *OPTIONS:
     python studies/shapes.py run {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
     python studies/shapes.py page
 
+# What the states of a hybrid hold, and what each lever costs: MODEL of `train-tiny qwen3_5 MODEL --preset hybrid ... > MODEL.log`.
+compare-hybrids MODEL TEXT TEST WORK *OPTIONS:
+    python studies/hybrids.py run {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
+    python studies/hybrids.py page
+
 # Kill ten commands at every filesystem event they make, run each again, compare (SECURITY.md).
 kill-every-event +COMMANDS="every":
     cd tests && TQDM_DISABLE=1 python -m helpers.adversary {{COMMANDS}}

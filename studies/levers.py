@@ -25,9 +25,9 @@ import statetrim as st
 from runner import Row, Rows, fill, read_rows, start, study_parser, table
 from statetrim.analysis.predict import predict
 from statetrim.artifacts.decision import MeasuredShape
+from statetrim.cut.geometry import Target
 from statetrim.cut.request import parse_request
-from statetrim.cut.target import Target
-from statetrim.evaluation.original import OriginalResults
+from statetrim.evaluation.runner import OriginalResults
 from statetrim.judging.losses import task_losses
 from statetrim.judging.recommendation import judge_point
 from statetrim.pipelines.by_layer import allocate_for_engine

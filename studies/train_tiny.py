@@ -454,6 +454,7 @@ def main() -> None:
     if (arguments.text is None) != (arguments.tokenizer is None):
         parser.error("--text and --tokenizer go together")
     torch.set_num_threads(arguments.threads)
+    torch.set_flush_denormal(True)  # weights and moments that decay to denormals slow every step
     chosen: dict[str, Any] = dict(PRESETS[arguments.preset])
     for assignment in arguments.set:
         key, _, value = assignment.partition("=")

@@ -40,7 +40,7 @@ CORE = tuple(
         "pipelines/shape_choice", "pipelines/stage",
         "selection/allocate", "serving/capacity/arithmetic", "serving/capacity/parts",
         "serving/shapes", "snapshots/coding", "snapshots/layout", "snapshots/low_rank",
-        "snapshots/prompt", "storage/quantized/blocks",
+        "snapshots/prompt",
         "storage/quantized/compare", "storage/quantized/find", "storage/quantized/read",
         "storage/quantized/rewrite", "storage/quantized/scheme", "surgery/check", "surgery/refit",
     )

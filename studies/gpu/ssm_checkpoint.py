@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from statetrim.storage.hub.download import HubModel
+from statetrim.storage.hub import HubModel
 
 _TOKENIZER = "EleutherAI/gpt-neox-20b"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")

@@ -178,3 +178,4 @@ def test_the_command_refuses_options_that_it_does_not_use(
     code, err, printed = run([*arguments, "--tokens", "256", "--length", "64"])
     assert code is None, err
     assert "all states emptied every 16 tokens" in printed
+    assert "mean over" not in printed  # of pairs: it recalls none

@@ -22,7 +22,7 @@ from statetrim.artifacts.statistics import TEXT, Statistics
 from statetrim.runtime.loading import load_tokenizer
 from statetrim.statistics.mixture import mix_statistics
 from statetrim.statistics.readouts import fit_projection
-from statetrim.tasks.generated import recall_sequences
+from statetrim.tasks.recall import recall_sequences
 
 ALL = ["drrqr", "grad", "s_wanda", "energy", "product", "readout_greedy"]
 SETTINGS: dict[str, Any] = {"tokens": 1280, "length": 20, "batch_size": 4}

@@ -16,7 +16,7 @@ from helpers.tiny import Load
 from statetrim.artifacts.decision import NoCutNeeded
 from statetrim.artifacts.steps import read_seen_texts
 from statetrim.commands.trimming.result import _load_line
-from statetrim.cut.target import Target
+from statetrim.cut.geometry import Target
 from statetrim.evaluation.evaluate import evaluate
 from statetrim.evaluation.options import EvaluateOptions
 from statetrim.maths.formatting import fit_text

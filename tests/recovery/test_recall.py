@@ -17,8 +17,7 @@ from statetrim.recovery.data import TrainingRows, load_training_rows
 from statetrim.recovery.distillation import Distillation, checked_logit_head
 from statetrim.recovery.options import RecoverOptions
 from statetrim.runtime.loading import load_live, load_tokenizer
-from statetrim.tasks.generated import plain_tokens, recall_sequences
-from statetrim.tasks.recall import associations
+from statetrim.tasks.recall import associations, plain_tokens, recall_sequences
 
 LENGTH = 64
 OPTIONS: dict[str, Any] = {

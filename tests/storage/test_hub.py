@@ -17,8 +17,7 @@ from helpers.loopback_hub import LoopbackHub, serving, use_hub
 from helpers.refusal import check_refusal, run
 from helpers.tiny import Load
 from statetrim.storage.checkpoint import open_checkpoint
-from statetrim.storage.hub.download import HubModel
-from statetrim.storage.hub.hub_errors import explain_hub_errors
+from statetrim.storage.hub import HubModel, explain_hub_errors
 from statetrim.storage.models import short_names
 from statetrim.storage.space import NoSpace
 

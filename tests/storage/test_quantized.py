@@ -15,11 +15,10 @@ from torch import Tensor
 import statetrim as st
 from helpers.cases import load_cases
 from helpers.quantized import FLOAT8, FORMATS, INT8, Format, find, in_memory
-from statetrim.storage.quantized import blocks
 from statetrim.storage.quantized.compare import check_written
 from statetrim.storage.quantized.element import FP4, INT4
 from statetrim.storage.quantized.find import QuantizedTensor
-from statetrim.storage.quantized.read import StoredInMemory, dequantize
+from statetrim.storage.quantized.read import ReadRows, StoredInMemory, dequantize
 from statetrim.storage.quantized.rewrite import (
     collect_all,
     cut_quantized,
@@ -51,7 +50,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
     return form, stored, find(stored, form, tmp_path)
 
 
-def rows_of(value: Tensor) -> blocks.ReadRows:
+def rows_of(value: Tensor) -> ReadRows:
     return lambda start, stop: value[start:stop]
 
 
@@ -92,7 +91,7 @@ def test_rows_in_memory_at_a_time_change_nothing(
         return cut, check_written(small, rows, with_changes(stored, cut), exact=False)
 
     expected, expected_error = written()
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", limit)
+    monkeypatch.setattr("statetrim.storage.quantized.read.BLOCK_BYTES", limit)
     actual, error = written()
     assert {name: as_bytes(x) for name, x in actual.items()} == {
         name: as_bytes(x) for name, x in expected.items()

@@ -11,7 +11,7 @@ from statetrim.errors import StatetrimError
 from statetrim.evaluation.runner import LONG_MQAR
 from statetrim.evaluation.samples import DEFAULT_SAMPLES
 from statetrim.tasks import chance_of, check_names, group_of, recall, setting_text
-from statetrim.tasks.generated import derive_seed, plain_tokens, recall_sequences
+from statetrim.tasks.recall import derive_seed, plain_tokens, recall_sequences
 from statetrim.tasks.unit import NATS, PERPLEXITY, SHARE
 
 
@@ -125,7 +125,7 @@ def test_seeds_are_told_apart_by_the_generator() -> None:
 
 def test_more_rows_than_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = recall_sequences(WordTokenizer(), 63 * 4 * 8).ids
-    monkeypatch.setattr("statetrim.tasks.generated.MAX_ROWS_AT_ONCE", 8)
+    monkeypatch.setattr("statetrim.tasks.recall.MAX_ROWS_AT_ONCE", 8)
     parts = recall_sequences(WordTokenizer(), 63 * 4 * 20).ids
     assert parts[:8].equal(whole) and len(halves(parts)) == 20
 

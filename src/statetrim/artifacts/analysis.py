@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..cut.geometry import Geometry
 from ..errors import StatetrimError, errors_of
-from ..maths.table import Table
+from ..maths.formatting import Table
 from ..maths.units import MIB
 from ..storage.atomic import atomic_write
 from ..storage.json_file import write_json

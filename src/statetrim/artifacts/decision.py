@@ -9,7 +9,7 @@ from typing import Any
 from ..cut.shape import Shape
 from ..errors import StatetrimError
 from ..maths.formatting import list_text, shorten
-from ..storage.path_inside import path_inside
+from ..storage.checkpoint_files import path_inside
 from .record import Artifact
 from .scores import Scores
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ..maths.formatting import Table
 from ..maths.paired import Interval
-from ..maths.table import Table
 from .samples import ChangedLayers, Samples
 
 HORIZON_NATS = 0.01  # a loss of text below this, 1 % of perplexity, is taken as none

@@ -10,16 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cut.geometry import Geometry, resolve_heads
+from ..cut.geometry import Geometry, Target, resolve_heads
 from ..cut.rows import kept_head_masks, kept_masks, over_all_heads
 from ..cut.shape import CHANNEL_AXES, Axis, ChannelAxis, Kept
-from ..cut.target import Target
 from ..errors import StatetrimError
-from ..maths.formatting import list_text, lowest_to_highest, shorten
-from ..maths.table import Table
+from ..maths.formatting import Table, list_text, lowest_to_highest, shorten
 from ..storage.checkpoint import Checkpoint
+from ..storage.checkpoint_files import path_inside
 from ..storage.output import ARTIFACTS
-from ..storage.path_inside import path_inside
 from .record import Artifact, as_fields
 
 PLAN_FILE = f"{ARTIFACTS}/plan.json"

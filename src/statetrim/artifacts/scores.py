@@ -6,9 +6,8 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import StatetrimError
-from ..maths.formatting import list_text, shorten
+from ..maths.formatting import Table, list_text, shorten
 from ..maths.paired import Pairs
-from ..maths.table import Table
 from ..maths.units import MIB
 from ..tasks import setting_text
 from ..tasks.unit import SHARE, UNITS

@@ -6,9 +6,8 @@ from typing import Any
 
 from ..cut.shape import ChannelAxis
 from ..errors import StatetrimError
-from ..maths.formatting import list_text
+from ..maths.formatting import Table, list_text
 from ..maths.paired import Interval
-from ..maths.table import Table
 from .samples import ChangedLayers, Samples
 
 _CARRIER_SHARE = 0.8  # layers are named until they explain this share of all recall losses

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..maths.table import Table
+from ..maths.formatting import Table
 from .record import Artifact
 
 

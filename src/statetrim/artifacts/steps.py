@@ -9,9 +9,9 @@ from ..cut.geometry import Geometry
 from ..errors import StatetrimError
 from ..storage.auxiliary_files import copy_all_but_weights
 from ..storage.checkpoint import Checkpoint, open_checkpoint, require_prunable
+from ..storage.checkpoint_files import path_inside
 from ..storage.json_file import write_json, write_text
 from ..storage.output import ARTIFACTS, CARD
-from ..storage.path_inside import path_inside
 from ..storage.quantized.siblings import is_quantized_sibling
 from .plan import PLAN_FILE, Plan
 from .record import Artifact, as_fields, parse_record

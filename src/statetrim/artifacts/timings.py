@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import StatetrimError
-from ..maths.formatting import bytes_text, list_text, quantity_text
-from ..maths.table import Table
+from ..maths.formatting import Table, bytes_text, list_text, quantity_text
 from .record import Artifact
 
 _BYTES = "bytes"  # the unit of sizes, alone or as "bytes/sequence"

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ..maths.formatting import Table
 from ..maths.paired import Interval, Pairs, difference_interval, zero_event_bound
-from ..maths.table import Table
 from .record import Artifact, as_fields, header
 
 MAX_MARGIN = 100.0  # points; a wider interval of a share says nothing

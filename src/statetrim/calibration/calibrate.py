@@ -32,7 +32,7 @@ from ..storage.models import ModelLike, as_checkpoint
 from ..storage.output import file_digest
 from ..storage.space import check_writable
 from ..storage.text import Sequences
-from ..tasks.generated import recall_sequences
+from ..tasks.recall import recall_sequences
 from ..version import __version__
 from .hooks import calibration_hooks
 from .layerwise import calibrate_layerwise

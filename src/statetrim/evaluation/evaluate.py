@@ -33,8 +33,7 @@ from . import harness
 from .controls import SAMPLES as CONTROL_SAMPLES
 from .controls import masked_models
 from .options import EvaluateOptions
-from .original import OriginalResults
-from .runner import ModelRunner, check_tasks
+from .runner import ModelRunner, OriginalResults, check_tasks
 from .samples import (
     DEFAULT_SAMPLES,
     Samples,

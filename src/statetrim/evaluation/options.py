@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..runtime.corpus import Corpus
     from ..runtime.states import StateStorage
     from ..storage.models import ModelLike
-    from .original import OriginalResults
+    from .runner import OriginalResults
 
 
 @options

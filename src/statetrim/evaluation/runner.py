@@ -1,9 +1,9 @@
-"""Runs the tasks of one model, in transformers or in vLLM."""
+"""Runs the tasks of one model, in transformers or in vLLM; keeps what the original gave on each."""
 
 import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from ..runtime.kernel_hooks import masked
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live
 from ..runtime.logits import FinalHiddenStates, LogitReader, LogitsAt, compare_logits
+from ..runtime.placement import Placement
 from ..runtime.states import StateStorage, stored_states
 from ..storage.checkpoint import Checkpoint
 from ..tasks import TASKS, read_text, recall
@@ -23,7 +24,6 @@ from ..tasks.unit import NATS, PERPLEXITY, SHARE
 from . import harness
 from .controls import MaskedModel
 from .options import EvaluateOptions
-from .original import OriginalResults
 from .samples import DEFAULT_SAMPLES, Samples
 
 LONG_MQAR = {"pairs": 16, "length": 512}  # few pairs, long before their queries
@@ -47,6 +47,39 @@ def check_tasks(options: EvaluateOptions) -> None:
             raise StatetrimError(
                 f"{name} needs the whole model in memory; layerwise runs {', '.join(TASKS)}"
             )
+
+
+@dataclass(eq=False)
+class OriginalResults:
+    """The original's scores, and its final hidden states of each task's sequences, kept to compare
+    cuts with; both by task and first sample. Several evaluations of the same tasks and samples may
+    share them."""
+
+    checkpoint: Checkpoint
+    placement: Placement
+    scores: dict[tuple[str, int], list[Score]] = field(default_factory=dict)
+    states: dict[tuple[str, int], FinalHiddenStates] = field(default_factory=dict)
+
+    def read(
+        self,
+        key: tuple[str, int],
+        batches: list[Tensor],
+        live: LiveModel | None = None,
+        report: Callable[[int], None] = lambda batch: None,
+    ) -> FinalHiddenStates:
+        """The states of a task's sequences, computed on the first call: by `live`, or by a model
+        that is loaded for it and unloaded again."""
+        if key not in self.states:
+            loaded = live or load_live(self.checkpoint, self.placement)
+            self.states[key] = FinalHiddenStates(loaded, batches, report)
+            if live is None:
+                self.unload()
+        return self.states[key]
+
+    def unload(self) -> None:
+        """Free the decoder layers; the head stays, to compute logits."""
+        for states in self.states.values():
+            states.unload_layers()
 
 
 @dataclass(eq=False)

@@ -10,8 +10,8 @@ from math import isfinite
 
 from ..artifacts.scores import Score, Scores, pair_samples
 from ..errors import StatetrimError
+from ..maths.formatting import Table
 from ..maths.paired import TAIL, Interval, is_above_chance, mcnemar
-from ..maths.table import Table
 from ..tasks import TASKS, chance_of, group_of, setting_text
 from ..tasks.unit import UNITS, Unit
 

@@ -1,10 +1,20 @@
-"""Numbers and names as text for tables, reports and error messages."""
+"""Numbers, names and tables as text for reports and error messages."""
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from math import isfinite
 from typing import TypeVar
 
 Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text for people; cells may come from untrusted files."""
+
+    title: str
+    header: Sequence[str]  # empty: each row is a name and a value
+    rows: Sequence[Sequence[str]]
 
 
 def bytes_text(nbytes: float) -> str:

@@ -7,9 +7,9 @@ from ..analysis.options import SensitivityOptions
 from ..analysis.sensitivity import sensitivity
 from ..artifacts.sensitivity import Sensitivity
 from ..artifacts.statistics import Statistics
+from ..cut.geometry import Target
 from ..cut.request import parse_request
 from ..cut.shape import Shape
-from ..cut.target import Target
 from ..errors import StatetrimError
 from ..options import derive
 from ..progress import OnProgress

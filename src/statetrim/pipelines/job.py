@@ -11,9 +11,8 @@ from typing import Any
 from ..artifacts.record import header
 from ..artifacts.state_sizes import weight_bytes
 from ..common_options import parse_names
-from ..cut.geometry import Geometry
+from ..cut.geometry import Geometry, Target
 from ..cut.shape import CHANNEL_AXES, Axis
-from ..cut.target import Target
 from ..errors import StatetrimError
 from ..evaluation.samples import FIRST_LOOK
 from ..maths.units import MIB, parse_token_count

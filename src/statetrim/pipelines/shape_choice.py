@@ -19,7 +19,7 @@ from ..artifacts.sensitivity import Sensitivity
 from ..artifacts.state_sizes import DTYPE_BYTES
 from ..cut.geometry import Geometry
 from ..errors import StatetrimError
-from ..evaluation.original import OriginalResults
+from ..evaluation.runner import OriginalResults
 from ..judging.limits import LimitStatus, metric_label
 from ..judging.recommendation import JudgedCut, judge_point, recommend
 from ..progress import OnProgress

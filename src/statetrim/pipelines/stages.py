@@ -18,7 +18,7 @@ from ..calibration.options import CalibrateOptions
 from ..errors import StatetrimError
 from ..evaluation.evaluate import evaluate
 from ..evaluation.options import EvaluateOptions
-from ..evaluation.original import OriginalResults
+from ..evaluation.runner import OriginalResults
 from ..judging.decision_table import decision_rows
 from ..judging.measured_card import with_measurements
 from ..maths.units import MIB

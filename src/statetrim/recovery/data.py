@@ -14,7 +14,7 @@ from ..runtime.corpus import Corpus, as_corpus
 from ..runtime.loading import load_tokenizer
 from ..storage.checkpoint import Checkpoint
 from ..storage.text import Sequences, documents
-from ..tasks.generated import recall_sequences
+from ..tasks.recall import recall_sequences
 from .options import RecoverOptions
 
 Batch = tuple[Tensor, Tensor]

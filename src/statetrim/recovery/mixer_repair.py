@@ -23,8 +23,7 @@ from ..storage.checkpoint import Checkpoint
 from ..storage.safetensors_file import save_tensors
 from .adapters import Adapters, TrainingResult, Update, adapt_mixer, select_mixers
 from .data import Batch, RecallRows, TrainingRows
-from .options import RecoverOptions
-from .schedule import FINAL_RATE, is_check_due, warm_up_steps
+from .options import FINAL_RATE, RecoverOptions, is_check_due, warm_up_steps
 
 
 class LayerwiseRecovery:

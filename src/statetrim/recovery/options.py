@@ -1,6 +1,7 @@
-"""The options of `recover`."""
+"""The options of `recover`, and what it does not leave to them: the course of the learning rate."""
 
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,10 @@ NOT_IN_RESULT = (
     "shard", "save_every", "report_to",
 )  # fmt: skip
 """Options of the data, and those that do not change what is learned."""
+
+WARM_UP = 0.05  # of the steps, in which the learning rate rises
+FINAL_RATE = 0.1  # of the peak, in the last step
+CHECKS = 20  # during a run, in addition to the one before it
 
 
 def parse_layer_numbers(text: str) -> list[int]:
@@ -129,3 +134,13 @@ class RecoverRunOptions(RecoverOptions, ProgressOptions):
         help="The original checkpoint; without it, training uses cross-entropy only.",
         in_record=False,
     )
+
+
+def warm_up_steps(steps: int) -> int:
+    """The steps in which the learning rate rises, rounded up as in transformers."""
+    return ceil(WARM_UP * steps)
+
+
+def is_check_due(step: int, steps: int) -> bool:
+    """Whether to measure after `step`: about 20 times in `steps`, and at the end."""
+    return step % max(1, steps // CHECKS) == 0 or step == steps

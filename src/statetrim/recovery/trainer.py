@@ -32,8 +32,7 @@ from ..storage.safetensors_file import write_tensors_in_place
 from .data import TrainingRows
 from .distillation import Distillation
 from .fsdp import check_sharded, gather_full, shard_like
-from .options import RecoverOptions
-from .schedule import FINAL_RATE, warm_up_steps
+from .options import FINAL_RATE, RecoverOptions, warm_up_steps
 
 STATE_FILE = "trainer_state.json"  # the name that the Trainer expects
 TENSORS_FILE = "training.safetensors"

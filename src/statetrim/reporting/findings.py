@@ -25,9 +25,9 @@ from ..serving.deployment import recorded_serving, requested_engine, serve_comma
 from ..serving.engines.engine import Engine
 from ..serving.options import ServingOptions
 from ..storage.checkpoint import Checkpoint
+from ..storage.checkpoint_files import path_inside
 from ..storage.json_file import read_json
 from ..storage.output import ARTIFACTS
-from ..storage.path_inside import path_inside
 from ..storage.quantized.siblings import is_quantized_sibling
 from .document import Missing
 

@@ -22,10 +22,9 @@ from ..maths.units import MIB
 from ..options import takes_options
 from ..storage.auxiliary_files import auxiliary_files
 from ..storage.checkpoint import Checkpoint
-from ..storage.file_names import CONFIG, INDEX
+from ..storage.checkpoint_files import CONFIG, INDEX, path_inside
 from ..storage.json_file import read_json, write_json
 from ..storage.models import ModelLike, as_checkpoint
-from ..storage.path_inside import path_inside
 from ..storage.quantized.find import is_packed, quantization_method
 from ..storage.redirections import check_no_redirections, without_redirections
 from ..storage.safetensors_file import DTYPES

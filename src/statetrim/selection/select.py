@@ -7,10 +7,10 @@ from torch import Tensor
 
 from ..artifacts.plan import AxisPlan, Plan
 from ..artifacts.statistics import LayerStatistics, Statistics
+from ..cut.geometry import Target
 from ..cut.request import parse_request
 from ..cut.rows import rows_of_heads
 from ..cut.shape import Axis
-from ..cut.target import Target
 from ..errors import StatetrimError
 from ..methods.contract import Evidence, HeadEvidence, ValueEvidence
 from ..options import takes_options

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from ..artifacts.state_sizes import DTYPE_BYTES
-from ..cut.geometry import Geometry, allowed_head_counts, contains, resolve_heads
+from ..cut.geometry import Geometry, Target, allowed_head_counts, contains, resolve_heads
 from ..cut.request import Request
 from ..cut.shape import Shape
-from ..cut.target import Target
 from ..errors import StatetrimError
 from ..storage.checkpoint import Checkpoint, check_prunable
 from .capacity.arithmetic import Fit

@@ -8,9 +8,8 @@ from itertools import islice
 from ..artifacts.card.markdown import one_line
 from ..artifacts.scores import Scores
 from ..artifacts.steps import TrimRecord
-from ..cut.geometry import Geometry
+from ..cut.geometry import Geometry, Target
 from ..cut.request import parse_request
-from ..cut.target import Target
 from ..errors import StatetrimError
 from ..judging.verdict import Outcome, Verdict, cut_models, judge_cut
 from ..storage.checkpoint import Checkpoint

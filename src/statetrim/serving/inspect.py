@@ -8,9 +8,8 @@ from typing import Any
 
 from ..artifacts.plan import arbitrary_plan
 from ..artifacts.state_sizes import DTYPE_BYTES, StateSize, stored_dtype
-from ..cut.geometry import KERNEL_TILE, Geometry
+from ..cut.geometry import KERNEL_TILE, Geometry, Target
 from ..cut.request import Request, parse_request
-from ..cut.target import Target
 from ..errors import StatetrimError
 from ..options import takes_options
 from ..storage.checkpoint import Checkpoint

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 
-from ..cut.geometry import Geometry, resolve_heads, resolve_width
+from ..cut.geometry import Geometry, Target, resolve_heads, resolve_width
 from ..cut.request import OTHERS, Request, Sides
-from ..cut.target import Target
 from ..errors import StatetrimError
 from ..families.contract import resized_config
 from ..maths.formatting import shorten

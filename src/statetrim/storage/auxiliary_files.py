@@ -7,9 +7,8 @@ from pathlib import Path
 from ..maths.units import MIB
 from .atomic import atomic_write
 from .checkpoint import Checkpoint
-from .file_names import CONFIG, INDEX
+from .checkpoint_files import CONFIG, INDEX, path_inside
 from .output import ARTIFACTS, CARD
-from .path_inside import path_inside
 
 _WEIGHT_SUFFIXES = {
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".h5", ".msgpack", ".onnx",

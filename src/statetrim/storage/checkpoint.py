@@ -18,11 +18,18 @@ from ..families import family_of
 from ..families.contract import Config, Family, geometry_of, layer_config, text_config
 from ..maths.formatting import shorten
 from .channel_rows import LayerRows, find_channel_rows, find_head_rows, names_by_layer
+from .checkpoint_files import (
+    CONFIG,
+    INDEX,
+    MAX_CONFIG_BYTES,
+    MAX_INDEX_BYTES,
+    SINGLE_FILE,
+    model_name,
+    path_inside,
+)
 from .digests import model_digest
-from .file_names import CONFIG, INDEX, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, SINGLE_FILE
-from .hub.download import HubModel, missing_weight_files, model_name
+from .hub import HubModel, missing_weight_files
 from .json_file import read_json
-from .path_inside import path_inside
 from .quantized import find as quantization
 from .quantized.read import dequantize
 from .redirections import check_no_redirections

@@ -32,7 +32,7 @@ from ..storage.checkpoint import (
     open_checkpoint,
     require_prunable,
 )
-from ..storage.file_names import CONFIG, INDEX
+from ..storage.checkpoint_files import CONFIG, INDEX
 from ..storage.json_file import write_json, write_text
 from ..storage.models import ModelLike, as_checkpoint, load_if_path
 from ..storage.output import ARTIFACTS, CARD, open_output

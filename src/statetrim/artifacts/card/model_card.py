@@ -11,7 +11,7 @@ from ...cut.shape import Axis
 from ...families.contract import LAYER_WIDTHS_FIELD
 from ...maths.formatting import change_row, lowest_to_highest
 from ...storage.checkpoint import Checkpoint
-from ...storage.hub.download import model_name, repository_in_cache
+from ...storage.checkpoint_files import model_name, repository_in_cache
 from ...storage.quantized.find import describe_schemes
 from ..plan import Plan
 from ..state_sizes import state_rows

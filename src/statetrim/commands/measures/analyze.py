@@ -19,7 +19,7 @@ from ..command import command
 if TYPE_CHECKING:
     from ...artifacts.analysis import Analysis
     from ...artifacts.samples import ChangedLayers
-    from ...maths.table import Table
+    from ...maths.formatting import Table
     from ...storage.checkpoint import Checkpoint
 
 SHARES = (0.5, 0.25)  # of the bytes, for which --sensitivity proposes widths by layer
@@ -189,8 +189,7 @@ def _show_changes(result: ChangedLayers, table: Table, output: Path, as_json: bo
         return
     terminal.print_table(table.title, table.header, table.rows)
     terminal.print_text(result.sentence)
-    loads = ", ".join(map(str, result.original.recalled_pair_counts)) or "none"
-    terminal.print_text(
-        f"NLL in nats per token; recall in points, mean over {loads} pairs; ± 95 % intervals"
-    )
+    loads = ", ".join(map(str, result.original.recalled_pair_counts))
+    recall = f"recall in points, mean over {loads} pairs; " if loads else ""
+    terminal.print_text(f"NLL in nats per token; {recall}± 95 % intervals")
     terminal.print_text(f"written to {output}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ...maths.table import Table as NamedRows
+from ...maths.formatting import Table as NamedRows
 from ..document import Block, Table, Text
 from ..findings import Findings, command_arguments, missing
 from ..pictures import memory_picture, utilization_picture

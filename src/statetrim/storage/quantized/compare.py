@@ -9,9 +9,8 @@ from torch import Tensor
 
 from ...errors import StatetrimError
 from ..safetensors_file import STORED_DTYPES
-from .blocks import ReadRows, expand, largest_by_block, sum_by_block
 from .find import QuantizedTensor
-from .read import QuantizedSource, StoredTensors
+from .read import QuantizedSource, ReadRows, StoredTensors, expand, largest_by_block, sum_by_block
 
 _ARITHMETIC = 2.0**-22  # float32, in which values are computed
 

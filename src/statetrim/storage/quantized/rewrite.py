@@ -13,15 +13,20 @@ import torch
 from torch import Tensor
 
 from ..safetensors_file import STORED_DTYPES, ComputedTensor, TensorEdit
-from .blocks import ReadRows, expand, largest_by_block, row_ranges, rows_at_a_time, sum_by_block
 from .find import QuantizedTensor
 from .read import (
     QuantizedSource,
+    ReadRows,
     StoredInMemory,
     StoredTensors,
     dequantize,
+    expand,
     global_factor,
+    largest_by_block,
     read_global_scale,
+    row_ranges,
+    rows_at_a_time,
+    sum_by_block,
 )
 
 

@@ -4,23 +4,24 @@ Downloaded are the config, or all files but pickled weights, Python code, and we
 does not name.
 """
 
+import errno
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...errors import StatetrimError
-from ...maths.formatting import bytes_text
-from ...progress import is_watched
-from ..file_names import CONFIG, INDEX, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, SINGLE_FILE
-from ..json_file import read_json
-from ..safetensors_file import Shard, parse_header
-from ..space import check_free
-from .hub_errors import HubUnreachable, explain_hub_errors
+from ..errors import StatetrimError
+from ..maths.formatting import bytes_text
+from ..progress import is_watched
+from .checkpoint_files import CONFIG, INDEX, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, SINGLE_FILE
+from .json_file import read_json
+from .safetensors_file import Shard, parse_header
+from .space import NoSpace, check_free
 
 _HUB_ID = re.compile(r"(\w[\w.-]*/[\w.-]+)(?:@(\w[\w./-]*))?")
 _OTHER_FILES = re.compile(
@@ -28,6 +29,7 @@ _OTHER_FILES = re.compile(
     r"|additional_chat_templates/[\w.-]+\.jinja"
 )
 _PARALLEL_REQUESTS = 8
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
 
 logger = logging.getLogger("statetrim")
 
@@ -177,21 +179,6 @@ class HubModel:
         return directory
 
 
-def repository_in_cache(directory: Path) -> Path | None:
-    """The cached repository that `directory` is a snapshot of; None outside of a cache."""
-    repository = directory.parent.parent
-    is_snapshot = directory.parent.name == "snapshots" and repository.name.startswith("models--")
-    return repository if is_snapshot else None
-
-
-def model_name(directory: Path) -> str:
-    """The hub id of a model in the hub cache, else the name of its directory."""
-    repository = repository_in_cache(directory)
-    if repository is None:
-        return directory.name
-    return repository.name.removeprefix("models--").replace("--", "/", 1)
-
-
 def missing_weight_files(directory: Path) -> list[str]:
     """Names of the weight files that a snapshot in the cache lacks."""
     index = directory / INDEX
@@ -231,3 +218,55 @@ def _hidden_bar() -> type:
             super().__init__(*args, **options | {"disable": True})  # type: ignore[no-untyped-call]
 
     return HiddenBar
+
+
+class HubUnreachable(Exception):
+    """The hub cannot be reached; callers fall back to the local cache."""
+
+
+@contextmanager
+def explain_hub_errors(repo: str, revision: str | None = None) -> Iterator[None]:
+    """Within, answers of the hub that are errors become StatetrimError, and failed connections
+    HubUnreachable, which is also raised at once if HF_HUB_OFFLINE is set.
+
+    Errors of the disk, and those that do not come from the hub, are raised unchanged.
+    """
+    from huggingface_hub import errors, is_offline_mode
+
+    if is_offline_mode():
+        raise HubUnreachable("HF_HUB_OFFLINE is set")
+    try:
+        yield
+    except (StatetrimError, NoSpace):
+        raise
+    except errors.GatedRepoError:
+        raise StatetrimError(
+            f"{repo} is gated: accept its terms at https://huggingface.co/{repo}, and "
+            f"log in with: hf auth login"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise StatetrimError(
+            f"{repo} is neither a directory here nor a model on the hub that you may read; "
+            f"check its name, or log in with: hf auth login"
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise StatetrimError(f"{repo} has no revision {revision!r}") from None
+    except errors.LocalEntryNotFoundError:
+        raise HubUnreachable("the hub cannot be reached") from None
+    except errors.EntryNotFoundError as error:
+        address = str(getattr(getattr(error, "response", None), "url", ""))
+        name = address.partition("?")[0].rpartition("/")[2] or "file of that name"
+        reason = ", so it cannot be used as a model" if name == CONFIG else ""
+        raise StatetrimError(f"{repo} has no {name}{reason}") from None
+    except errors.HfHubHTTPError as error:
+        status = getattr(error.response, "status_code", "an error")
+        raise StatetrimError(f"the hub answers {status} for {repo}; try again later") from None
+    except OSError as error:
+        if error.errno in _DISK_ERRORS:
+            raise
+        raise HubUnreachable("the hub cannot be reached") from None
+    except Exception as error:
+        # Of the HTTP library, which differs between versions of huggingface_hub.
+        if "http" not in type(error).__module__ and "requests" not in type(error).__module__:
+            raise
+        raise HubUnreachable("the hub cannot be reached") from None

@@ -1,1 +1,0 @@
-"""Models on the Hugging Face hub."""

@@ -1,0 +1,410 @@
+"""What does the state of a hybrid do, and what does it cost to make it smaller?
+
+    python studies/hybrids.py run MODEL --text train.jsonl --test valid.jsonl --work FOLDER
+    python studies/hybrids.py page
+
+MODEL was trained by train_tiny.py, whose log is in MODEL.log: its recipe says of which kind it is.
+Every row is one change of the model: memory that is taken away, a dtype of the state, or a cut with
+refitted output projections. The tasks are windows of 1,024 tokens of text, and four with random
+tokens or repeated text, of which training saw the first: recall of pairs (MQAR), the latest value
+of keys that come twice, the second copy of random tokens, and the second copy of a passage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.axes import Axes
+from torch import Tensor
+from torch.nn import functional
+
+import statetrim as st
+from evaluator import changes, quiet
+from precision import COLOURS, stored_bytes
+from runner import Row, Rows, by_model, fill, read_rows, start, study_parser, table, with_margin
+from statetrim.defaults import DEFAULT_METHODS
+from statetrim.maths.quantization import fake_quantize
+from statetrim.runtime import states
+from statetrim.runtime.corpus import Corpus
+from statetrim.runtime.forgetting import attention_calls, emptied_states
+from statetrim.runtime.live import LiveModel
+from statetrim.runtime.loading import load_live
+from statetrim.runtime.logits import LogitReader
+from statetrim.tasks.recall import associations
+
+WINDOW, BATCH = 1024, 8
+SEED = 2**20  # of task sequences; those of calibration and training are drawn otherwise
+PASSAGE = 128  # tokens that are repeated
+TASKS = ("nll", "recall 32", "recall 63", "latest", "copy", "passage")
+CALIBRATION: dict[str, Any] = {"tokens": 2**15, "length": 256, "recall": 0.5, "progress": False}
+METHODS = [*DEFAULT_METHODS.split(","), "head_refit"]
+HORIZONS = (16, 64, 256)
+FEEDBACK = "int8 with error feedback"
+DTYPES = ("bfloat16", "float8_e4m3fn", "int8", FEEDBACK)
+KINDS = {
+    "open": "slow decay, open gates, softmax from the first step",
+    "usual": "usual initialisation, softmax from the first step",
+    "late": "slow decay, open gates, softmax after half of the steps",
+}
+
+
+def kind_of(recipe: Row) -> str:
+    """Which of KINDS was trained by this recipe of train_tiny.py."""
+    if recipe["softmax_from_step"]:
+        return "late"
+    return "open" if recipe["gate_opening"] else "usual"
+
+
+class Sequences:
+    """Token ids of every task, and the positions whose next tokens are scored."""
+
+    def __init__(self, model: st.Checkpoint, test: Path, windows: int, rows: int) -> None:
+        text = Corpus(test, model).read(tokens=windows * WINDOW, length=WINDOW).ids.long()
+        vocabulary = int(model.config["vocab_size"])
+        generator = torch.Generator().manual_seed(SEED)
+        self.tasks = {"nll": (text, torch.arange(WINDOW - 1))}
+        for pairs in (32, 63):
+            sequences = associations(vocabulary, pairs, rows, seed=SEED)
+            self.tasks[f"recall {pairs}"] = sequences
+        self.tasks["latest"] = latest_values(vocabulary, 16, rows, generator)
+        random = torch.randint(
+            vocabulary // 4, vocabulary, (rows, PASSAGE // 2), generator=generator
+        )
+        self.tasks["copy"] = repeated(random)
+        self.tasks["passage"] = repeated(text[:rows, :PASSAGE])
+
+    @torch.inference_mode()
+    def samples(self, live: LiveModel) -> dict[str, Tensor]:
+        """Task -> float64 [rows]: NLL in nats, or the share of tokens that are ranked first, %."""
+        reader, samples = LogitReader(live), dict[str, Tensor]()
+        for task, (ids, positions) in self.tasks.items():
+            rows = []
+            for batch in torch.split(ids, BATCH):
+                logits, target = reader.forward(batch)(positions), batch[:, positions + 1]
+                if task == "nll":
+                    loss = functional.cross_entropy(logits.mT, target, reduction="none")
+                    rows.append(loss.double().mean(1))
+                else:
+                    rows.append(100 * (logits.argmax(-1) == target).double().mean(1))
+            samples[task] = torch.cat(rows)
+        return samples
+
+
+def latest_values(
+    vocabulary: int, keys: int, rows: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Ids [rows, 6 * keys]: every key with a value, every key with another, then every key with the
+    latter, each in a new order; and the positions [keys] of the last keys."""
+    quarter = vocabulary // 4
+
+    def distinct(count: int) -> Tensor:
+        return torch.rand(rows, quarter, generator=generator).topk(count, dim=-1).indices
+
+    key, value = quarter + distinct(keys), 2 * quarter + distinct(2 * keys)
+    parts = []
+    for values in (value[:, :keys], value[:, keys:], value[:, keys:]):
+        order = torch.rand(rows, keys, generator=generator).argsort(-1)
+        parts.append(torch.stack([key.gather(1, order), values.gather(1, order)], -1).flatten(1))
+    return torch.cat(parts, 1), 4 * keys + 2 * torch.arange(keys)
+
+
+def repeated(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """`ids` [rows, time] twice, and the positions of the second copy after its first token."""
+    time = ids.shape[1]
+    return torch.cat([ids, ids], 1), torch.arange(time, 2 * time - 1)
+
+
+class Changes:
+    """The cases of a model, and how each is measured."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.model = options, st.open(options.model)
+        self.name = self.model.path.name
+        self.sequences = Sequences(self.model, options.test, options.windows, options.rows)
+        self.live = load_live(self.model)
+        self.softmax_layers = set[int]()
+        with attention_calls(self.live, on_call=self.softmax_layers.add):
+            self.before = self.sequences.samples(self.live)
+
+    def contexts(self) -> Iterator[tuple[str, str, AbstractContextManager[object]]]:
+        """What is changed, how, and the context in which it is."""
+        layers, live = list(self.model.geometry.layers), self.live
+        yield "nothing", "", nullcontext()
+        for layer in layers:
+            yield "forgets", f"the state of layer {layer}", emptied_states(live, [layer], 1)
+        blind = attention_calls(live, blind=self.softmax_layers)
+        yield "forgets", "the KV cache", blind
+        yield "forgets", "all states", emptied_states(live, layers, 1)
+        for every in HORIZONS:
+            name = f"what states hold from before the last multiple of {every} tokens"
+            yield "forgets", name, emptied_states(live, layers, every)
+        for dtype in DTYPES:
+            yield "dtype", dtype, rounded_states(live, dtype)
+
+    def cuts(self) -> Iterator[Row]:
+        """What is kept, in which dtype, and how it is chosen."""
+        geometry = self.model.geometry
+        keys, values = geometry.head_k_dim, geometry.head_v_dim
+        half = f"{keys // 2}x{values // 2}"
+        shapes = [f"{keys}x{values // 2}", f"{keys // 2}x{values}", half]
+        shapes += [f"{keys // 4}x{values // 2}", f"{keys // 2}x{values // 4}"]
+        heads = f"{geometry.num_k_heads}heads"
+        for to in (*shapes, heads):
+            for method in ("default", "rand"):
+                yield {"to": to, "dtype": "float32", "method": method}
+        by_layer = [f"{layer}={keys}x{values},others={half}" for layer in geometry.layers]
+        for to in by_layer:
+            yield {"to": to, "dtype": "float32", "method": "default"}
+        for to in (shapes[0], half, heads, *by_layer):
+            yield {"to": to, "dtype": "bfloat16", "method": "default"}
+
+    def measured_cut(self, cut: Row) -> Row:
+        small = self.refitted(cut["to"], cut["method"])
+        live, share = load_live(small), small.geometry.state_numel / self.model.geometry.state_numel
+        with rounded_states(live, cut["dtype"]):
+            after = self.sequences.samples(live)
+        return {"bytes": share * self.share_of(cut["dtype"])} | changes(self.before, after)
+
+    def refitted(self, to: str, method: str) -> st.Checkpoint:
+        """The cut, with output projections refitted; kept in the work folder."""
+        folder = self.options.work / self.name
+        folder.mkdir(parents=True, exist_ok=True)
+        out = folder / re.sub(r"[=,]", "-", f"{to}-{method}")
+        if (out / "refitted").exists():
+            return st.open(out / "refitted")
+        sums = folder / "statistics.safetensors"
+        text = self.options.text
+        if not sums.exists():
+            st.calibrate(self.model, text, methods=METHODS, out=sums, **CALIBRATION)
+        chosen = DEFAULT_METHODS if method == "default" else method
+        plan = st.select(self.model, method=chosen, to=to, statistics=sums, progress=False)
+        cut = st.prune(self.model, plan, out / "cut", uneven=True, progress=False)
+        fitted = st.calibrate(cut, text, original=self.model, **CALIBRATION)
+        return st.refit(cut, fitted, out=out / "refitted", progress=False)
+
+    def share_of(self, dtype: str) -> float:
+        """Bytes of a state in `dtype`, of those in float32; without those of stored errors."""
+        keys, values = self.model.geometry.head_k_dim, self.model.geometry.head_v_dim
+        plain = "int8" if dtype == FEEDBACK else dtype
+        return stored_bytes(plain, keys, values) / (4 * keys * values)
+
+
+@contextmanager
+def rounded_states(live: LiveModel, dtype: str) -> Iterator[None]:
+    """Within, states are stored in `dtype` after every token."""
+    with ExitStack() as stack:
+        if dtype == FEEDBACK:
+            stack.enter_context(error_feedback())
+            dtype = "int8"
+        stack.enter_context(states.stored_states(live, st.StateStorage(dtype, 1)))
+        yield
+
+
+@contextmanager
+def error_feedback() -> Iterator[None]:
+    """Within, the error of each rounding of a state is added before the next one."""
+    errors: list[Tensor] = []  # of the last token of the present kernel call
+    run_by_token = states._Rounding._run_by_token
+
+    def run_without_error(*args: Any) -> tuple[Tensor, Tensor]:
+        errors.clear()
+        return run_by_token(*args)
+
+    def quantize(x: Tensor, dtype: str, axis: int, generator: None) -> Tensor:
+        corrected = x + errors.pop() if errors else x
+        rounded = fake_quantize(corrected, dtype, axis, generator)
+        errors.append(corrected - rounded)
+        return rounded
+
+    with (
+        mock.patch.object(states._Rounding, "_run_by_token", run_without_error),
+        mock.patch.object(states, "fake_quantize", quantize),
+    ):
+        yield
+
+
+def run() -> None:
+    paths = ("model", "text", "test", "work")
+    parser = study_parser(__doc__, *paths, results="results/hybrids.jsonl", windows=16, rows=32)
+    parser.add_argument("--original-only", action="store_true", help="measure no change of it")
+    options = parser.parse_args()
+    quiet()
+    torch.set_flush_denormal(True)
+    study, results = Changes(options), Rows(options.results)
+    training = json.loads((options.model / "training.json").read_text())
+    log = options.model.with_name(f"{study.name}.log").read_text()
+    case = {"model": study.name, "kind": kind_of(training["recipe"])}
+    contexts, cuts = list(study.contexts()), list(study.cuts())
+    if options.original_only:
+        contexts, cuts = contexts[:1], []
+
+    def measure(row: Row) -> Row:
+        if "to" in row:
+            return study.measured_cut(row)
+        contexts_by_name = {(kind, name): context for kind, name, context in contexts}
+        with contexts_by_name[row["change"], row["of"]]:
+            after = study.sequences.samples(study.live)
+        share = study.share_of(row["of"]) if row["change"] == "dtype" else 1.0
+        figures = {"bytes": share} | changes(study.before, after)
+        if row["change"] == "nothing":
+            figures |= trained(training, log)
+        return figures
+
+    cases = [case | {"change": kind, "of": name} for kind, name, _ in contexts]
+    cases += [case | {"change": "cut"} | cut for cut in cuts]
+    results.measure_missing(cases, measure)
+
+
+def trained(training: Row, log: str) -> Row:
+    """What the models table says of a training, and the text's NLL at tenths of it."""
+    parameters = re.search(r"([\d,]+) parameters", log)
+    losses = {
+        int(step): float(nll) for step, nll in re.findall(r"step (\d+) .*text_loss (\S+)", log)
+    }
+    pairs = {int(step): int(n) for step, n in re.findall(r"step (\d+) .*pairs (\d+)", log)}
+    steps = sorted(losses)
+    shown = steps[:: max(1, len(steps) // 10)]
+    assert parameters
+    return {
+        "parameters": int(parameters[1].replace(",", "")),
+        "recipe": training["recipe"],
+        "seconds": round(training["seconds"]),
+        "curve": [[step, losses[step], pairs[step]] for step in shown],
+    }
+
+
+FORGOTTEN = ("recall 32", "latest", "copy", "passage")
+
+
+def models_table(rows: list[Row]) -> str:
+    lines = []
+    for row in rows:
+        if row["change"] != "nothing":
+            continue
+        recipe = row["recipe"]
+        shape = f"{recipe['head_dim']}x{recipe['head_dim']}"
+        tokens = recipe["steps"] * recipe["text_rows"] * recipe["text_length"] / 1e6
+        recall = recipe["recall_tokens"] / (recipe["text_rows"] * recipe["text_length"])
+        scores = [f"{row[task][0]:.0f}" for task in TASKS[1:]]
+        values = str(recipe["value_heads_per_key"])
+        numbers = [values, shape, f"{row['parameters']:,}", f"{tokens:.1f}M + {recall:.1%}"]
+        lines.append([
+            row["model"], KINDS[row["kind"]], *numbers, f"{row['nll'][0]:.2f}", *scores,
+            str(row["seconds"]),
+        ])  # fmt: skip
+    header = ["model", "kind", "value heads per key head", "state", "parameters", "text + recall"]
+    return table([*header, "NLL", *TASKS[1:], "CPU s"], lines, left=2)
+
+
+def memory_table(rows: list[Row]) -> str:
+    lines = []
+    for name, of_model in by_model(rows).items():
+        for row in of_model:
+            if row["change"] == "forgets":
+                points = [f"{row[task][1]:+.0f}" for task in FORGOTTEN]
+                lines.append([name, row["of"], with_margin(row["nll"][1:], 3), *points])
+    return table(["model", "without", "NLL", *FORGOTTEN], lines, left=2)
+
+
+def lever_of(row: Row) -> str:
+    """The kind of lever that a row is, without the layer that it names."""
+    if row["change"] == "dtype":
+        return str(row["of"])
+    start = "random " if row["method"] == "rand" else ""
+    return start + str(row["to"]) + (" in bfloat16" if row["dtype"] == "bfloat16" else "")
+
+
+def levers_table(rows: list[Row]) -> str:
+    """A row per lever, a column per model: NLL and recall at 32 pairs."""
+    levers: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        if row["change"] in ("dtype", "cut"):
+            levers.setdefault(lever_of(row), {})[row["model"]] = row
+    models = [name for name, of_model in by_model(rows).items() if len(of_model) > 1]
+    lines = []
+    for lever, by_name in sorted(levers.items(), key=lambda item: -first(item[1])["bytes"]):
+        cells = [lever, f"{first(by_name)['bytes']:.1%}"]
+        for name in models:
+            has_it = name in by_name
+            cells.append(with_margin(by_name[name]["nll"][1:], 3) if has_it else "")
+            cells.append(with_margin(by_name[name]["recall 32"][1:], 1) if has_it else "")
+        lines.append(cells)
+    header = [
+        "lever",
+        "bytes",
+        *(f"{name}: {what}" for name in models for what in ("NLL", "recall")),
+    ]
+    return table(header, lines)
+
+
+def first(by_name: dict[str, Row]) -> Row:
+    return next(iter(by_name.values()))
+
+
+def draw(rows: list[Row], out: Path) -> None:
+    """Loss of text against bytes, a panel for each model that was changed."""
+    models = {name: each for name, each in by_model(rows).items() if len(each) > 1}
+    figure, panels = plt.subplots(1, len(models), figsize=(4.2 * len(models), 3.6), sharey=True,
+                                  squeeze=False)  # fmt: skip
+    for axes, (name, of_model) in zip(panels[0], models.items(), strict=True):
+        draw_model(axes, of_model)
+        axes.set_title(f"{name}: {of_model[0]['kind']}", fontsize=9)
+    panels[0][0].set_ylabel("increase of NLL, nats")
+    panels[0][-1].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(out, dpi=150)
+
+
+LEVERS = {  # what is drawn: marker and colour
+    "dtype": ("o", COLOURS["bfloat16"]),
+    "shape": ("s", COLOURS["int8"]),
+    "heads": ("^", COLOURS["float8_e4m3fn"]),
+    "by layer": ("D", COLOURS["float16"]),
+    "random shape": ("x", "grey"),
+}
+
+
+def draw_model(axes: Axes, rows: list[Row]) -> None:
+    for label, (marker, colour) in LEVERS.items():
+        chosen = [row for row in rows if drawn_as(row) == label]
+        nll = [max(row["nll"][1], 1e-4) for row in chosen]
+        axes.scatter(
+            [row["bytes"] for row in chosen], nll, marker=marker, color=colour, label=label
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks([1 / 2, 1 / 4, 1 / 8], ["1/2", "1/4", "1/8"])
+    axes.set_xlabel("bytes of the state")
+
+
+def drawn_as(row: Row) -> str:
+    if row["change"] == "dtype":
+        return "dtype"
+    if row["change"] != "cut":
+        return ""
+    if row["method"] == "rand":
+        return "random shape"
+    return "by layer" if "=" in row["to"] else "heads" if "heads" in row["to"] else "shape"
+
+
+def page(results: Path) -> None:
+    rows = read_rows(results / "hybrids.jsonl")
+    fill(results / "hybrids.md", {
+        "models": models_table(rows),
+        "memory": memory_table(rows),
+        "levers": levers_table(rows),
+    })  # fmt: skip
+    draw(rows, results / "hybrids.png")
+
+
+if __name__ == "__main__":
+    start(page, run=run)
