@@ -31,7 +31,7 @@ import statetrim as st
 from evaluator import changes, quiet
 from precision import COLOURS, stored_bytes
 from runner import Row, Rows, by_model, fill, read_rows, start, study_parser, table, with_margin
-from statetrim.defaults import DEFAULT_METHODS
+from statetrim.defaults import DEFAULT_METHODS, RECALL_SHARE
 from statetrim.maths.quantization import fake_quantize
 from statetrim.runtime import states
 from statetrim.runtime.corpus import Corpus
@@ -45,8 +45,9 @@ WINDOW, BATCH = 1024, 8
 SEED = 2**20  # of task sequences; those of calibration and training are drawn otherwise
 PASSAGE = 128  # tokens that are repeated
 TASKS = ("nll", "recall 32", "recall 63", "latest", "copy", "passage")
-CALIBRATION: dict[str, Any] = {"tokens": 2**15, "length": 256, "recall": 0.5, "progress": False}
-METHODS = [*DEFAULT_METHODS.split(","), "head_refit"]
+TEXT_ALONE = "calibrated on text alone"
+CALIBRATION: dict[str, Any] = {"tokens": 2**15, "length": 256, "progress": False}
+METHODS = DEFAULT_METHODS.split(",")
 HORIZONS = (16, 64, 256)
 FEEDBACK = "int8 with error feedback"
 DTYPES = ("bfloat16", "float8_e4m3fn", "int8", FEEDBACK)
@@ -161,6 +162,7 @@ class Changes:
         for to in (*shapes, heads):
             for method in ("default", "rand"):
                 yield {"to": to, "dtype": "float32", "method": method}
+        yield {"to": half, "dtype": "float32", "method": TEXT_ALONE}
         by_layer = [f"{layer}={keys}x{values},others={half}" for layer in geometry.layers]
         for to in by_layer:
             yield {"to": to, "dtype": "float32", "method": "default"}
@@ -178,17 +180,18 @@ class Changes:
         """The cut, with output projections refitted; kept in the work folder."""
         folder = self.options.work / self.name
         folder.mkdir(parents=True, exist_ok=True)
-        out = folder / re.sub(r"[=,]", "-", f"{to}-{method}")
+        out = folder / re.sub(r"[=, ]", "-", f"{to}-{method}")
         if (out / "refitted").exists():
             return st.open(out / "refitted")
-        sums = folder / "statistics.safetensors"
-        text = self.options.text
+        recall = 0.0 if method == TEXT_ALONE else RECALL_SHARE
+        sums, text = folder / f"statistics-{recall}.safetensors", self.options.text
+        mix = CALIBRATION | {"recall": recall}
         if not sums.exists():
-            st.calibrate(self.model, text, methods=METHODS, out=sums, **CALIBRATION)
-        chosen = DEFAULT_METHODS if method == "default" else method
+            st.calibrate(self.model, text, methods=METHODS, out=sums, **mix)
+        chosen = "rand" if method == "rand" else DEFAULT_METHODS
         plan = st.select(self.model, method=chosen, to=to, statistics=sums, progress=False)
         cut = st.prune(self.model, plan, out / "cut", uneven=True, progress=False)
-        fitted = st.calibrate(cut, text, original=self.model, **CALIBRATION)
+        fitted = st.calibrate(cut, text, original=self.model, **mix)
         return st.refit(cut, fitted, out=out / "refitted", progress=False)
 
     def share_of(self, dtype: str) -> float:
@@ -320,7 +323,9 @@ def lever_of(row: Row) -> str:
     if row["change"] == "dtype":
         return str(row["of"])
     start = "random " if row["method"] == "rand" else ""
-    return start + str(row["to"]) + (" in bfloat16" if row["dtype"] == "bfloat16" else "")
+    end = " in bfloat16" if row["dtype"] == "bfloat16" else ""
+    end += f", {TEXT_ALONE}" if row["method"] == TEXT_ALONE else ""
+    return start + str(row["to"]) + end
 
 
 def levers_table(rows: list[Row]) -> str:
@@ -393,7 +398,8 @@ def drawn_as(row: Row) -> str:
         return ""
     if row["method"] == "rand":
         return "random shape"
-    return "by layer" if "=" in row["to"] else "heads" if "heads" in row["to"] else "shape"
+    kept = str(row["to"])
+    return "by layer" if "=" in kept else "heads" if "heads" in kept else "shape"
 
 
 def page(results: Path) -> None:
