@@ -299,6 +299,9 @@ def best(rows: list[Row]) -> Row:
     return min(rows, key=lambda row: row["rank"])
 
 
+SAME = ["the same", "", ""]  # as with shapes alone
+
+
 def cells(row: Row) -> list[str]:
     """The cut, what it loses, and whether that is within the limits."""
     suffix = " in bfloat16" if row["dtype"] == "bfloat16" else ""
@@ -318,10 +321,12 @@ def page(results: Path) -> None:
         for goal in replay.decided:
             start = [model, str(seed), f"{goal['share']:g}", goal["engine"]]
             alone = cells(best(replay.three(goal, goal["shapes"], "float32")))
-            decisions.append([*start, *alone, *cells(replay.choice(goal))])
-            if "by_layer" in goal:
+            now = cells(replay.choice(goal))
+            decisions.append([*start, *alone, *(now if now != alone else SAME)])
+            by_layer = cells(replay.choice(goal, by_layer=True)) if "by_layer" in goal else now
+            if by_layer != now:
                 start[3] += ", by layer"
-                decisions.append([*start, *alone, *cells(replay.choice(goal, by_layer=True))])
+                decisions.append([*start, *alone, *by_layer])
         for heads in (False, True):
             numbers = [f"{number:+.2f}" for number in replay.correlations(heads=heads)]
             kind, hits = "all" if heads else "shapes", replay.hits(heads=heads)

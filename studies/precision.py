@@ -22,7 +22,7 @@ from torch.nn import functional
 
 import statetrim as st
 from evaluator import changes
-from runner import Row, Rows, by_model, fill, read_rows, start, study_parser, table, with_bounds
+from runner import Row, Rows, by_model, fill, read_rows, start, study_parser, table, with_margin
 from statetrim.maths.quantization import FORMATS
 from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.loading import load_live
@@ -141,7 +141,7 @@ def precision_table(rows: list[Row]) -> str:
             continue
         shape = "{} x {}".format(*row["shape"])
         cells = [row["model"], shape, dtype, f"{100 * row['bytes']:.0f} %"]
-        changed = (with_bounds(row[name][1:], digits) for name, (_, digits) in FIGURES.items())
+        changed = (with_margin(row[name][1:], digits) for name, (_, digits) in FIGURES.items())
         lines.append([*cells, *changed])
     return table(header, lines, left=3)
 

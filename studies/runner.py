@@ -124,12 +124,6 @@ def table(header: list[str], rows: list[list[str]], left: int = 1) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, rule, *rows])
 
 
-def with_bounds(change: Sequence[float], digits: int, scale: float = 1.0) -> str:
-    """A change and both ends of its interval."""
-    estimate, low, high = (f"{scale * number:+.{digits}f}" for number in change)
-    return f"{estimate} ({low} to {high})"
-
-
 def with_margin(change: Sequence[float], digits: int, scale: float = 1.0) -> str:
     """A change and half of its interval."""
     estimate, low, high = (scale * number for number in change)

@@ -37,7 +37,7 @@ import torch
 import mqar
 import statetrim as st
 from evaluator import Evaluator
-from runner import Row, Rows, fill, read_rows, start, study_parser, table, with_bounds, with_margin
+from runner import Row, Rows, fill, read_rows, start, study_parser, table, with_margin
 from shapes import ROWS, SEED, shapes_text
 from statetrim.defaults import KEY_METHOD, VALUE_METHOD
 from statetrim.selection.allocate import (
@@ -310,7 +310,7 @@ def pages_table(pages: list[Row], uniform: list[Row]) -> str:
         for cut in cuts:
             if cut["model"] == "tiny-delta_net" and cut.get("heads") == 16:
                 continue  # the widths of four heads
-            nll, recall = with_bounds(cut["nll"][1:], 4), with_bounds(cut["recall"][1:], 1, 100)
+            nll, recall = with_margin(cut["nll"][1:], 4), with_margin(cut["recall"][1:], 1, 100)
             share, heads = f"{cut['share']:.2f}", str(cut.get("heads", ""))
             leading = [cut["model"], share, heads]
             lines.append([*leading, widths_text(cut), nll, recall])
@@ -322,7 +322,7 @@ def two_hops_table(rows: list[Row]) -> str:
     lines = []
     for row in sorted(rows, key=lambda row: (-row["share"], row["seed"])):
         if row["kind"] != "squares":
-            lost = with_bounds(row["recall"][1:], 1, 100)
+            lost = with_margin(row["recall"][1:], 1, 100)
             lines.append([f"{row['share']:.2f}", str(row["seed"]), widths_text(row), lost])
     return table(["share", "seed", "widths", "points of recall"], lines)
 

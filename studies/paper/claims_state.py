@@ -15,7 +15,7 @@ def low_rank(e: Evidence) -> Outcome:
     row = e.state("original")
     ranks = row["effective rank"]
     mean = interval([0.0] * len(ranks), ranks)
-    text = f"DeltaNet: effective rank {mean.estimate:.1f} ({mean.low:.1f} to {mean.high:.1f})"
+    text = f"DeltaNet: effective rank {mean.estimate:.1f} ({mean.low:.1f}, {mean.high:.1f})"
     text = f"{text} of {row['widest']}, over {len(ranks)} heads"
     return text, verdict(mean, "lower", than=row["widest"] / 2)
 

@@ -94,26 +94,26 @@ def worst(verdicts: Sequence[Verdict]) -> Verdict:
 
 def nats(gap: Interval, digits: int = 3) -> str:
     low, high = f"{gap.low:+.{digits}f}", f"{gap.high:+.{digits}f}"
-    return f"{gap.estimate:+.{digits}f} ({low} to {high})"
+    return f"{gap.estimate:+.{digits}f} ({low}, {high})"
 
 
 def percent(gap: Interval) -> str:
     """A change of NLL as a change of perplexity."""
     middle, low, high = (100 * math.expm1(x) for x in (gap.estimate, gap.low, gap.high))
-    return f"{middle:+.1f} % ({low:+.1f} to {high:+.1f})"
+    return f"{middle:+.1f} % ({low:+.1f}, {high:+.1f})"
 
 
 def points(gap: Interval) -> str:
     middle, low, high = (100 * x for x in (gap.estimate, gap.low, gap.high))
-    return f"{middle:+.1f} points ({low:+.1f} to {high:+.1f})"
+    return f"{middle:+.1f} points ({low:+.1f}, {high:+.1f})"
 
 
 def share(value: Interval) -> str:
-    return f"{value.estimate:.2f} ({value.low:.2f} to {value.high:.2f})"
+    return f"{value.estimate:.2f} ({value.low:.2f}, {value.high:.2f})"
 
 
 def times(gap: Interval) -> str:
-    return f"{gap.estimate:.2f}x ({gap.low:.2f} to {gap.high:.2f})"
+    return f"{gap.estimate:.2f}x ({gap.low:.2f}, {gap.high:.2f})"
 
 
 def compared(
