@@ -3,11 +3,12 @@
     python studies/hybrids.py run MODEL --text train.jsonl --test valid.jsonl --work FOLDER
     python studies/hybrids.py page
 
-MODEL was trained by train_tiny.py, whose log is in MODEL.log: its recipe says of which kind it is.
+MODEL was trained by train_tiny.py, whose log may be in MODEL.log: its recipe says of which kind it
+is.
 Every row is one change of the model: memory that is taken away, a dtype of the state, or a cut with
-refitted output projections. The tasks are windows of 1,024 tokens of text, and four with random
-tokens or repeated text, of which training saw the first: recall of pairs (MQAR), the latest value
-of keys that come twice, the second copy of random tokens, and the second copy of a passage.
+refitted output projections. The tasks are windows of 1,024 tokens of text, and five with random
+tokens or repeated text, of which training saw the first two: recall of 4 and 32 pairs (MQAR), the
+latest value of keys that come twice, the second copy of random tokens, and that of a passage.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from torch.nn import functional
 import statetrim as st
 from evaluator import changes, quiet
 from precision import COLOURS, stored_bytes
-from runner import Row, Rows, by_model, fill, read_rows, start, study_parser, table, with_margin
+from runner import Row, Rows, by_model, fill, read_rows, start, study_parser, table
 from statetrim.defaults import DEFAULT_METHODS, RECALL_SHARE
 from statetrim.maths.quantization import fake_quantize
 from statetrim.runtime import states
@@ -44,7 +45,7 @@ from statetrim.tasks.recall import associations
 WINDOW, BATCH = 1024, 8
 SEED = 2**20  # of task sequences; those of calibration and training are drawn otherwise
 PASSAGE = 128  # tokens that are repeated
-TASKS = ("nll", "recall 32", "recall 63", "latest", "copy", "passage")
+TASKS = ("nll", "recall 4", "recall 32", "latest", "copy", "passage")
 TEXT_ALONE = "calibrated on text alone"
 CALIBRATION: dict[str, Any] = {"tokens": 2**15, "length": 256, "progress": False}
 METHODS = DEFAULT_METHODS.split(",")
@@ -60,7 +61,7 @@ KINDS = {
 
 def kind_of(recipe: Row) -> str:
     """Which of KINDS was trained by this recipe of train_tiny.py."""
-    if recipe["softmax_from_step"]:
+    if recipe.get("softmax_from_step"):
         return "late"
     return "open" if recipe["gate_opening"] else "usual"
 
@@ -73,8 +74,8 @@ class Sequences:
         vocabulary = int(model.config["vocab_size"])
         generator = torch.Generator().manual_seed(SEED)
         self.tasks = {"nll": (text, torch.arange(WINDOW - 1))}
-        for pairs in (32, 63):
-            sequences = associations(vocabulary, pairs, rows, seed=SEED)
+        for pairs, count in ((4, 4 * rows), (32, rows)):
+            sequences = associations(vocabulary, pairs, count, seed=SEED)
             self.tasks[f"recall {pairs}"] = sequences
         self.tasks["latest"] = latest_values(vocabulary, 16, rows, generator)
         random = torch.randint(
@@ -244,7 +245,7 @@ def run() -> None:
     torch.set_flush_denormal(True)
     study, results = Changes(options), Rows(options.results)
     training = json.loads((options.model / "training.json").read_text())
-    log = options.model.with_name(f"{study.name}.log").read_text()
+    log = options.model.with_name(f"{study.name}.log")
     case = {"model": study.name, "kind": kind_of(training["recipe"])}
     contexts, cuts = list(study.contexts()), list(study.cuts())
     if options.original_only:
@@ -257,9 +258,10 @@ def run() -> None:
         with contexts_by_name[row["change"], row["of"]]:
             after = study.sequences.samples(study.live)
         share = study.share_of(row["of"]) if row["change"] == "dtype" else 1.0
-        figures = {"bytes": share} | changes(study.before, after)
+        figures: Row = {"bytes": share} | changes(study.before, after)
         if row["change"] == "nothing":
-            figures |= trained(training, log)
+            figures |= {"parameters": study.model.parameters, "recipe": training["recipe"]}
+            figures |= {"seconds": round(training["seconds"]), "curve": curve(log)}
         return figures
 
     cases = [case | {"change": kind, "of": name} for kind, name, _ in contexts]
@@ -267,25 +269,12 @@ def run() -> None:
     results.measure_missing(cases, measure)
 
 
-def trained(training: Row, log: str) -> Row:
-    """What the models table says of a training, and the text's NLL at tenths of it."""
-    parameters = re.search(r"([\d,]+) parameters", log)
-    losses = {
-        int(step): float(nll) for step, nll in re.findall(r"step (\d+) .*text_loss (\S+)", log)
-    }
-    pairs = {int(step): int(n) for step, n in re.findall(r"step (\d+) .*pairs (\d+)", log)}
-    steps = sorted(losses)
-    shown = steps[:: max(1, len(steps) // 10)]
-    assert parameters
-    return {
-        "parameters": int(parameters[1].replace(",", "")),
-        "recipe": training["recipe"],
-        "seconds": round(training["seconds"]),
-        "curve": [[step, losses[step], pairs[step]] for step in shown],
-    }
-
-
-FORGOTTEN = ("recall 32", "latest", "copy", "passage")
+def curve(log: Path) -> list[tuple[int, float, int]]:
+    """Steps, the NLL of text there and the pairs reached, at tenths of a training."""
+    pattern = r"step (\d+) .*text_loss (\S+) .*pairs (\d+)"
+    matches = re.findall(pattern, log.read_text() if log.exists() else "")
+    points = [(int(step), float(nll), int(pairs)) for step, nll, pairs in matches]
+    return points[:: max(1, len(points) // 10)]
 
 
 def models_table(rows: list[Row]) -> str:
@@ -294,32 +283,48 @@ def models_table(rows: list[Row]) -> str:
         if row["change"] != "nothing":
             continue
         recipe = row["recipe"]
-        shape = f"{recipe['head_dim']}x{recipe['head_dim']}"
+        shape = f"{recipe['value_heads_per_key']} x {recipe['head_dim']}x{recipe['head_dim']}"
         tokens = recipe["steps"] * recipe["text_rows"] * recipe["text_length"] / 1e6
         recall = recipe["recall_tokens"] / (recipe["text_rows"] * recipe["text_length"])
         scores = [f"{row[task][0]:.0f}" for task in TASKS[1:]]
-        values = str(recipe["value_heads_per_key"])
-        numbers = [values, shape, f"{row['parameters']:,}", f"{tokens:.1f}M + {recall:.1%}"]
+        numbers = [shape, f"{row['parameters']:,}", f"{tokens:.1f}M + {recall:.1%}"]
         lines.append([
             row["model"], KINDS[row["kind"]], *numbers, f"{row['nll'][0]:.2f}", *scores,
             str(row["seconds"]),
         ])  # fmt: skip
-    header = ["model", "kind", "value heads per key head", "state", "parameters", "text + recall"]
-    return table([*header, "NLL", *TASKS[1:], "CPU s"], lines, left=2)
+    header = [
+        "model",
+        "kind",
+        "states of a key head",
+        "parameters",
+        "text + recall",
+        "NLL",
+        *TASKS[1:],
+        "CPU s",
+    ]
+    return table(header, lines, left=2)
+
+
+def points(row: Row, tasks: tuple[str, ...]) -> list[str]:
+    """Changes of tasks: nats, and points of accuracy."""
+    return [f"{row[task][1]:+.{3 if task == 'nll' else 0}f}" for task in tasks]
+
+
+def widest_margins(rows: list[Row], tasks: tuple[str, ...]) -> list[str]:
+    """The largest half of an interval in each column."""
+    margins = {task: max((row[task][3] - row[task][2]) / 2 for row in rows) for task in tasks}
+    return [f"± {margins[task]:.{3 if task == 'nll' else 0}f}" for task in tasks]
 
 
 def memory_table(rows: list[Row]) -> str:
-    lines = []
-    for name, of_model in by_model(rows).items():
-        for row in of_model:
-            if row["change"] == "forgets":
-                points = [f"{row[task][1]:+.0f}" for task in FORGOTTEN]
-                lines.append([name, row["of"], with_margin(row["nll"][1:], 3), *points])
-    return table(["model", "without", "NLL", *FORGOTTEN], lines, left=2)
+    forgetful = [row for row in rows if row["change"] == "forgets"]
+    lines = [[row["model"], row["of"], *points(row, TASKS)] for row in forgetful]
+    lines.append(["margin, at most", "", *widest_margins(forgetful, TASKS)])
+    return table(["model", "without", "NLL", *TASKS[1:]], lines, left=2)
 
 
 def lever_of(row: Row) -> str:
-    """The kind of lever that a row is, without the layer that it names."""
+    """The lever that a row is, in the same words for each model."""
     if row["change"] == "dtype":
         return str(row["of"])
     start = "random " if row["method"] == "rand" else ""
@@ -329,26 +334,32 @@ def lever_of(row: Row) -> str:
 
 
 def levers_table(rows: list[Row]) -> str:
-    """A row per lever, a column per model: NLL and recall at 32 pairs."""
+    """A row per lever, and for each model its NLL and the tasks that it can do."""
     levers: dict[str, dict[str, Row]] = {}
     for row in rows:
         if row["change"] in ("dtype", "cut"):
             levers.setdefault(lever_of(row), {})[row["model"]] = row
-    models = [name for name, of_model in by_model(rows).items() if len(of_model) > 1]
+    models = {name: each for name, each in by_model(rows).items() if len(each) > 1}
+    tasks = {name: able_tasks(each[0]) for name, each in models.items()}
     lines = []
     for lever, by_name in sorted(levers.items(), key=lambda item: -first(item[1])["bytes"]):
         cells = [lever, f"{first(by_name)['bytes']:.1%}"]
         for name in models:
-            has_it = name in by_name
-            cells.append(with_margin(by_name[name]["nll"][1:], 3) if has_it else "")
-            cells.append(with_margin(by_name[name]["recall 32"][1:], 1) if has_it else "")
+            empty = [""] * len(tasks[name])
+            cells += points(by_name[name], tasks[name]) if name in by_name else empty
         lines.append(cells)
-    header = [
-        "lever",
-        "bytes",
-        *(f"{name}: {what}" for name in models for what in ("NLL", "recall")),
-    ]
-    return table(header, lines)
+    margins = []
+    for name in models:
+        changed = [by_name[name] for by_name in levers.values() if name in by_name]
+        margins += widest_margins(changed, tasks[name])
+    lines.append(["margin, at most", "", *margins])
+    header = [f"{name}: {task}" for name in models for task in ("NLL", *tasks[name][1:])]
+    return table(["lever", "bytes", *header], lines)
+
+
+def able_tasks(original: Row) -> tuple[str, ...]:
+    """NLL, and the tasks of which the model does at least a fifth."""
+    return ("nll", *(task for task in TASKS[1:] if original[task][0] >= 20))
 
 
 def first(by_name: dict[str, Row]) -> Row:
