@@ -95,10 +95,6 @@ bench-layerwise DIRECTORY TOKENIZER TEXT:
 train-tiny kind out *options:
     python studies/train_tiny.py {{kind}} {{out}} {{options}}
 
-# The pictures and the table of results/rank-analysis.md; TEXT to calibrate on, TEST held out.
-figures MODEL TEXT TEST *OPTIONS:
-    python studies/rank_analysis.py {{MODEL}} --text {{TEXT}} --test {{TEST}} {{OPTIONS}}
-
 # Cost of calibration beside the bare model, its memory, and the time of selection (results/calibration-cost.md).
 bench-calibrate:
     OMP_NUM_THREADS=1 python benchmarks/bench_calibrate.py
@@ -150,11 +146,6 @@ compare-precision MODEL TEXT TEST WORK:
 # Throughput of cuts beside the original and the ideal on this machine (results/benchmark.md).
 bench-serving DIRECTORY:
     MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184 OMP_NUM_THREADS=1 python benchmarks/bench_serving.py {{DIRECTORY}}
-
-# Keys, values or both at equal bytes: measure MODEL, then tables and picture of results/two-axes.md.
-compare-axes MODEL TEXT TEST *OPTIONS:
-    python studies/two_axes.py run {{MODEL}} --text {{TEXT}} --test {{TEST}} {{OPTIONS}}
-    python studies/two_axes.py page
 
 # Cuts of every quantised format, group size and kept width, read by compressed-tensors; and every step on every format.
 quantised-widths:
