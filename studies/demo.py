@@ -243,7 +243,7 @@ def trim_table(entries: dict[str, Any]) -> str:
 def interval(figures: list[float]) -> str:
     """An estimate and its interval."""
     estimate, low, high = figures
-    return f"{estimate:.1f} ({low:.1f} to {high:.1f})"
+    return f"{estimate:.1f} ({low:.1f}, {high:.1f})"
 
 
 def page(results: Path) -> None:

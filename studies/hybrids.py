@@ -46,9 +46,11 @@ WINDOW, BATCH = 1024, 8
 SEED = 2**20  # of task sequences; those of calibration and training are drawn otherwise
 PASSAGE = 128  # tokens that are repeated
 TASKS = ("nll", "recall 4", "recall 32", "latest", "copy", "passage")
+SHOWN = TASKS[:3]  # of each lever; the other rows have all
 TEXT_ALONE = "calibrated on text alone"
 CALIBRATION: dict[str, Any] = {"tokens": 2**15, "length": 256, "progress": False}
 METHODS = DEFAULT_METHODS.split(",")
+CHANGES = ("nothing", "forgets", "dtype", "cut")
 HORIZONS = (16, 64, 256)
 FEEDBACK = "int8 with error feedback"
 DTYPES = ("bfloat16", "float8_e4m3fn", "int8", FEEDBACK)
@@ -147,7 +149,7 @@ class Changes:
         yield "forgets", "the KV cache", blind
         yield "forgets", "all states", emptied_states(live, layers, 1)
         for every in HORIZONS:
-            name = f"what states hold from before the last multiple of {every} tokens"
+            name = f"states, emptied every {every} tokens"
             yield "forgets", name, emptied_states(live, layers, every)
         for dtype in DTYPES:
             yield "dtype", dtype, rounded_states(live, dtype)
@@ -239,7 +241,7 @@ def error_feedback() -> Iterator[None]:
 def run() -> None:
     paths = ("model", "text", "test", "work")
     parser = study_parser(__doc__, *paths, results="results/hybrids.jsonl", windows=16, rows=32)
-    parser.add_argument("--original-only", action="store_true", help="measure no change of it")
+    parser.add_argument("--only", nargs="+", choices=CHANGES, default=CHANGES)
     options = parser.parse_args()
     quiet()
     torch.set_flush_denormal(True)
@@ -247,9 +249,7 @@ def run() -> None:
     training = json.loads((options.model / "training.json").read_text())
     log = options.model.with_name(f"{study.name}.log")
     case = {"model": study.name, "kind": kind_of(training["recipe"])}
-    contexts, cuts = list(study.contexts()), list(study.cuts())
-    if options.original_only:
-        contexts, cuts = contexts[:1], []
+    contexts = list(study.contexts())
 
     def measure(row: Row) -> Row:
         if "to" in row:
@@ -265,8 +265,8 @@ def run() -> None:
         return figures
 
     cases = [case | {"change": kind, "of": name} for kind, name, _ in contexts]
-    cases += [case | {"change": "cut"} | cut for cut in cuts]
-    results.measure_missing(cases, measure)
+    cases += [case | {"change": "cut"} | cut for cut in study.cuts()]
+    results.measure_missing([each for each in cases if each["change"] in options.only], measure)
 
 
 def curve(log: Path) -> list[tuple[int, float, int]]:
@@ -317,10 +317,23 @@ def widest_margins(rows: list[Row], tasks: tuple[str, ...]) -> list[str]:
 
 
 def memory_table(rows: list[Row]) -> str:
+    """The layer that matters most, the most that another does, and everything of a kind."""
+    lines = []
     forgetful = [row for row in rows if row["change"] == "forgets"]
-    lines = [[row["model"], row["of"], *points(row, TASKS)] for row in forgetful]
+    for name, of_model in by_model(forgetful).items():
+        layers = [row for row in of_model if "layer" in row["of"]]
+        most = max(layers, key=lambda row: row["nll"][1])
+        others = [row for row in layers if row is not most]
+        widest = {task: max((row[task] for row in others), key=change_size) for task in TASKS}
+        whole = [row for row in of_model if row not in layers]
+        for row in (most, {"of": "that of another layer, at most"} | widest, *whole):
+            lines.append([name, row["of"], *points(row, TASKS)])
     lines.append(["margin, at most", "", *widest_margins(forgetful, TASKS)])
     return table(["model", "without", "NLL", *TASKS[1:]], lines, left=2)
+
+
+def change_size(figures: list[float]) -> float:
+    return abs(figures[1])
 
 
 def lever_of(row: Row) -> str:
@@ -328,54 +341,62 @@ def lever_of(row: Row) -> str:
     if row["change"] == "dtype":
         return str(row["of"])
     start = "random " if row["method"] == "rand" else ""
-    end = " in bfloat16" if row["dtype"] == "bfloat16" else ""
-    end += f", {TEXT_ALONE}" if row["method"] == TEXT_ALONE else ""
+    end = f", {TEXT_ALONE}" if row["method"] == TEXT_ALONE else ""
     return start + str(row["to"]) + end
 
 
 def levers_table(rows: list[Row]) -> str:
-    """A row per lever, and for each model its NLL and the tasks that it can do."""
+    """A row per lever, the cuts in float32; and what bfloat16 adds to a cut."""
     levers: dict[str, dict[str, Row]] = {}
-    for row in rows:
-        if row["change"] in ("dtype", "cut"):
-            levers.setdefault(lever_of(row), {})[row["model"]] = row
-    models = {name: each for name, each in by_model(rows).items() if len(each) > 1}
-    tasks = {name: able_tasks(each[0]) for name, each in models.items()}
+    added = dict[str, float]()
+    for name, of_model in with_cuts(rows).items():
+        for row in of_model:
+            if row["change"] == "dtype" or row.get("dtype") == "float32":
+                levers.setdefault(lever_of(row), {})[name] = row
+        for row in of_model:
+            if row.get("dtype") == "bfloat16":
+                plain = levers[lever_of(row)][name]
+                for task in SHOWN:
+                    difference = abs(row[task][1] - plain[task][1])
+                    added[task] = max(added.get(task, 0.0), difference)
+    models = list(with_cuts(rows))
     lines = []
     for lever, by_name in sorted(levers.items(), key=lambda item: -first(item[1])["bytes"]):
-        cells = [lever, f"{first(by_name)['bytes']:.1%}"]
-        for name in models:
-            empty = [""] * len(tasks[name])
-            cells += points(by_name[name], tasks[name]) if name in by_name else empty
-        lines.append(cells)
-    margins = []
-    for name in models:
-        changed = [by_name[name] for by_name in levers.values() if name in by_name]
-        margins += widest_margins(changed, tasks[name])
+        cells = [cell for name in models for cell in points(by_name[name], SHOWN)]
+        lines.append([lever, f"{first(by_name)['bytes']:.0%}", *cells])
+    margins = [
+        margin
+        for name in models
+        for margin in widest_margins([by_name[name] for by_name in levers.values()], SHOWN)
+    ]
     lines.append(["margin, at most", "", *margins])
-    header = [f"{name}: {task}" for name in models for task in ("NLL", *tasks[name][1:])]
-    return table(["lever", "bytes", *header], lines)
-
-
-def able_tasks(original: Row) -> tuple[str, ...]:
-    """NLL, and the tasks of which the model does at least a fifth."""
-    return ("nll", *(task for task in TASKS[1:] if original[task][0] >= 20))
+    header = [f"{name}: {task}" for name in models for task in ("NLL", *SHOWN[1:])]
+    recall = max(added[task] for task in SHOWN[1:])
+    note = "With its state in bfloat16 a cut takes half of these bytes, and changes by at most "
+    note += f"{added['nll']:.3f} nats and {recall:.1f} points."
+    return f"{table(['lever', 'bytes', *header], lines)}\n\n{note}"
 
 
 def first(by_name: dict[str, Row]) -> Row:
     return next(iter(by_name.values()))
 
 
+def with_cuts(rows: list[Row]) -> dict[str, list[Row]]:
+    """The rows of each model that was cut."""
+    models = by_model(rows)
+    return {name: each for name, each in models.items() if any("to" in row for row in each)}
+
+
 def draw(rows: list[Row], out: Path) -> None:
     """Loss of text against bytes, a panel for each model that was changed."""
-    models = {name: each for name, each in by_model(rows).items() if len(each) > 1}
+    models = with_cuts(rows)
     figure, panels = plt.subplots(1, len(models), figsize=(4.2 * len(models), 3.6), sharey=True,
                                   squeeze=False)  # fmt: skip
     for axes, (name, of_model) in zip(panels[0], models.items(), strict=True):
         draw_model(axes, of_model)
-        axes.set_title(f"{name}: {of_model[0]['kind']}", fontsize=9)
+        axes.set_title(name, fontsize=9)
     panels[0][0].set_ylabel("increase of NLL, nats")
-    panels[0][-1].legend(fontsize=7)
+    panels[0][-1].legend(fontsize=7, loc="lower left")
     figure.tight_layout()
     figure.savefig(out, dpi=150)
 
@@ -385,7 +406,7 @@ LEVERS = {  # what is drawn: marker and colour
     "shape": ("s", COLOURS["int8"]),
     "heads": ("^", COLOURS["float8_e4m3fn"]),
     "by layer": ("D", COLOURS["float16"]),
-    "random shape": ("x", "grey"),
+    "random": ("x", "grey"),
 }
 
 
@@ -408,7 +429,7 @@ def drawn_as(row: Row) -> str:
     if row["change"] != "cut":
         return ""
     if row["method"] == "rand":
-        return "random shape"
+        return "random"
     kept = str(row["to"])
     return "by layer" if "=" in kept else "heads" if "heads" in kept else "shape"
 

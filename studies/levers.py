@@ -299,9 +299,6 @@ def best(rows: list[Row]) -> Row:
     return min(rows, key=lambda row: row["rank"])
 
 
-SAME = ["the same", "", ""]  # as with shapes alone
-
-
 def cells(row: Row) -> list[str]:
     """The cut, what it loses, and whether that is within the limits."""
     suffix = " in bfloat16" if row["dtype"] == "bfloat16" else ""
@@ -314,7 +311,7 @@ def page(results: Path) -> None:
     def case(row: Row) -> tuple[str, int]:
         return row["model"], row["seed"]
 
-    decisions, predictions = [], []
+    decisions, predictions, unchanged = [], [], 0
     rows = sorted(read_rows(results / "levers.jsonl"), key=case)
     for (model, seed), group in groupby(rows, case):
         replay = Replay(list(group))
@@ -322,8 +319,10 @@ def page(results: Path) -> None:
             start = [model, str(seed), f"{goal['share']:g}", goal["engine"]]
             alone = cells(best(replay.three(goal, goal["shapes"], "float32")))
             now = cells(replay.choice(goal))
-            decisions.append([*start, *alone, *(now if now != alone else SAME)])
             by_layer = cells(replay.choice(goal, by_layer=True)) if "by_layer" in goal else now
+            unchanged += now == by_layer == alone
+            if now != alone:
+                decisions.append([*start, *alone, *now])
             if by_layer != now:
                 start[3] += ", by layer"
                 decisions.append([*start, *alone, *by_layer])
@@ -337,7 +336,7 @@ def page(results: Path) -> None:
     correlation = ["cuts", "rank correlation, perplexity", "recall"]
     correlation += ["best is one of the three cheapest", "of the three measured"]
     fill(results / "levers.md", {
-        "decisions": table(header, decisions, left=5),
+        "decisions": f"{table(header, decisions, left=5)}\n\n{unchanged} other cases are the same.",
         "predictions": table(["model", "seed", *correlation], predictions, left=3),
     })  # fmt: skip
 

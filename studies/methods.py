@@ -201,7 +201,7 @@ def methods_table(results: Results) -> str:
         kept = [{**PLAIN, "method": method, "keep": keep} for keep in SHOWN]
         if all(results.select(**case) for case in kept):  # else not measured on this model
             rises, recalled = (
-                " / ".join(show(results.mean(figure, **case), digits) for case in kept)
+                "/".join(show(results.mean(figure, **case), digits) for case in kept)
                 for figure, digits in (("rise_first", 3), ("32", 2))
             )
             rows.append([method, rises, recalled])
@@ -217,7 +217,7 @@ def scores_table(results: Results) -> str:
             cells = [method]
             for figure in ("rise_first", "32"):
                 means = (results.mean(figure, **case, score=s) for s in ("qk", "q", "k"))
-                cells.append(" / ".join(map(show, means)))
+                cells.append("/".join(map(show, means)))
             rows.append(cells)
     return table(["method", "NLL increase: qk / q / k", "recall at 32 pairs: qk / q / k"], rows)
 
@@ -232,7 +232,7 @@ def calibration_table(results: Results) -> str:
             cells = [method, f"{keep * 100:.0f} %"]
             for figure, digits in (("rise_first", 3), ("32", 2)):
                 means = (results.mean(figure, **case, calibration=kind) for kind in kinds)
-                cells.append(" / ".join(show(value, digits) for value in means))
+                cells.append("/".join(show(value, digits) for value in means))
             rows.append(cells)
     return table(["method", "keep", *(f"{name}: {' / '.join(kinds)}" for name in columns)], rows)
 

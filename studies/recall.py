@@ -26,7 +26,7 @@ def loss(row: Row) -> str:
 
 
 def recall(row: Row) -> str:
-    return " / ".join(f"{row[f'recall {pairs}'][0]:.3f}" for pairs in LOADS)
+    return "/".join(f"{row[f'recall {pairs}'][0]:.3f}" for pairs in LOADS)
 
 
 def layers_table(rows: list[Row]) -> str:
@@ -58,7 +58,7 @@ def default_table(rows: list[Row]) -> str:
                 distances[name] = max(distances.get(name, 0.0), distance)
             continue
         values = [
-            " / ".join(f"{row[f'recall {p}'][when]:.3f}" for p in LOADS)
+            "/".join(f"{row[f'recall {p}'][when]:.3f}" for p in LOADS)
             for when in ("earlier", "now")
         ]
         changes = [with_margin(row[name]["change"], 4) for name in DIFFERENCES]

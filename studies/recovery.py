@@ -176,7 +176,7 @@ def recovery_table(rows: list[Row], control: Row) -> str:
         )
         if pairs:
             for when in ("before", "after"):
-                cells.append(" / ".join(f"{row[when]['recall'][p]:.2f}" for p in pairs))
+                cells.append("/".join(f"{row[when]['recall'][p]:.2f}" for p in pairs))
         lines.append(cells)
     return table(header, lines)
 

@@ -120,7 +120,7 @@ def agreement_table(cases: Cases) -> str:
 
 
 def lost(estimate: float, *ends: float) -> str:
-    return f"{estimate:.1f} ({min(ends):.1f} to {max(ends):.1f})"
+    return f"{estimate:.1f} ({min(ends):.1f}, {max(ends):.1f})"
 
 
 def shapes_text(widths: str) -> str:

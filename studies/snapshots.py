@@ -374,7 +374,7 @@ def divergence(rows: list[Row]) -> str:
     low, middle, high = (
         float(f"{1000 * mean([row['kl'][n] for row in rows]):.2g}") for n in (1, 0, 2)
     )
-    return f"{middle:g} ({low:g} to {high:g})"
+    return f"{middle:g} ({low:g}, {high:g})"
 
 
 def share(figure: str) -> Cell:

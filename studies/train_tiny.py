@@ -107,7 +107,7 @@ PRESETS = {
         "value_heads_per_key": 3,
         "head_dim": 32,
         "num_layers": 4,
-        "steps": 1900,
+        "steps": 2000,
         "recall_tokens": 192,
         "most_pairs": 48,
         "text_length": 1024,

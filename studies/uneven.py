@@ -238,7 +238,7 @@ def seeds_sentence(rows: list[Row]) -> str:
 
 
 def recalled(row: Row) -> str:
-    return " / ".join(f"{row[name][0]:.3f}" for name in row if name.startswith("recall "))
+    return "/".join(f"{row[name][0]:.3f}" for name in row if name.startswith("recall "))
 
 
 def allocation_sentence(rows: list[Row]) -> str:

@@ -51,7 +51,7 @@ def recall_table(evidence: Evidence) -> str:
 
 
 def recall(rows: list[Row]) -> str:
-    return " / ".join(f"{mean(rows, f'recall {pairs}'):.2f}" for pairs in (16, 32, 63))
+    return "/".join(f"{mean(rows, f'recall {pairs}'):.2f}" for pairs in (16, 32, 63))
 
 
 def recipe_text(evidence: Evidence) -> str:

@@ -12,7 +12,7 @@ from helpers.forker import Forker
 
 ROOT = Path(__file__).parents[2]
 STUDIES = (
-    "demo", "front_page", "levers", "methods", "paper/ledger", "parts", "precision",
+    "demo", "front_page", "hybrids", "levers", "methods", "paper/ledger", "parts", "precision",
     "prefix_replay", "quantised_matrix", "recall", "recovery", "shapes",
     "snapshots", "uneven",
 )  # fmt: skip
