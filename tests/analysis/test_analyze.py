@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import statetrim as st
 from helpers import tiny
 from helpers.cases import load_cases
 from helpers.forker import Forker
 from helpers.masking import recorded_calls
-from helpers.recurrences import step_by_step
+from helpers.recurrences import naive_kernel
 from helpers.untrusted import edit_json, put
 from statetrim.artifacts.analysis import BINS, Analysis
 from statetrim.families import families
@@ -44,24 +43,6 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def oracle(model_type: str, arguments: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and keys [batch, time, heads, d_k] as the recurrence uses them, and states [batch,
-    time, value heads, d_k, d_v]."""
-    inputs = {name: x.double() for name, x in arguments.items() if isinstance(x, Tensor)}
-    if model_type in MAMBA:
-        step = torch.log1p((inputs["dt"] + inputs["dt_bias"]).exp()).clamp(*arguments["dt_limit"])
-        q, k, v = inputs["C"], inputs["B"], step[..., None] * inputs["hidden_states"]
-        return q, k, step_by_step(q, k, v, g=step * inputs["A"])[1]
-    short = model_type in PORTABLE
-    q, k, v = (inputs[name] for name in (("q", "k", "v") if short else ("query", "key", "value")))
-    q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
-    return q, k, step_by_step(q, k, v, g=inputs.get("g"), beta=inputs["beta"])[1]
-
-
-def token_ids(model: st.Checkpoint, text: Path) -> Tensor:
-    return Corpus(text, model).read(tokens=2 * LENGTH, length=LENGTH).ids.long()
-
-
 @pytest.mark.parametrize("model_type", EACH_RECURRENCE)
 @torch.no_grad()
 def test_states_and_spectra_equal_the_step_by_step_oracle(
@@ -77,7 +58,8 @@ def test_states_and_spectra_equal_the_step_by_step_oracle(
     live, hooked = load_live(model), list[KernelCall]()
     code = sys.modules[type(next(iter(live.mixers.values()))).__module__]
     with torch.inference_mode(), recorded_calls(code) as calls, hook_kernels(live, hooked.append):
-        live.module(input_ids=token_ids(model, text), use_cache=False)
+        ids = Corpus(text, model).read(tokens=2 * LENGTH, length=LENGTH).ids.long()
+        live.module(input_ids=ids, use_cache=False)
     assert len(calls) == len(hooked) == len(geometry.layers)
     if model_type in PORTABLE:
         assert hooked[0].arguments["initial_state"] is None, "defaults are reported too"
@@ -85,7 +67,7 @@ def test_states_and_spectra_equal_the_step_by_step_oracle(
     used = []
     for (_, arguments), call in zip(calls, hooked, strict=True):
         layer = analysis.layers[call.layer]
-        queries, keys, states = oracle(model_type, arguments)
+        queries, keys, _, states = naive_kernel(arguments)
         size = states.abs().amax((1, 3, 4))  # of each head in each sequence
         for every in (64, 1):
             actual = torch.cat([b.states for b in walk_states(call, model.family, every)], 1)
@@ -203,22 +185,15 @@ def pair(pair: Any, text: Path) -> Analysis:
     return st.analyze(small, text, **SETTINGS, baseline=model)
 
 
-def arrays(analysis: Analysis) -> dict[str, Tensor]:
-    return {
-        f"{number}.{name}": value
-        for number, layer in analysis.layers.items()
-        for name, value in vars(layer).items()
-    }
-
-
 def same(first: Analysis, second: Analysis) -> None:
     for name in ("geometry", "burn_in", "lineage"):
         assert getattr(first, name) == getattr(second, name)
     assert torch.equal(first.positions, second.positions)
-    a, b = arrays(first), arrays(second)
-    assert a.keys() == b.keys()
-    for name in a:
-        torch.testing.assert_close(a[name], b[name], rtol=0, atol=0, equal_nan=True)
+    assert first.layers.keys() == second.layers.keys()
+    for number, layer in first.layers.items():
+        for name, value in vars(layer).items():
+            other = getattr(second.layers[number], name)
+            torch.testing.assert_close(value, other, rtol=0, atol=0, equal_nan=True)
 
 
 def test_what_is_saved_is_what_is_loaded(pair: Analysis, tmp_path: Path) -> None:
@@ -241,13 +216,13 @@ def test_the_baseline_is_the_model_analysed_alone(
     same(alone, pair.baseline)
 
 
-HOSTILE = [
-    *load_cases("analysis"),
-    (["model", "geometry", "layers"], list(range(10**5)), "not valid: model.geometry: layers"),
-]
-
-
-@pytest.mark.parametrize(("keys", "value", "message"), HOSTILE)
+@pytest.mark.parametrize(
+    ("keys", "value", "message"),
+    [
+        *load_cases("analysis"),
+        (["model", "geometry", "layers"], list(range(10**5)), "not valid: model.geometry: layers"),
+    ],
+)
 def test_a_file_that_is_not_whole_is_refused(
     keys: list[str], value: Any, message: str, pair: Analysis, tmp_path: Path
 ) -> None:

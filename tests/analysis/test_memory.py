@@ -1,7 +1,5 @@
 """Layers that forget equal a naive recurrence that is emptied by hand, and attention to oneself."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import statetrim as st
-from helpers.recurrences import step_by_step
+from helpers.recurrences import naive_kernel
 from helpers.refusal import run
 from helpers.tiny import Load
 from statetrim.artifacts.memory import Forgetting, Memory
@@ -27,71 +25,32 @@ OPTIONS: dict[str, Any] = {"tokens": 4 * LENGTH, "length": LENGTH, "rows": ROWS,
 SAMPLES = Samples([3.0, 3.2], [0.0, 0.0], {16: [0.9, 0.8]}, [3.5, 3.0])
 
 
-def naive_delta_rule(call: KernelCall, every: int) -> Tensor:
-    """The gated delta rule token by token in float64, from an empty state every `every` tokens."""
-    inputs = {name: x.double() for name, x in call.arguments.items() if isinstance(x, Tensor)}
-    q, k = call.query.double(), call.key.double()
-    if call.arguments.get("use_qk_l2norm_in_kernel"):
-        q, k = functional.normalize(q, dim=-1), functional.normalize(k, dim=-1)
-    value = next(inputs[name] for name in ("value", "v") if name in inputs)
-    return step_by_step(
-        q, k, value, g=inputs.get("g"), beta=inputs["beta"],
-        after=lambda state, t: state if (t + 1) % every else torch.zeros_like(state),
-    )[0]  # fmt: skip
-
-
-@pytest.mark.parametrize("every", [1, 5, 16])
-@pytest.mark.parametrize("model_type", ["delta_net", "gated_deltanet", "qwen3_5_text"])
+@pytest.mark.parametrize(("every", "numel_at_once"), [(1, 2**26), (5, 2**26), (16, 2**26), (16, 1)])
+@pytest.mark.parametrize(
+    "model_type",
+    ["delta_net", "gated_deltanet", "qwen3_5_text", "mamba2", "kimi_linear", "nemotron_h"],
+)
 def test_an_emptied_state_is_that_of_the_naive_recurrence(
-    checkpoint: Load, model_type: str, every: int
+    checkpoint: Load,
+    model_type: str,
+    every: int,
+    numel_at_once: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Token by token from an empty state every `every` tokens, also with one piece at a time."""
+    monkeypatch.setattr("statetrim.runtime.forgetting._MAX_STATE_NUMEL", numel_at_once)
     live = load_live(st.open(checkpoint(model_type)))
     ids, calls = live.random_ids(2, 33), list[KernelCall]()
     first, second, *_ = live.checkpoint.geometry.layers
     with emptied_states(live, [first], every), hook_kernels(live, calls.append):
         live.hidden_states(ids)
-    by_layer = {call.layer: call for call in calls}
-    expected = naive_delta_rule(by_layer[first], every)
-    assert torch.allclose(by_layer[first].output.double(), expected, atol=1e-5)
-    expected = naive_delta_rule(by_layer[second], 33)
-    assert torch.allclose(by_layer[second].output.double(), expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("model_type", ["mamba2", "kimi_linear", "nemotron_h"])
-def test_an_emptied_state_is_that_of_separate_kernel_calls(
-    checkpoint: Load, model_type: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    live = load_live(st.open(checkpoint(model_type)))
-    ids, layer = live.random_ids(2, 40), live.checkpoint.geometry.layers[0]
-    outputs = []
-    for pieces_at_once in (2**26, 1):
-        monkeypatch.setattr("statetrim.runtime.forgetting._MAX_STATE_NUMEL", pieces_at_once)
-        calls: list[KernelCall] = []
-        with emptied_states(live, [layer], 16), hook_kernels(live, calls.append):
-            live.hidden_states(ids)
-        outputs.append(next(call.output for call in calls if call.layer == layer))
-    assert torch.allclose(*outputs, atol=1e-6)
-    calls = []
-    with hook_kernels(live, calls.append):
-        live.hidden_states(ids)
-    usual = next(call.output for call in calls if call.layer == layer)
-    assert torch.allclose(outputs[0][:, :16], usual[:, :16], atol=1e-5)
-    assert not torch.allclose(outputs[0][:, 16:], usual[:, 16:], atol=1e-5)
-
-
-@contextmanager
-def seeing_itself_alone(live: LiveModel, layer: int) -> Iterator[None]:
-    """Within, a diagonal mask is inputs to the attention of the layer."""
-
-    def mask(module: Any, args: Any, kwargs: Any) -> Any:
-        time = kwargs["hidden_states"].shape[1]
-        diagonal = torch.full((time, time), float("-inf")).fill_diagonal_(0.0)
-        return args, kwargs | {"attention_mask": diagonal[None, None]}
-
-    attention = live.decoder_layers[layer].self_attn
-    handle = attention.register_forward_pre_hook(mask, with_kwargs=True)
-    yield
-    handle.remove()
+    emptied, usual = (call for call in calls if call.layer in (first, second))
+    expected = naive_kernel(
+        emptied.arguments, lambda state, t: state if (t + 1) % every else torch.zeros_like(state)
+    )[2]
+    assert torch.allclose(emptied.output.double(), expected, atol=1e-5)
+    assert not torch.allclose(naive_kernel(emptied.arguments)[2], expected, atol=1e-4)
+    assert torch.allclose(usual.output.double(), naive_kernel(usual.arguments)[2], atol=1e-5)
 
 
 @torch.inference_mode()
@@ -118,7 +77,14 @@ def test_layers_of_a_hybrid(checkpoint: Load, text: Path) -> None:
     ranges = [usual[:, :16], usual[:, 16:32], usual[:, 32:64], usual[:, 64:]]
     by_position = [float(part.mean()) for part in ranges]
     assert memory.original.nll_by_position == pytest.approx(by_position, abs=1e-5)
-    with seeing_itself_alone(live, 1):
+
+    def see_itself_alone(module: Any, args: Any, kwargs: Any) -> Any:
+        time = kwargs["hidden_states"].shape[1]
+        diagonal = torch.full((time, time), float("-inf")).fill_diagonal_(0.0)
+        return args, kwargs | {"attention_mask": diagonal[None, None]}
+
+    attention = live.decoder_layers[1].self_attn
+    with attention.register_forward_pre_hook(see_itself_alone, with_kwargs=True):
         expected = token_nll(live, ids).mean(1)
     assert by_name["layer 1: KV cache"].samples.nll == pytest.approx(expected.tolist(), abs=1e-5)
     assert not torch.allclose(expected, usual.mean(1), atol=1e-4)

@@ -1,9 +1,11 @@
 """Recurrences one token at a time, directly from their definitions: slow but easy to check."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 def step_by_step(
@@ -46,3 +48,22 @@ def step_by_step(
         state = after(state, t)
         states.append(state)
     return torch.stack(outputs, 1), torch.stack(states, 1)
+
+
+def naive_kernel(
+    arguments: Mapping[str, Any], after: Callable[[Tensor, int], Tensor] = lambda state, t: state
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A kernel call in float64, by the names of its arguments: queries and keys as the recurrence
+    uses them, and the outputs and states of `step_by_step`."""
+    inputs = {name: x.double() for name, x in arguments.items() if isinstance(x, Tensor)}
+    if "dt" in inputs:  # Mamba-2
+        step = functional.softplus(inputs["dt"] + inputs["dt_bias"]).clamp(*arguments["dt_limit"])
+        q, k, token = inputs["C"], inputs["B"], inputs["hidden_states"]
+        output, states = step_by_step(
+            q, k, step[..., None] * token, g=step * inputs["A"], scale=1.0, after=after
+        )
+        return q, k, output + inputs["D"][:, None] * token, states
+    q, k, v = (inputs[x if x in inputs else x[0]] for x in ("query", "key", "value"))
+    if arguments.get("use_qk_l2norm_in_kernel"):
+        q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
+    return q, k, *step_by_step(q, k, v, g=inputs.get("g"), beta=inputs["beta"], after=after)

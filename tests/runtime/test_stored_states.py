@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import statetrim as st
-from helpers.recurrences import step_by_step
+from helpers.recurrences import naive_kernel
 from helpers.tiny import Load
 from statetrim.maths.quantization import FORMATS, fake_quantize
 from statetrim.runtime.kernel_hooks import KernelCall, hook_kernels
@@ -38,29 +38,14 @@ def reference_rounding(x: Tensor, dtype: str) -> Tensor:
     return codes * scale
 
 
-def reference_walk(
-    call: KernelCall, live: LiveModel, dtype: str, piece: int
-) -> tuple[np.ndarray, np.ndarray]:
+def reference_walk(call: KernelCall, dtype: str, piece: int) -> tuple[np.ndarray, np.ndarray]:
     """Output of the kernel call, recomputed, and the state after every token, rounded if due."""
 
     def rounded(state: Tensor, t: int) -> Tensor:
         due = (t + 1) % piece == 0
         return reference_rounding(state, dtype) if due else state
 
-    family = live.checkpoint.family
-    recurrence = family.recurrence(call.kernel)
-    assert recurrence is not None
-    arguments = call.arguments
-    writes = recurrence(arguments, slice(None))
-    q, k = call.query.double(), call.key.double()
-    if arguments.get("use_qk_l2norm_in_kernel"):
-        q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
-    output, states = step_by_step(
-        q, k, writes.value, g=writes.log_decay, beta=writes.beta, after=rounded,
-        scale=None if family.scales_queries else 1.0,
-    )  # fmt: skip
-    if arguments.get("D") is not None:
-        output = output + arguments["D"].double()[:, None] * arguments["hidden_states"]
+    _, _, output, states = naive_kernel(call.arguments, rounded)
     return output.numpy(), states.numpy()
 
 
@@ -89,8 +74,8 @@ def test_rounding_equals_a_walk_by_hand(
     live = slowly_forgetting(checkpoint(model_type))
     ids = live.random_ids(2, TIME)
     for call in record_calls(live, ids, StateStorage(dtype, piece)):
-        expected, _ = reference_walk(call, live, dtype, piece)
-        plain, _ = reference_walk(call, live, dtype, 10**6)
+        expected, _ = reference_walk(call, dtype, piece)
+        plain, _ = reference_walk(call, dtype, 10**6)
         error = np.abs(call.output.double().numpy() - expected)
         effect = np.abs(plain - expected)
         assert effect.max() > 2e-5 * np.abs(expected).max()  # rounding shows
@@ -107,8 +92,8 @@ def test_the_analysis_looks_at_stored_states(model_type: str, dtype: str, checkp
     for call in record_calls(live, live.random_ids(2, time), StateStorage(dtype, PIECE)):
         blocks = analysed(call, live.checkpoint.family, every, dtype, PIECE)
         states = torch.cat([block.states for block in blocks], 1).numpy()
-        expected = reference_walk(call, live, dtype, PIECE)[1][:, every - 1 :: every]
-        plain = reference_walk(call, live, dtype, 10**6)[1][:, every - 1 :: every]
+        expected = reference_walk(call, dtype, PIECE)[1][:, every - 1 :: every]
+        plain = reference_walk(call, dtype, 10**6)[1][:, every - 1 :: every]
         off = np.abs(states - expected) > 1e-6 * np.abs(expected).max()
         assert off.mean() < 1e-3, "only where a sum falls on a border"
         assert np.abs(plain - expected)[:, 1::2].max() > 1e-4 * np.abs(expected).max()
