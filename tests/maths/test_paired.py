@@ -1,4 +1,4 @@
-"""Paired statistics by simulation: intervals cover, p-values are uniform under the null. Numbers in
+"""Paired statistics: intervals cover by simulation, p-values are those of scipy. Numbers in
 untrusted files, and a few of many."""
 
 import math
@@ -81,20 +81,7 @@ def test_pairing_is_what_makes_the_interval_short() -> None:
     assert difference_interval([pairs]).margin < 0.1 * difference_interval([shuffled]).margin
 
 
-def test_mcnemar_is_uniform_under_the_null() -> None:
-    p_values = []
-    for seed in range(EXPERIMENTS):
-        generator = torch.Generator().manual_seed(seed)
-        both = torch.rand(2, 4000, generator=generator) < torch.rand(4000, generator=generator)
-        p_values.append(mcnemar(both[0].double(), both[1].double()))
-    p = torch.tensor(p_values, dtype=torch.float64)
-    assert stats.kstest(p.numpy(), "uniform").pvalue > 0.01
-    for level in (0.01, 0.05, 0.1, 0.5):
-        margin = 3 * math.sqrt(level * (1 - level) / EXPERIMENTS)
-        assert abs(float((p <= level).double().mean()) - level) < margin
-
-
-@pytest.mark.parametrize(("lost", "won"), [(0, 0), (1, 0), (3, 9), (9, 3), (5, 5), (40, 70)])
+@pytest.mark.parametrize(("lost", "won"), [(0, 0), (1, 0), (3, 9), (9, 3), (5, 5), (400, 700)])
 def test_mcnemar_equals_scipys_binomial_test(lost: int, won: int) -> None:
     before = torch.tensor([1.0] * (lost + 7) + [0.0] * (won + 4))
     after = torch.tensor([0.0] * lost + [1.0] * (7 + won) + [0.0] * 4)
