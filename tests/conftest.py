@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import statetrim as st  # noqa: E402
 from helpers import tiny  # noqa: E402
 from helpers.forker import Forker, exclude_from_collection, modules  # noqa: E402
 from helpers.fresh_install import fresh  # noqa: E402, F401
+from helpers.modules import load_module  # noqa: E402
 from helpers.tiny import Load  # noqa: E402
 from helpers.untrusted import little_memory, scratch, sound  # noqa: E402, F401
 
@@ -58,6 +60,16 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def screenshots() -> Any:
+    """tools/screenshots.py, where there is a browser."""
+    pytest.importorskip("axe_playwright_python")
+    tool = load_module(Path(__file__).parents[1] / "tools" / "screenshots.py")
+    if tool.chromium() is None:
+        pytest.skip("needs chromium")
+    return tool
+
+
+@pytest.fixture
 def own_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loads the tiny tokenizer as it is: for some types transformers takes another class."""
     from transformers import PreTrainedTokenizerFast
@@ -84,26 +96,23 @@ def quick_sensitivity(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def forker() -> Iterator[Forker]:
     """Runs commands in child processes with few imports, so that their memory can be measured."""
-    forker = Forker()
-    yield forker
-    forker.close()
+    with closing(Forker()) as forker:
+        yield forker
 
 
 @pytest.fixture(scope="session")
 def warm_forker() -> Iterator[Forker]:
     """Runs commands in child processes with all imports done: less than a second per command."""
-    forker = Forker(*modules())
-    yield forker
-    forker.close()
+    with closing(Forker(*modules())) as forker:
+        yield forker
 
 
 @pytest.fixture(scope="session")
 def fla_forker() -> Iterator[Forker]:
     """Runs scripts in child processes that have imported fla, after which transformers would pass
     CPU tensors to fla's GPU kernels."""
-    forker = Forker("fla.models")
-    yield forker
-    forker.close()
+    with closing(Forker("fla.models")) as forker:
+        yield forker
 
 
 LONGEST = (

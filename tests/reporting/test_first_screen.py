@@ -16,7 +16,6 @@ from statetrim.reporting.document import Document, Table
 from statetrim.reporting.findings import read_findings
 from statetrim.reporting.report import build_document
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
 
 
@@ -198,14 +197,8 @@ WARNING = """<p class="note">Warning: recall falls by 31.0 points on mqar (95%: 
 more channels, or calibrate and recover on text that needs recall.</p>"""
 
 
-def test_the_fold(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fold(folder: Path, tmp_path: Path, screenshots: Any) -> None:
     """On phone and desktop the answer, its reason and all warnings show without scrolling."""
-    pytest.importorskip("playwright")
-    monkeypatch.syspath_prepend(ROOT / "tools")
-    import screenshots
-
-    if screenshots.chromium() is None:
-        pytest.skip("needs chromium")
     page = folder / "OUT" / "statetrim" / "report" / "report.html"
     lost = page.read_text().replace('<dl class="facts">', f'{2 * WARNING}<dl class="facts">')
     (tmp_path / "lost.html").write_text(lost)

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from helpers.forker import Forker
+from helpers.modules import load_module
 from statetrim import portable
 
 STUDIES = Path(__file__).parents[2] / "studies"
+mqar = load_module(STUDIES / "mqar.py")
 QUICK = ("--preset", "fixture", "--set", "steps=6", "--set", "recall_tokens=64")
-
-
-@pytest.fixture
-def scripts(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    monkeypatch.syspath_prepend(STUDIES)
-    import mqar
-    import train_tiny
-
-    return mqar, train_tiny
 
 
 def train(forker: Forker, kind: str, out: Path, *options: str) -> str:
@@ -35,12 +27,9 @@ def train(forker: Forker, kind: str, out: Path, *options: str) -> str:
 
 
 @pytest.mark.slow
-def test_fixture_recalls_sixteen_pairs(
-    tmp_path: Path, warm_forker: Forker, scripts: tuple[Any, Any]
-) -> None:
+def test_fixture_recalls_sixteen_pairs(tmp_path: Path, warm_forker: Forker) -> None:
     out = tmp_path / "delta_net"
     train(warm_forker, "delta_net", out, "--preset", "fixture")
-    mqar, _ = scripts
     model, report = portable.DeltaNetForCausalLM.from_pretrained(out, output_loading_info=True)
     assert not any(report.values())
     assert mqar.accuracy(model, 16) > 0.95
@@ -48,8 +37,7 @@ def test_fixture_recalls_sixteen_pairs(
     assert not (tmp_path / "delta_net.training").exists()
 
 
-def test_recall_batches_repeat_every_pair_once(scripts: tuple[Any, Any]) -> None:
-    mqar, _ = scripts
+def test_recall_batches_repeat_every_pair_once() -> None:
     ids, query_positions = mqar.batch(4096, 5, 7, torch.Generator().manual_seed(0))
     assert ids.shape == (7, 20)
     assert query_positions.tolist() == [10, 12, 14, 16, 18]
@@ -90,10 +78,10 @@ def test_hybrid_is_built_in_the_class_of_transformers(tmp_path: Path, warm_forke
     assert config["layer_types"] == ["linear_attention"] * 3 + ["full_attention"]
 
 
-def test_two_lookups_lead_to_each_value(scripts: tuple[Any, Any]) -> None:
+def test_two_lookups_lead_to_each_value() -> None:
     pairs = 5
     generator = torch.Generator().manual_seed(0)
-    ids, positions = scripts[0].two_hop_batch(512, pairs, 3, generator)
+    ids, positions = mqar.two_hop_batch(512, pairs, 3, generator)
     for tokens in ids.tolist():
         listed = list(zip(tokens[::2], tokens[1::2], strict=True))
         value_of, middle_of = dict(listed[:pairs]), dict(listed[pairs : 2 * pairs])
