@@ -18,6 +18,10 @@ from helpers import tiny
 from statetrim.families import families, family_of
 from statetrim.storage.checkpoint import Checkpoint
 
+RELEASED: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parents[2] / "docs" / "calculator" / "configs.json").read_text()
+)
+"""Configs of released models."""
 HIDDEN = 16
 INDEX = "model.safetensors.index.json"
 _DIMS = {"hidden_size": 32, "num_hidden_layers": 2, "num_heads": 2, "vocab_size": 64}

@@ -9,6 +9,7 @@ import pytest
 import statetrim as st
 from helpers import raw
 from helpers.cases import load_cases
+from helpers.raw import RELEASED
 from statetrim.serving.capacity.arithmetic import Settings
 from statetrim.serving.capacity.compare import cache_model, default_state_dtype
 from statetrim.serving.engines import find_engine
@@ -16,8 +17,6 @@ from statetrim.serving.engines.llamacpp import llamacpp
 from statetrim.serving.engines.sglang import sglang
 from statetrim.serving.engines.vllm import vllm
 
-ROOT = Path(__file__).parents[2]
-CONFIGS = json.loads((ROOT / "docs" / "calculator" / "configs.json").read_text())
 BYTES = {"float32": 4, "bfloat16": 2}
 
 
@@ -26,7 +25,7 @@ def test_the_block_is_the_one_that_users_saw(
     source: str, tokens: int, name: str, changes: dict[str, Any], more: dict[str, Any]
 ) -> None:
     """With the model of the calculator that has this state, changed to theirs, and their flags."""
-    model = raw.recorded(CONFIGS[name] | changes)
+    model = raw.recorded(RELEASED[name] | changes)
     dtype = default_state_dtype(find_engine("vllm"), model)
     settings = {"memory": 2**34, "context": 4096, "state_bytes": BYTES[dtype]} | more
     fit = vllm(cache_model(model, model.geometry), Settings(**settings))
@@ -37,7 +36,7 @@ def test_the_block_is_the_one_that_users_saw(
 def test_the_shortest_prefix_is_where_users_first_saw_hits(drafts: int) -> None:
     """syv-ai/qwen38-27b-rtx3090 issue 102: floor(tokens / block) blocks are found again. With
     drafts vLLM 0.33 finds as many if the next token is the same too; earlier ones, one fewer."""
-    model = raw.recorded(CONFIGS["Qwen3.5-27B"])
+    model = raw.recorded(RELEASED["Qwen3.5-27B"])
     settings = Settings(memory=2**34, context=4096, speculative=drafts)
     fit = vllm(cache_model(model, model.geometry), settings)
     next_token = 1 if drafts else 0
@@ -48,7 +47,7 @@ def test_the_shortest_prefix_is_where_users_first_saw_hits(drafts: int) -> None:
 def test_bytes_of_a_cached_block_follow_by_hand() -> None:
     """Qwen3.5-27B: 16 softmax layers and 3 groups of 16 linear ones; each has a page of 784
     tokens, which the state of a linear layer fills except for padding."""
-    model = raw.recorded(CONFIGS["Qwen3.5-27B"])
+    model = raw.recorded(RELEASED["Qwen3.5-27B"])
     caches = cache_model(model, model.geometry)
     settings = Settings(memory=2**34, context=4096)
     page = 784 * 2 * 4 * 256 * 2
@@ -59,7 +58,7 @@ def test_bytes_of_a_cached_block_follow_by_hand() -> None:
 
 
 def test_as_many_requests_may_run_as_users_saw() -> None:
-    model = raw.recorded(CONFIGS["Qwen3.5-27B"])
+    model = raw.recorded(RELEASED["Qwen3.5-27B"])
     caches = cache_model(model, model.geometry)
     small = Settings(memory=int(3.86 * 2**30), context=122_633, devices=2)
     assert vllm(caches, small).requests == 161  # vllm 49064: exceeds available Mamba cache blocks
@@ -71,14 +70,14 @@ def test_sglang_stores_states_at_the_chunk_of_the_config() -> None:
     settings = Settings(memory=2**34, context=4096)
     for name, tokens in (("Qwen3.5-27B", 64), ("Falcon-H1-7B", 128)):
         changes = {"mamba_chunk_size": 128} if name.startswith("Falcon") else {}
-        model = raw.recorded(CONFIGS[name] | changes)
+        model = raw.recorded(RELEASED[name] | changes)
         fit = sglang(cache_model(model, model.geometry), settings)
         assert fit.shortest_prefix == tokens
 
 
 def test_a_context_that_no_block_fits_into_is_named(tmp_path: Path) -> None:
     """vllm 48401: no hit with 4,096 tokens, hits with 16,384; blocks have 8,320."""
-    config = CONFIGS["NVIDIA-Nemotron-3-Super-120B-A12B-FP8"]
+    config = RELEASED["NVIDIA-Nemotron-3-Super-120B-A12B-FP8"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     serving = {"memory_gib": 40, "kv_dtype": "fp8"}
     for context, is_inert in ((4096, True), (8320, True), (8321, False), (16_384, False)):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import statetrim as st
+from helpers.raw import RELEASED
 from statetrim.artifacts.decision import MeasuredShape
 from statetrim.cut.geometry import Geometry, allowed_head_counts, resolve_heads
 from statetrim.cut.request import parse_request
@@ -28,13 +29,8 @@ from statetrim.serving.shapes import (
     served_shapes,
 )
 
-# Qwen3.5-27B: three value heads for each key head.
-QWEN = {
-    "model_type": "qwen3_5_text", "num_hidden_layers": 64, "linear_num_value_heads": 48,
-    "linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
-    "num_key_value_heads": 4, "head_dim": 256, "hidden_size": 5120, "num_attention_heads": 24,
-    "mamba_ssm_dtype": "float32", "dtype": "bfloat16",
-}  # fmt: skip
+QWEN = RELEASED["Qwen3.5-27B"] | {"model_type": "qwen3_5_text", "mtp_num_hidden_layers": 0}
+"""Three value heads for each key head."""
 
 
 def goal_of(tmp_path: Path, to: str, for_: str | None = "vllm", **cache: Any) -> Goal:

@@ -12,6 +12,7 @@ import torch
 import statetrim as st
 from helpers import raw, tiny
 from helpers.cases import load_cases
+from helpers.raw import RELEASED
 from helpers.tiny import Load
 from statetrim.families import families
 from statetrim.families.contract import KVCacheSize
@@ -76,7 +77,6 @@ def test_bytes_of_every_runnable_family_equal_the_real_cache_object(
 
 DATA = Path(__file__).parents[1] / "data"
 STARTUPS = json.loads((DATA / "vllm-startup.json").read_text())
-CONFIGS = json.loads((DATA.parents[1] / "docs" / "calculator" / "configs.json").read_text())
 VLLM = json.loads((DATA / "vllm-capacity.json").read_text())
 SGLANG = json.loads((DATA / "sglang-capacity.json").read_text())
 LLAMACPP = json.loads((DATA / "llamacpp-memory.json").read_text())
@@ -86,7 +86,7 @@ BYTES = {"float32": 4, "bfloat16": 2, "fp8": 1}
 
 def recorded_model(case: dict[str, Any]) -> arithmetic.CacheModel:
     """The caches of a recorded config with the widths of the case."""
-    model = raw.recorded(CONFIGS[case["model"]] | case["cut"])
+    model = raw.recorded(RELEASED[case["model"]] | case["cut"])
     caches = cache_model(model, model.geometry)
     if "kda_backend" in case:  # on Hopper, FlashKDA by another gate than this config has
         caches = replace(caches, bounded_gate=case["kda_backend"] == "flashkda")
@@ -150,7 +150,7 @@ def test_blocks_and_concurrency_equal_what_vllm_said(record: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("name", [name for name in BY_LAYER["models"] if name.startswith("Qwen")])
 def test_widths_by_layer_in_parts_equal_the_plugin_and_vllms_own_functions(name: str) -> None:
-    model = raw.recorded(CONFIGS[name.removeprefix("Qwen--")] | {"mtp_num_hidden_layers": 1})
+    model = raw.recorded(RELEASED[name.removeprefix("Qwen--")] | {"mtp_num_hidden_layers": 1})
     layers = model.geometry.layers
     for case in BY_LAYER["models"][name]:
         if case["state"] in ("original", "uniform") or "undivided" in case["state"]:

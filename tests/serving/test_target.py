@@ -7,17 +7,14 @@ import pytest
 
 import statetrim as st
 from helpers.cases import load_cases
+from helpers.raw import RELEASED
 from statetrim.cut.request import parse_request
 from statetrim.serving.candidates import Goal, candidate_targets, listed_targets
 from statetrim.serving.engines import find_engine
 from statetrim.serving.options import CacheOptions
 from statetrim.serving.target import Target, resolve_target
 
-# Qwen3-Next-80B-A3B: 36 linear-attention layers of 32 heads with 128 x 128, 72 MiB in float32.
-QWEN = {
-    "model_type": "qwen3_next", "num_hidden_layers": 48, "linear_num_value_heads": 32,
-    "linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
-}  # fmt: skip
+QWEN = RELEASED["Qwen3-Next-80B-A3B"]  # 36 linear layers of 32 heads with 128 x 128
 
 
 @pytest.fixture
