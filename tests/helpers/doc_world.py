@@ -5,7 +5,6 @@ A page's commands run in order in a folder of their own. Input files that no ear
 page wrote are created on demand (`World.make`). `with_small_sizes` reduces the sizes.
 """
 
-import json
 import shlex
 import shutil
 from dataclasses import dataclass
@@ -185,9 +184,8 @@ class World:
             quantize_checkpoint(self.build("qwen3_5_text"), path, FORMATS["fine-grained fp8"])
         elif name == "strange-7b":
             shutil.copytree(self.build("qwen3_5_text"), path)
-            config = json.loads((path / "config.json").read_text())
-            config |= {"model_type": "strange", "architectures": ["StrangeForCausalLM"]}
-            (path / "config.json").write_text(json.dumps(config))
+            names: Any = {"model_type": "strange", "architectures": ["StrangeForCausalLM"]}
+            tiny.edit_json(path / "config.json", **names)
         elif name == "DATA":
             (path / "gsm8k").mkdir(parents=True)
             for split in ("train", "test"):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -121,6 +122,16 @@ def rewrite(model: Path, name: str, change: Callable[[torch.Tensor], torch.Tenso
         if name in tensors_of_file:
             tensors_of_file[name] = change(tensors_of_file[name]).contiguous()
             save_file(tensors_of_file, path, metadata={"format": "pt"})
+
+
+def to_bfloat16(source: Path, target: Path) -> Path:
+    """Copy a checkpoint with all tensors in bfloat16."""
+    shutil.copytree(source, target)
+    for path in target.glob("*.safetensors"):
+        rounded = {name: x.bfloat16() for name, x in load_file(path).items()}
+        save_file(rounded, path, {"format": "pt"})
+    edit_json(target / "config.json", dtype="bfloat16")
+    return target
 
 
 def edit_json(path: Path, **fields: Any) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import statetrim as st
+from helpers import tiny
 from helpers.hub_layouts import CONFIGS, LAYOUTS, PUBLISHED, build
 
 KEEP = 6  # of 16 channels
@@ -69,9 +70,7 @@ def test_it_is_calibrated_and_trimmed(name: str, text: Path, tmp_path: Path) -> 
 )
 def test_a_sibling_with_linear_attention_in_16_bits_is_cut(hub: str, tmp_path: Path) -> None:
     model = build("Qwen3.5-35B-A3B", tmp_path / "model")
-    config = json.loads((model / "config.json").read_text())
-    quantised_config = json.loads((CONFIGS / f"{hub}_config.json").read_text())
-    config["quantization_config"] = quantised_config["quantization_config"]
-    (model / "config.json").write_text(json.dumps(config))
+    described = json.loads((CONFIGS / f"{hub}_config.json").read_text())["quantization_config"]
+    tiny.edit_json(model / "config.json", quantization_config=described)
     cut = st.prune(model, st.select(model, "l1", f"{KEEP}x100%"), tmp_path / "cut")
-    assert cut.config["quantization_config"] == config["quantization_config"]
+    assert cut.config["quantization_config"] == described

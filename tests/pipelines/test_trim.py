@@ -2,19 +2,18 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 import statetrim as st
 from helpers import tiny
 from helpers.cases import load_cases
-from helpers.refusal import check_refusal, fingerprint, run
+from helpers.refusal import assert_refused, fingerprint, run
+from helpers.reruns import quick_benchmark
 from helpers.tiny import Load
 from statetrim.evaluation.evaluate import evaluate
 from statetrim.pipelines.job import Job
@@ -93,12 +92,7 @@ def test_both_axes_with_recovery_timing_and_an_engine_in_mind(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Options that no other test sets; llama.cpp serves square states of 16, 32, 64 or 128."""
-    benchmark = st.benchmark.run
-
-    def quick(models: Any, options: Any) -> Any:
-        return benchmark(models, replace(options, batches=[1], lengths=[16]))
-
-    monkeypatch.setattr(st.benchmark, "run", quick)
+    quick_benchmark(monkeypatch)
     model, out = tmp_path / "model", tmp_path / "small"
     tiny.build("qwen3_5_text", model, linear_key_head_dim=32, linear_value_head_dim=32)
     command = ["trim", str(model), "-o", str(out), *FLAGS, "--text", str(text)]
@@ -151,8 +145,7 @@ def test_mistakes_are_one_sentence(
     flags: list[str], message: str, checkpoint: Load, text: Path, tmp_path: Path
 ) -> None:
     command = ["trim", str(checkpoint("qwen3_next")), "-o", str(tmp_path / "out"), "--json"]
-    check_refusal(*run([*command, "--text", str(text), *flags]), message)
-    assert not list(tmp_path.iterdir())
+    assert_refused([*command, "--text", str(text), *flags], message, tmp_path)
 
 
 def test_a_model_that_was_cut_before_is_cut_again_and_reported(
@@ -196,21 +189,11 @@ def test_whether_weights_are_streamed_is_decided_once(
     assert job.record["layerwise"] is None
 
 
-def to_bfloat16(source: Path, target: Path) -> Path:
-    """Copy a checkpoint with all tensors in bfloat16."""
-    shutil.copytree(source, target)
-    for path in target.glob("*.safetensors"):
-        tensors = {name: x.bfloat16() for name, x in load_file(path).items()}
-        save_file(tensors, path, {"format": "pt"})
-    tiny.edit_json(target / "config.json", dtype="bfloat16")
-    return target
-
-
 @pytest.mark.parametrize("model_type", ["qwen3_5_text", "mamba2"])
 def test_the_whole_chain_runs_in_bfloat16(
     model_type: str, checkpoint: Load, text: Path, tmp_path: Path
 ) -> None:
-    model = to_bfloat16(checkpoint(model_type), tmp_path / "model")
+    model = tiny.to_bfloat16(checkpoint(model_type), tmp_path / "model")
     repaired: dict[str, Any] = {"refit": True, "recover": 1024, "control": False}
     small = st.trim(model, to="50%x100%", text=text, out=tmp_path / "out", **OPTIONS, **repaired)
     assert {tensor.dtype for _, tensor in small.tensors.values()} == {"BF16"}
@@ -220,7 +203,7 @@ def test_the_whole_chain_runs_in_bfloat16(
 def test_logits_at_chosen_places_are_the_models_own(
     model_type: str, checkpoint: Load, tmp_path: Path
 ) -> None:
-    live = load_live(to_bfloat16(checkpoint(model_type), tmp_path / "model"))
+    live = load_live(tiny.to_bfloat16(checkpoint(model_type), tmp_path / "model"))
     ids, positions = torch.arange(24).unsqueeze(0), torch.tensor([3, 11, 23])
     with torch.inference_mode():
         all_logits = live.logits(ids)[:, positions].float()

@@ -27,7 +27,6 @@ from statetrim.reporting.findings import read_findings
 from statetrim.reporting.render import render_markdown
 from statetrim.reporting.report import build_document
 
-TOOLS = Path(__file__).parents[2] / "tools"
 HOSTILE_TEXT = (
     "</style><script>alert(1)</script><img src=http://x.test/a.png onerror=alert(1)>|`$x`\n# a"
 )
@@ -100,8 +99,8 @@ def write_records(folder: Path, text: str) -> list[Path]:
         "trim": {"warnings": [text], "checks": {"sliced_against_masked": 1e-7, text: text}},
     }
     for name, record in records.items():
-        content = {"format": f"statetrim {name}", "version": 1, "statetrim": text, **record}
-        (folder / f"{name}.json").write_text(json.dumps(content))
+        kind = {"format": f"statetrim {name}", "version": 1, "statetrim": text}
+        tiny.edit_json(folder / f"{name}.json", **kind, **record)
     return [folder / f"{name}.json" for name in records]
 
 
@@ -111,9 +110,8 @@ def write_scores(path: Path, name: str = "SMALL", task: str = "mqar") -> None:
         {"model": model, **fields, "samples": samples, "weights": None}
         for model, samples in (("MODEL", [1.0] * 8), (name, [1.0, 0.0] * 4))
     ]
-    content = {"format": "statetrim scores", "version": 1, "models": ["MODEL", name]}
-    content |= {"scores": records}
-    path.write_text(json.dumps(content))
+    kind: Any = {"format": "statetrim scores", "version": 1}
+    tiny.edit_json(path, **kind, models=["MODEL", name], scores=records)
 
 
 @pytest.fixture(scope="module")
@@ -225,9 +223,9 @@ def hostile_report(artifacts: Path, folder: Path) -> Path:
     write_scores(folder / "scores.json", name=HOSTILE_TEXT, task=HOSTILE_TEXT)
     point = {"shape": [1, 1], "method": HOSTILE_TEXT, "state_bytes": 10}
     original = point | {"method": "none", "shape": [2, 1]}
-    decision = {"format": "statetrim decision", "version": 1, "model": HOSTILE_TEXT}
-    decision |= {"points": [original, point], "files": {"1x1": "scores.json"}}
-    (folder / "decision.json").write_text(json.dumps(decision))
+    decision = {"format": "statetrim decision", "version": 1, "points": [original, point]}
+    decision |= {"model": HOSTILE_TEXT, "files": {"1x1": "scores.json"}}
+    tiny.edit_json(folder / "decision.json", **decision)
     write_records(folder, HOSTILE_TEXT)
     return st.report(folder / "SMALL", sorted(folder.glob("*.json")), out=folder / "out")
 
@@ -247,11 +245,10 @@ def test_nothing_in_an_artifact_acts(artifacts: Path, tmp_path: Path) -> None:
 def test_spoiled_artifacts_end_in_a_sentence(
     kind: str, change: dict[str, Any], message: str, artifacts: Path, tmp_path: Path
 ) -> None:
-    content: dict[str, Any] = {"format": f"statetrim {kind}", "version": 1}
     if kind == "scores":
-        write_scores(tmp_path / "scores.json")
-        content = json.loads((tmp_path / "scores.json").read_text())
-    (tmp_path / "record.json").write_text(json.dumps(content | change))
+        write_scores(tmp_path / "record.json")
+    header = {"format": f"statetrim {kind}", "version": 1}
+    tiny.edit_json(tmp_path / "record.json", **header | change)
     with pytest.raises(st.StatetrimError, match=message):
         st.report(artifacts / "SMALL", [tmp_path / "record.json"], out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -337,17 +334,8 @@ def test_a_large_plan_still_fits_in_two_megabytes(artifacts: Path, tmp_path: Pat
     check_page(page.read_text())
 
 
-def test_in_a_browser(
-    full: Path, artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_a_browser(full: Path, artifacts: Path, tmp_path: Path, screenshots: Any) -> None:
     """On phone and desktop, light and dark: no request, overflow or serious axe-core violation."""
-    pytest.importorskip("playwright")
-    pytest.importorskip("axe_playwright_python")
-    monkeypatch.syspath_prepend(TOOLS)
-    import screenshots
-
-    if screenshots.chromium() is None:
-        pytest.skip("needs chromium")
     hostile_page = hostile_report(artifacts, tmp_path)
     with screenshots.browser() as browser:
         assert list(screenshots.faults(browser, full, None)) == []

@@ -1,6 +1,7 @@
 """Quantised checkpoints are cut, refitted and run; the same plan cuts the quantised sibling."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -114,13 +115,8 @@ def test_values_and_a_refit(quantized: tuple[str, Path], tmp_path: Path) -> None
 
 def changed_copy(original: Path, directory: Path) -> Path:
     """The model with another convolution in its first layer."""
-    tensors = tiny.tensors(original)
-    name = "model.layers.0.linear_attn.conv1d.weight"
-    tensors[name] = tensors[name] + 1
-    other = directory / "other"
-    other.mkdir()
-    write_shards(tensors, other)
-    (other / "config.json").write_bytes((original / "config.json").read_bytes())
+    other = Path(shutil.copytree(original, directory / "other"))
+    tiny.rewrite(other, "model.layers.0.linear_attn.conv1d.weight", lambda x: x + 1)
     return other
 
 
@@ -140,10 +136,7 @@ def test_the_plan_of_the_original_cuts_its_sibling_and_no_other_model(
 
 def test_a_tool_may_store_the_sibling_in_bfloat16(original: Path, tmp_path: Path) -> None:
     """As those do that load a model in one dtype; the original may have tensors in float32."""
-    rounded = tmp_path / "rounded"
-    rounded.mkdir()
-    write_shards({name: x.bfloat16() for name, x in tiny.tensors(original).items()}, rounded)
-    (rounded / "config.json").write_bytes((original / "config.json").read_bytes())
+    rounded = tiny.to_bfloat16(original, tmp_path / "rounded")
     model = quantize_checkpoint(rounded, tmp_path / "model", FORMATS["modelopt fp8 by row"])
     cut = st.prune(model, plan_for(original), tmp_path / "cut")
     assert cut.geometry.width("key") == KEYS
@@ -226,11 +219,9 @@ def test_a_cut_with_more_error_than_its_format_costs_is_not_published(
 
     form = replace(FORMATS["int8 by row"], quantize=quantize)
     model = quantize_checkpoint(original, tmp_path / "m", form)
-    tensors = tiny.tensors(model)
-    for name, value in tensors.items():
+    for name in tiny.tensors(model):
         if name.endswith("linear_attn.norm.weight"):
-            tensors[name] = value * 1e-6
-    write_shards(tensors, model)
+            tiny.rewrite(model, name, lambda value: value * 1e-6)
     message = r"out_proj\.weight.*more than INT8, a scale for a row"
     with pytest.raises(st.StatetrimError, match=message):
         st.prune(model, plan_for(model, values=True), tmp_path / "cut")
