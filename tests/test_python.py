@@ -18,8 +18,6 @@ from statetrim.cut.shape import Shape
 
 def test_every_public_name_leads_somewhere() -> None:
     assert sorted(st.__all__) == sorted(dir(st))
-    for name in st.__all__:
-        assert getattr(st, name) is not None, name
     assert not hasattr(st, "slect")
 
 

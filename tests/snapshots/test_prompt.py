@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,7 @@ def change_all_tokens(tensors: dict[str, Tensor], tokens: int) -> None:
         (lambda x, h: x.update({"1.keys": x["1.keys"].half()}), "'1.keys' in the file"),
         (lambda x, h: x.update({"1.keys": x["1.keys"][:, :, :5].clone()}), "numbers of tokens"),
         (lambda x, h: change_all_tokens(x, 0), "numbers of tokens, or none"),
+        (lambda x, h: change_all_tokens(x, 7), ""),
         (lambda x, h: h["counters"].update({"0.conv_kernel_size.0": 3}), "conv_kernel_size.0' in"),
         (lambda x, h: h.update(batch=4096), "'0.conv_states.0' in the file does not fit"),
         (lambda x, h: h.update(batch=1), "'0.conv_states.0' in the file does not fit"),
@@ -158,21 +160,13 @@ def test_a_file_that_is_no_prompt_is_refused(
     change: Callable[[dict[str, Tensor], dict[str, Any]], object],
     message: str,
 ) -> None:
+    """For what it is: equal lengths in all layers are loaded."""
     tensors, header = load_file(saved), json.loads(read_shard(saved).metadata["statetrim"])
     change(tensors, header)
     header["checksum"] = checksum(tensors)
     save_file(tensors, saved, {"statetrim": json.dumps(header)})
-    with pytest.raises(StatetrimError, match=message):
+    with pytest.raises(StatetrimError, match=message) if message else nullcontext():
         st.load_prompt(hybrid.module, saved, model=hybrid.checkpoint)
-
-
-def test_a_shorter_prompt_is_a_prompt(hybrid: LiveModel, cache: Any, saved: Path) -> None:
-    """The changes above are refused for what they are: equal lengths in all layers are loaded."""
-    tensors, header = load_file(saved), json.loads(read_shard(saved).metadata["statetrim"])
-    change_all_tokens(tensors, 7)
-    header["checksum"] = checksum(tensors)
-    save_file(tensors, saved, {"statetrim": json.dumps(header)})
-    st.load_prompt(hybrid.module, saved, model=hybrid.checkpoint)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e13])
