@@ -12,8 +12,9 @@ import statetrim as st
 from helpers import tiny
 from helpers.cases import load_cases
 from helpers.forker import Forker
-from helpers.refusal import check_refusal, run
+from helpers.refusal import assert_refused, run
 from helpers.tiny import Load
+from helpers.untrusted import edit_json, put
 from statetrim import portable
 from statetrim.artifacts.steps import read_seen_texts
 from statetrim.evaluation import harness
@@ -23,7 +24,6 @@ from statetrim.runtime.loading import load, load_live, load_tokenizer
 from statetrim.runtime.logits import LogitReader, compare_logits
 
 MODEL = Path(__file__).parents[2] / "models" / "tiny-delta_net"
-BATCHES = (1, 8)
 pytestmark = pytest.mark.filterwarnings("ignore")  # of libraries, about one another's habits
 
 
@@ -102,7 +102,7 @@ def test_neither_padding_nor_neighbours_change_an_answer(model_type: str, checkp
     texts = [" ".join(f"w{1 + (7 * i + j * j) % 63}" for j in range(3 + 5 * i)) for i in range(8)]
     until = {"until": ["<stop>"], "max_gen_toks": 6, "do_sample": False}
     likelihoods, answers = [], []
-    for size in BATCHES:
+    for size in (1, 8):
         lm = harness.wrap_hf_model(live, tokenizer, size)
         choices, open_ended = (
             [Instance(kind, {}, (text, more), i) for i, text in enumerate(texts)]
@@ -111,9 +111,7 @@ def test_neither_padding_nor_neighbours_change_an_answer(model_type: str, checkp
         likelihoods.append([value for value, _ in lm.loglikelihood(choices)])
         answers.append(lm.generate_until(open_ended))
     assert len(set(answers[0])) > 4, "the answers depend on the texts"
-    for values, texts_generated in zip(likelihoods[1:], answers[1:], strict=True):
-        assert values == pytest.approx(likelihoods[0], abs=1e-5)
-        assert texts_generated == answers[0]
+    assert likelihoods[1] == pytest.approx(likelihoods[0], abs=1e-5) and answers[1] == answers[0]
 
 
 def test_a_killed_run_resumes_and_ends_in_the_same_scores(
@@ -176,9 +174,8 @@ def test_mistakes_are_one_sentence(
 ) -> None:
     options = [str(data) if option == "DATA" else option for option in options]
     models = [str(checkpoint("delta_net")), "--baseline", str(checkpoint("qwen3_5_text"))]
-    code, err, out = run(["evaluate", *models, *options, "-o", str(tmp_path / "scores.json")])
-    check_refusal(code, err, out, expected_text)
-    assert not (tmp_path / "scores.json").exists()
+    command = ["evaluate", *models, *options, "-o", str(tmp_path / "scores.json")]
+    assert_refused(command, expected_text, tmp_path)
 
 
 def test_agreement_equals_whole_logits(checkpoint: Load) -> None:
@@ -289,22 +286,18 @@ def cut(checkpoint: Load, tmp_path: Path) -> st.Checkpoint:
     return st.prune(path, st.select(path, "l1", "6x100%"), tmp_path / "cut")
 
 
-def write_seen(cut: st.Checkpoint, statistics: Any) -> None:
-    """Write what the plan of a cut says about the text that its statistics were made from."""
-    record = cut.path / "statetrim" / "plan.json"
-    plan = json.loads(record.read_text())
-    plan["lineage"]["statistics"] = statistics
-    record.write_text(json.dumps(plan))
-
-
 def test_records_of_seen_text_are_not_trusted(cut: st.Checkpoint) -> None:
+    def write_seen(statistics: Any) -> None:
+        place = ["lineage", "statistics"]
+        edit_json(cut.path / "statetrim" / "plan.json", lambda plan: put(plan, place, statistics))
+
     good = {"text": "t", "skip": 0, "length": 64, "count": 1, "digest": "0"}
     wrong: list[Any] = [{"skip": -1}, {"length": 2**70, "count": "many"}, {"length": 1}]
     entries = ["text", *(good | change for change in (*wrong, {"text": None}))]
     for statistics in (*entries, *({"data": [entry]} for entry in entries)):
-        write_seen(cut, statistics)
+        write_seen(statistics)
         assert not read_seen_texts(cut), statistics
-    write_seen(cut, {"data": [good]})
+    write_seen({"data": [good]})
     assert len(read_seen_texts(cut)) == 1
 
 

@@ -9,7 +9,7 @@ import yaml
 
 import statetrim as st
 from helpers.cases import load_cases
-from helpers.refusal import check_refusal, fingerprint, run
+from helpers.refusal import assert_refused, check_refusal, fingerprint, run
 from helpers.tiny import Load
 from statetrim.pipelines.job import recipe_record
 from statetrim.pipelines.recipe import KEYS
@@ -99,8 +99,8 @@ def test_what_is_no_recipe_is_refused_in_a_sentence(
 ) -> None:
     file = tmp_path / "recipe.yaml"
     file.write_text(content)
-    check_refusal(*run(["trim", "M", "--recipe", str(file), "-o", str(tmp_path / "o")]), message)
-    assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
+    command = ["trim", "M", "--recipe", str(file), "-o", str(tmp_path / "o")]
+    assert_refused(command, message, tmp_path)
 
 
 def test_a_value_of_the_wrong_kind_names_its_option(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from helpers import tiny
 from helpers.cases import load_cases
 from helpers.fused import fuse_output_projections
 from helpers.recovery_runs import record
-from helpers.refusal import check_refusal, run
+from helpers.refusal import assert_refused
 from statetrim.commands.steps.recover import show_recovery
 from statetrim.families.delta_net import DeltaNet
 from statetrim.progress import Progress
@@ -283,9 +283,7 @@ def test_a_teacher_with_another_tokenizer_is_refused(
     (teacher / "tokenizer.json").write_text(json.dumps(words))
     command = ["recover", str(small.path), "--teacher", str(teacher), "--text", text]
     sizes = ["--tokens", "64", "--length", "16", "--batch-size", "2", "-o", str(tmp_path / "o")]
-    code, err, out = run([*command, *sizes])
-    check_refusal(code, err, out, "different tokenizers")
-    assert not list(tmp_path.glob("o*"))
+    assert_refused([*command, *sizes], "different tokenizers", tmp_path)
 
 
 def test_records_of_earlier_recoveries_are_kept(
