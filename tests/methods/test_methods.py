@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -153,28 +154,20 @@ def shuffled(layer_evidence: st.Evidence, side: str) -> st.Evidence:
 def by_hand(layer_evidence: Any, name: str, head: int, channel: int) -> float:
     """A channel's score by the formulas of the paper's table, in loops."""
     s = layer_evidence.statistics
-    total = 0.0
     if name == "readout_energy":
         weights = layer_evidence.output_weight[head, channel, 0]
-        return float(s["readout_gram"][head, channel, channel]) * sum(
-            float(w) ** 2 for w in weights
-        )
+        return float(s["readout_gram"][head, channel, channel] * sum(w**2 for w in weights))
     if name in ("energy", "product"):
-        q = float(s["query_unit_gram"][head, channel, channel])
-        k = float(s["key_unit_gram"][head, channel, channel])
+        q, k = (float(s[f"{x}_unit_gram"][head, channel, channel]) for x in ("query", "key"))
         return q + k if name == "energy" else q * k
-    for weight, gradient in (
-        (layer_evidence.query_weight, s["query_gradient"]),
-        (layer_evidence.key_weight, s["key_gradient"]),
-    ):
-        for feature in range(HIDDEN):
-            w = float(weight[head, channel, 0, feature])
-            if name == "s_wanda":
-                total += abs(w) * float(s["input_square"][feature]) ** 0.5
-            elif name == "grad":
-                total += abs(w * float(gradient[head, channel, 0, feature]))
-            else:
-                total += abs(w)
+    total = 0.0
+    for side, feature in product(("query", "key"), range(HIDDEN)):
+        score = abs(float(getattr(layer_evidence, f"{side}_weight")[head, channel, 0, feature]))
+        if name == "s_wanda":
+            score *= float(s["input_square"][feature]) ** 0.5
+        if name == "grad":
+            score *= abs(float(s[f"{side}_gradient"][head, channel, 0, feature]))
+        total += score
     return total
 
 
