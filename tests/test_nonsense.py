@@ -59,19 +59,15 @@ def test_a_value_that_means_nothing(name: str, more: str, message: str, folder: 
     assert_refused(command(name, folder, more), message)
 
 
-def spoil_last_number(model: Path, value: float) -> str:
-    """Change the last number of a projection of a mixer, and return the projection's name."""
-    name = next(name for name in sorted(tiny.tensors(model)) if "q_proj" in name)
-    tiny.rewrite(model, name, lambda x: torch.cat([x.flatten()[:-1], x.new([value])]).view_as(x))
-    return name
-
-
 @pytest.mark.parametrize(("name", "more", "value"), load_cases("weights"))
 def test_weights_that_are_no_numbers_are_named(
     name: str, more: str, value: str, folder: Path
 ) -> None:
-    shutil.copytree(folder / "model", folder / "copy")
-    spoilt = spoil_last_number(folder / "model", float(value))
+    """The last number of a projection of a mixer."""
+    model = folder / "model"
+    shutil.copytree(model, folder / "copy")
+    spoilt = next(name for name in sorted(tiny.tensors(model)) if "q_proj" in name)
+    tiny.rewrite(model, spoilt, lambda x: x.put(torch.tensor(x.numel() - 1), x.new([float(value)])))
     check_message(command(name, folder, more), f"NaN or infinity in '{spoilt}'")
 
 

@@ -51,8 +51,7 @@ for name, text in (BAD_JSON | NOT_OBJECTS).items():
 
 add("no plan", replaced("../plan.json", lambda path: None), "is missing")
 add("plan is a directory", replaced("../plan.json", Path.mkdir), "is missing")
-big_plan = replaced("../plan.json", sparse_file)
-add("plan of a tebibyte", big_plan, "larger than 24 MiB")
+add("plan of a tebibyte", replaced("../plan.json", sparse_file), "larger than 24 MiB")
 add("plan of numbers", heavy_file("plan.json", filled("257", 23 * MIB)), "not a statetrim")
 add("plan of objects", heavy_file("plan.json", filled('{"a":0}', 23 * MIB)), "lists and")
 

@@ -108,12 +108,9 @@ def check_gradients(model: st.Checkpoint, modules: dict[int, Any], statistics: S
     for layer, mixer in modules.items():
         sums = statistics.layers[layer]
         total = torch.cat([sums["query_gradient"], sums["key_gradient"]]).abs().max()
-        for side, gradient in (
-            ("q_proj", sums["query_gradient"]),
-            ("k_proj", sums["key_gradient"]),
-        ):
-            rows = projection_gradient(model, mixer, side)
-            assert (gradient.squeeze(2) - rows).abs().max() < 1e-4 * total
+        for side in ("query", "key"):
+            rows = projection_gradient(model, mixer, f"{side[0]}_proj")
+            assert (sums[f"{side}_gradient"].squeeze(2) - rows).abs().max() < 1e-4 * total
 
 
 def projection_gradient(model: st.Checkpoint, mixer: Any, side: str) -> Tensor:

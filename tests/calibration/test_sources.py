@@ -26,7 +26,6 @@ from statetrim.tasks.recall import recall_sequences
 
 ALL = ["drrqr", "grad", "s_wanda", "energy", "product", "readout_greedy"]
 SETTINGS: dict[str, Any] = {"tokens": 1280, "length": 20, "batch_size": 4}
-SHARES = {"recall": 0.625}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +35,7 @@ def model(checkpoint: Load) -> st.Checkpoint:
 
 @pytest.fixture(scope="module")
 def whole(model: st.Checkpoint, text: Path) -> Statistics:
-    return st.calibrate(model, text, methods=ALL, **SETTINGS, **SHARES)
+    return st.calibrate(model, text, methods=ALL, **SETTINGS, recall=0.625)
 
 
 def test_each_source_is_what_it_alone_would_show(

@@ -1,6 +1,5 @@
 """A folder per page, with a local hub server and an engine in this process."""
 
-import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -39,9 +38,7 @@ def world(
     quick_sensitivity: None,
 ) -> Iterator[Callable[[Path], World]]:
     """Returns a function from a page to its folder; hub and engine are local stand-ins."""
-    monkeypatch.setattr(
-        importlib.import_module("statetrim.verification.verify"), "run_engine", InProcess()
-    )
+    monkeypatch.setattr("statetrim.verification.verify.run_engine", InProcess())
     folder = tmp_path / "page"
     folder.mkdir()
     monkeypatch.chdir(folder)

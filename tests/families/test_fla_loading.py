@@ -26,13 +26,8 @@ def original(tmp_path_factory: pytest.TempPathFactory, fla_forker: Forker) -> Pa
     return directory
 
 
-def random_plan(model: st.Checkpoint, seed: int) -> st.Plan:
-    """A random plan for keys and, unless the family refuses it, values."""
-    keys, values = keeps(model.config["model_type"])
-    return st.select(model, "rand", f"{keys}x{values or '100%'}", seed=seed)
-
-
 def keeps(model_type: str) -> tuple[int, int | None]:
+    """Keys and, unless the family refuses it, values."""
     return KEEP, None if model_type in NO_VALUES else KEEP_VALUES
 
 
@@ -44,7 +39,9 @@ def loaded(original: Path, tmp_path_factory: pytest.TempPathFactory, fla_forker:
     for model_type in CONFIGS:
         model = st.open(original / model_type)
         assert len(model.shards) >= 2
-        st.prune(model, random_plan(model, seed=5), directory / "cut" / model_type)
+        keys, values = keeps(model_type)
+        plan = st.select(model, "rand", f"{keys}x{values or '100%'}", seed=5)
+        st.prune(model, plan, directory / "cut" / model_type)
         if model_type in fla_mixers.HEADS_AND_CHANNELS:
             heads = allowed_head_counts(model.geometry)[-1]  # key heads go with their values
             plan = st.select(model, "rand", f"{heads}heads:{KEEP}x{KEEP_VALUES}", seed=5)

@@ -32,8 +32,6 @@ add = CASES.add
 
 BAD_COUNTS = (-1, 0, 10**9, 1.5, "12", True, [12])
 BAD_NUMBERS = (-1, 0.0, 1e300, 2**70, float("inf"), float("nan"), "2.0", True, [2.0])
-COUNTS: dict[str, tuple[str, ...]] = load_cases("config-counts")
-NUMBERS = load_cases("config-numbers")
 HEAD_K_DIM: dict[str, str] = load_cases("config-widths")
 
 
@@ -63,8 +61,8 @@ def add_product(fields: dict[str, tuple[str, ...]], values: tuple[Any, ...]) -> 
                 seen |= pairs
 
 
-add_product(COUNTS, BAD_COUNTS)
-add_product(NUMBERS, BAD_NUMBERS)
+add_product(load_cases("config-counts"), BAD_COUNTS)
+add_product(load_cases("config-numbers"), BAD_NUMBERS)
 for model_type, name in HEAD_K_DIM.items():
     # An absent or null field means the default, which does not fit the weights.
     absent = edited_config(lambda c, n=name: text_section(c).pop(n) and None, select)
@@ -106,8 +104,7 @@ for value in ("x", {"a": 1}, [1.0], [True], [10**9], [-3]):
 for command in (select, prune):
     spoil = edited_config(lambda c: {"model_type": "kimi_linear"}, command)
     add(f"kimi_linear, {command.__name__}", spoil, "kimi_linear cannot be pruned|layer 0 lacks")
-UNEVEN = load_cases("config-uneven")
-for model_type, fields in UNEVEN.items():
+for model_type, fields in load_cases("config-uneven").items():
     message = "not a whole number for each"
     add(f"{model_type} heads {fields}", update(fields), message, model_type)
 for model_type, fields in {
@@ -120,8 +117,7 @@ for model_type, fields in {
 }.items():
     message = "cannot share|not a whole|divide"
     add(f"{model_type} indivisible {fields}", update(fields), message, model_type)
-HUGE = load_cases("config-huge")
-for model_type, fields in HUGE.items():
+for model_type, fields in load_cases("config-huge").items():
     message = "no real model has"
     add(f"{model_type} absurd {fields}", update(fields, select), message, model_type)
 for name, text in (BAD_JSON | NOT_OBJECTS).items():

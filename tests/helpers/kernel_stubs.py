@@ -17,7 +17,6 @@ from torch.nn import functional
 from helpers.recurrences import step_by_step
 
 CALLS: Counter[str] = Counter()
-INFINITY = float("inf")
 
 
 def chunk_gated_delta_rule(
@@ -58,7 +57,7 @@ def mamba_chunk_scan_combined(
     D: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None,
     initial_states: Tensor | None = None, seq_idx: Tensor | None = None,
     cu_seqlens: Tensor | None = None, dt_softplus: bool = False,
-    dt_limit: tuple[float, float] = (0.0, INFINITY), return_final_states: bool = False,
+    dt_limit: tuple[float, float] = (0.0, float("inf")), return_final_states: bool = False,
     return_varlen_states: bool = False,
 ) -> Any:  # fmt: skip
     CALLS["mamba_chunk_scan_combined"] += 1

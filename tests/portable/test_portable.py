@@ -169,15 +169,12 @@ def test_reference_checkpoint_reproduces_its_stated_recall(
     """The stated values come from 32 other sequences, so the tolerance is half a percent plus two
     standard errors."""
     model, _ = reference["tiny-delta_net"]
+    ids, positions = associations(4096, pairs, rows=64)
+    with torch.no_grad():
+        predicted = model.eval()(ids, use_cache=False).logits[:, positions].argmax(-1)
+    recall = (predicted == ids[:, positions + 1]).float().mean().item()
     spread = (stated * (1 - stated) / (32 * pairs)) ** 0.5
-    assert recall(model, pairs, rows=64) == pytest.approx(stated, abs=0.005 * stated + 2 * spread)
-
-
-@torch.no_grad()
-def recall(model: Any, pairs: int, rows: int) -> float:
-    ids, positions = associations(4096, pairs, rows)
-    predicted = model.eval()(ids, use_cache=False).logits[:, positions].argmax(-1)
-    return (predicted == ids[:, positions + 1]).float().mean().item()
+    assert recall == pytest.approx(stated, abs=0.005 * stated + 2 * spread)
 
 
 # Checkpoints exchanged with fla

@@ -83,8 +83,7 @@ def test_loss_and_gradient(
 MEASURE = """
 import sys, torch
 from torch import nn
-from statetrim.recovery.distillation import chunked_loss
-from statetrim.recovery.distillation import LogitHead
+from statetrim.recovery.distillation import LogitHead, chunked_loss
 positions, vocabulary, hidden = int(sys.argv[1]), 50_304, 64
 student, teacher = (LogitHead(nn.Linear(hidden, vocabulary, bias=False)) for _ in range(2))
 for count in (32, positions):  # the first is a warm-up

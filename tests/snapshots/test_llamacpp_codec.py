@@ -4,7 +4,6 @@ import os
 import shutil
 import struct
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,11 +18,6 @@ PLUGIN = Path(__file__).parents[2] / "plugins" / "llamacpp"
 SOURCES = (PLUGIN / "codec_main.cpp", PLUGIN / "common" / "state-codec.cpp")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Werror")
-
-
-def compiler() -> str | None:
-    """The C++ compiler of this machine."""
-    return next(filter(shutil.which, (os.environ.get("CXX", ""), "c++", "g++", "clang++")), None)
 
 
 class Codec:
@@ -55,7 +49,7 @@ class Codec:
         return torch.frombuffer(bytearray(data), dtype=torch.float32).reshape(shape)
 
 
-CXX = compiler()
+CXX = next(filter(shutil.which, (os.environ.get("CXX", ""), "c++", "g++", "clang++")), None)
 pytestmark = pytest.mark.skipif(CXX is None, reason="no C++ compiler is installed")
 SHAPES = ((128, 128), (64, 64), (64, 128), (128, 48), (16, 16), (5, 9), (1, 7))
 TOLERANCES = (0.02, 0.05, 0.1, 0.3)
@@ -175,19 +169,17 @@ def test_a_sequence_comes_back_in_its_layout(codec: Codec, sequence: tuple[Tenso
             position += tensor.nbytes
 
 
-def other_layouts(plain: bytes) -> Iterator[tuple[str, bytes]]:
-    yield "two cells", plain[:8] + struct.pack("<I", 2) + plain[12:]
-    yield "transposed", plain[:20] + struct.pack("<I", 1) + plain[24:]
-    yield "another type", plain[:28] + struct.pack("<i", 1) + plain[32:]
-    yield "not complete", plain[:-1]
-    yield "longer", plain + b"\0"
-    yield "nothing", b""
-
-
 def test_other_layouts_are_not_coded(codec: Codec, sequence: tuple[Tensor, Tensor]) -> None:
     plain = sequence_bytes(*sequence)
     assert codec.run("encode-seq", 4, 32, 32, 0.05, data=plain)
-    for name, content in other_layouts(plain):
+    for name, content in (
+        ("two cells", plain[:8] + struct.pack("<I", 2) + plain[12:]),
+        ("transposed", plain[:20] + struct.pack("<I", 1) + plain[24:]),
+        ("another type", plain[:28] + struct.pack("<i", 1) + plain[32:]),
+        ("not complete", plain[:-1]),
+        ("longer", plain + b"\0"),
+        ("nothing", b""),
+    ):
         assert codec.run("encode-seq", 4, 32, 32, 0.05, data=content) is None, name
     assert codec.run("encode-seq", 4, 32, 31, 0.05, data=plain) is None
 

@@ -150,8 +150,7 @@ add("OUT.partial is a file", replaced("../out.partial", Path.touch), "not a dire
 
 
 # Slow: a header of as many names is read by the same parser, and CI tries it.
-heavy_index = heavy_file(raw.INDEX, many_names(23 * MIB, '"x":0'))
-add("index names", heavy_index, "weight_map", slow=True)
+add("index names", heavy_file(raw.INDEX, many_names(23 * MIB, '"x":0')), "weight_map", slow=True)
 
 
 test_refused = CASES.refused()
