@@ -50,7 +50,7 @@ def test_every_verdict_has_an_interval_and_says_what_would_have_changed_it() -> 
         for line in section.splitlines()[2:]:
             claim, paper, figure, verdict, otherwise = line.strip("| ").split(" | ")
             assert paper and otherwise and verdict != "**not run**", claim
-            assert re.search(r"\([-+]?[\d.e-]+ to [-+]?[\d.e-]+\)", figure), claim
+            assert re.search(r"\([-+]?[\d.e-]+(?:,| to) [-+]?[\d.e-]+\)", figure), claim
 
 
 def one_hot(plan: st.Plan, channels: int) -> dict[int, torch.Tensor]:
