@@ -13,12 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 import statetrim as st
 from helpers import kernel_stubs, tiny
 from helpers.kernel_worker import TYPES, calibrated, stored_logits
+from helpers.sums import assert_statistics_close
 from helpers.tiny import Load
 
 WORKER = Path(__file__).parents[1] / "helpers" / "kernel_worker.py"
@@ -53,11 +53,7 @@ def test_calibrate_and_check_pass_with_the_real_signatures(
         assert (stored - expected).abs().max() < 1e-2 * expected.abs().max(), "of bfloat16"
         reference = calibrated(checkpoint(model_type))
         with_stubs = st.Statistics.load(tmp_path / f"{model_type}.safetensors")
-        for layer, expected in reference.layers.items():
-            for name, value in vars(expected).items():
-                if isinstance(value, torch.Tensor):  # layers below differ by rounding
-                    actual = getattr(with_stubs.layers[layer], name)
-                    torch.testing.assert_close(actual, value, rtol=1e-3, atol=1e-3)
+        assert_statistics_close(reference, with_stubs, 1e-3)  # layers below differ by rounding
 
 
 @pytest.mark.skipif(not tiny.FLA_INSTALLED, reason="fla is not installed")
