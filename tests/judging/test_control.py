@@ -1,7 +1,6 @@
 """The comparison with random cuts, and how often the verdict errs, by simulation."""
 
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from scipy import stats
 
 import statetrim as st
 from helpers.measured import Samples, model, random_cuts, scores
+from helpers.modules import load_module
 from statetrim.artifacts.scores import Score
 from statetrim.judging.control import compare_with_controls, controls_of
 from statetrim.judging.limits import LimitStatus, limit_status
@@ -18,9 +18,7 @@ from statetrim.judging.losses import look_tail, metric_loss
 from statetrim.judging.verdict import Outcome, judge_cut, shapes_to_compare
 from statetrim.maths.paired import TAIL, Interval, advantage_over_spread, difference_interval
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "studies"))
-import simulate_verdicts as simulation
-
+simulation = load_module(Path(__file__).parents[2] / "studies" / "simulate_verdicts.py")
 GOOD = model(recall=0.895, nats=3.005, kl=0.01)
 
 

@@ -119,7 +119,6 @@ def test_listed_shapes_are_all_measured_and_the_winner_is_the_result(
         assert scores.find(scores.baseline, "text", "kl").value == 0
         assert scores.find(scores.models[1], "text", "kl").value > 0
     page = (out / "statetrim" / "report" / "report.md").read_text()
-    assert all(f"{out}/statetrim/plan-{shape}.json" in page for shape in shapes)
     assert ".partial" not in page
     plan = st.Plan.load(out / "statetrim" / "plan-4x8.json")
     other = st.prune(model, plan, tmp_path / "other", progress=False)
@@ -186,7 +185,7 @@ def test_widths_by_layer_are_one_of_the_shapes(
 def test_an_engine_that_serves_on_some_hardware_is_not_said_to_refuse(
     checkpoint: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = compatibility_of_shape("qwen3_5", Shape(56, 56))
+    rows = list(compatibility_of_shape("qwen3_5", Shape(56, 56)))
     monkeypatch.setattr(matrix, "compatibility_of_geometry", lambda *_: rows)
     lines = ServedBy.of("qwen3_5_text", st.open(checkpoint("qwen3_5_text")).geometry).texts
     refused = next(line for line in lines if line.startswith("refused by"))
@@ -268,10 +267,6 @@ def test_the_plan_says_who_refuses_which_shape(
     code, _, plan = run([*command, "--to", "0.5"])
     assert not code and "refused by" in plan and "Cuts to compare" in plan
     assert "by-layer" in run([*command, "--to", "0.5", "--by-layer"])[2] and "by-layer" not in plan
-    code, err, _ = run([*command, "--to", "0.5", "--for", "vllm"])
-    assert not code and "--for vllm-cpu" in err
-    code, err, _ = run([*command, "--to", "0.5", "--for", "sglang"])
-    assert not code and "--for vllm-cpu" not in err
     code, err, _ = run([*command, "--to", "4x100%"])
     assert not code and "is refused by" in err and "vLLM" in err
     code, err, _ = run([*command, "--to", "4x100%", "--for", "mlx"])

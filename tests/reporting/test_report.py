@@ -71,8 +71,9 @@ def artifacts(checkpoint: Load, tmp_path_factory: Any) -> Path:
     tiny.write_text(folder / "text.jsonl", 2**12)
     model = st.open(folder / "MODEL")
     small = st.prune(model, st.select(model, "rand", to="6x100%"), folder / "SMALL")
-    spans: Any = {"tokens": 256, "length": 128, "burn_in": 64, "out": folder / "analysis.json"}
-    st.analyze(small, folder / "text.jsonl", baseline=model, **spans)
+    spans: Any = {"tokens": 256, "length": 128, "burn_in": 64}
+    analysis = st.analyze(small, folder / "text.jsonl", baseline=model, **spans)
+    analysis.save(folder / "analysis.json")
     write_scores(folder / "scores.json")
     points = [MeasuredShape(Shape(12, 8), "none", 12 * 2**20)]
     for keep in (4, 6, 8):

@@ -182,8 +182,11 @@ def test_inspect_says_how_weights_are_stored(original: Path, tmp_path: Path) -> 
     expected = "FP8, a scale for a row; a cut touches 6"
     assert st.inspect(known).quantized.endswith(expected)
     assert st.inspect(original).quantized == ""
-    packed = {"qweight": torch.zeros(4, 4, dtype=torch.int32)}
-    form = Format(lambda weight: packed, {"quant_method": "gptq"}, exact=False)
+
+    def pack(weight: Tensor) -> dict[str, Tensor]:
+        return {"qweight": torch.zeros(4, 4, dtype=torch.int32)}
+
+    form = Format(pack, {"quant_method": "gptq"}, exact=False)
     model = quantize_checkpoint(original, tmp_path / "m", form)
     assert st.inspect(model).quantized == "by gptq, in a way that is not read"
     (tmp_path / "config.json").write_bytes((model / "config.json").read_bytes())
