@@ -91,9 +91,14 @@ def write_stand_in(folder: Path, mode: str = "") -> tuple[Path, Path]:
 def have_ended(*folders: Path) -> bool:
     """Whether all processes whose ids are names in the folders end soon; a zombie has ended."""
     stats = [Path("/proc", pid.name, "stat") for folder in folders for pid in folder.iterdir()]
-    return wait_until(
-        lambda: all(s.read_text().rpartition(") ")[2][0] == "Z" for s in stats if s.exists()), 10
-    )
+    return wait_until(lambda: all(map(has_ended, stats)), 10)
+
+
+def has_ended(stat: Path) -> bool:
+    try:
+        return stat.read_text().rpartition(") ")[2][0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):  # also while it is read
+        return True
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 120) -> bool:

@@ -4,6 +4,7 @@ Imports of benchmarks, studies and tools, which are run by hand, work."""
 import importlib
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ def test_tables_follow_from_the_rows(
     path = ROOT / "studies" / name
     monkeypatch.syspath_prepend(ROOT / "studies")
     monkeypatch.syspath_prepend(path.parent)
+    monkeypatch.delitem(sys.modules, path.name, raising=False)  # a folder of tests: snapshots
     script = importlib.import_module(path.name)
     monkeypatch.setattr(script, "draw", lambda *_: None, raising=False)
     script.page(results)
