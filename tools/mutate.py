@@ -41,7 +41,7 @@ CORE = tuple(
         "selection/allocate", "serving/capacity/arithmetic", "serving/capacity/parts",
         "serving/shapes", "snapshots/coding", "snapshots/layout", "snapshots/low_rank",
         "snapshots/prompt",
-        "storage/quantized/compare", "storage/quantized/find", "storage/quantized/read",
+        "storage/quantized/find", "storage/quantized/read",
         "storage/quantized/rewrite", "storage/quantized/scheme", "surgery/check", "surgery/refit",
     )
 )  # fmt: skip

@@ -13,7 +13,7 @@ import statetrim as st
 from helpers.tiny import Load
 from statetrim.artifacts.card.model_card import model_card, recovered_card, refitted_card
 from statetrim.artifacts.scores import Score
-from statetrim.judging.measured_card import with_measurements
+from statetrim.judging.decision_table import with_measurements
 from statetrim.judging.verdict import judge_cut
 
 NASTY = "x\n---\nlicense: gpl\n---\n# Heading\n| a | b |\n<script>alert(1)</script> `code` [a](b)"

@@ -17,7 +17,7 @@ from helpers.tiny import Load
 from statetrim.artifacts.record import Artifact
 from statetrim.artifacts.steps import read_origin
 from statetrim.artifacts.timings import Timing
-from statetrim.benchmarking.stopwatch import median_and_quartiles
+from statetrim.benchmarking.benchmark import median_and_quartiles
 from statetrim.errors import StatetrimError
 
 

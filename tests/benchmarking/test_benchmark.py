@@ -9,9 +9,8 @@ import torch
 
 import statetrim as st
 from helpers.tiny import Load
-from statetrim.benchmarking import stopwatch
-from statetrim.benchmarking.benchmark import DECODE_CYCLE
-from statetrim.benchmarking.stopwatch import median_and_quartiles, time_in_turns
+from statetrim.benchmarking import benchmark as benchmarking
+from statetrim.benchmarking.benchmark import DECODE_CYCLE, median_and_quartiles, time_in_turns
 from statetrim.portable.kernels import DeferredState
 
 CPU = torch.device("cpu")
@@ -73,7 +72,7 @@ def test_a_round_decodes_tokens_for_whole_writes_of_the_state(
     assert DeferredState(torch.zeros(1, 1, 2, 2)).pending_keys.shape[1] == DECODE_CYCLE
     repeats_seen: list[int] = []
     seconds_per_call = lambda work, repeats, device: repeats_seen.append(repeats) or 0.01  # noqa: E731
-    monkeypatch.setattr(stopwatch, "_seconds_per_call", seconds_per_call)
+    monkeypatch.setattr(benchmarking, "_seconds_per_call", seconds_per_call)
     options: Any = {"rounds": 2, "device": CPU, "warm_up": 0, "cycle": DECODE_CYCLE}
     time_in_turns({"a": lambda: None}, min_seconds=min_seconds, **options)
     assert repeats_seen == [1, calls, calls]

@@ -20,8 +20,8 @@ import statetrim as st
 from helpers import tiny
 from helpers.cases import load_cases
 from helpers.faults import file_hashes
-from statetrim.pipelines.observer import Observer
 from statetrim.pipelines.options import TrimOptions
+from statetrim.pipelines.stage import Observer
 from statetrim.storage.output import Output
 
 PUBLISHING = "publish"

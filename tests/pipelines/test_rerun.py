@@ -22,9 +22,8 @@ from statetrim.families import family_from_file
 from statetrim.pipelines import stage as stage_module
 from statetrim.pipelines.demo import story
 from statetrim.pipelines.job import Job, file_stamps
-from statetrim.pipelines.observer import Observer
 from statetrim.pipelines.options import TrimOptions
-from statetrim.pipelines.stage import Stage
+from statetrim.pipelines.stage import Observer, Stage
 from statetrim.pipelines.trim import CHANGEABLE_OPTIONS
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths

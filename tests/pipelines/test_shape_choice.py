@@ -22,9 +22,9 @@ from statetrim.evaluation.options import EvaluateOptions
 from statetrim.maths.formatting import fit_text
 from statetrim.pipelines import stages
 from statetrim.pipelines.job import Job
-from statetrim.pipelines.observer import Observer
 from statetrim.pipelines.options import TrimOptions
 from statetrim.pipelines.shape_choice import _point, prediction_sources, shortlist
+from statetrim.pipelines.stage import Observer
 from statetrim.serving import matrix
 from statetrim.serving.matrix import NEEDS_PLUGIN, ServedBy, Shape, compatibility_of_shape
 

@@ -24,8 +24,7 @@ from statetrim.cut.shape import Shape
 from statetrim.reporting.charts import Point, Series, interval_chart, line_chart
 from statetrim.reporting.figures import inline_svg
 from statetrim.reporting.findings import read_findings
-from statetrim.reporting.render import render_markdown
-from statetrim.reporting.report import build_document
+from statetrim.reporting.report import build_document, render_markdown
 
 HOSTILE_TEXT = (
     "</style><script>alert(1)</script><img src=http://x.test/a.png onerror=alert(1)>|`$x`\n# a"

@@ -20,8 +20,7 @@ from helpers import tiny
 from helpers.pretended_cuda import INDEXED, DevicesMixed
 from helpers.tiny import Load
 from statetrim.calibration.calibrate import _backward_loss, _enable_projection_gradients
-from statetrim.calibration.hooks import calibration_hooks
-from statetrim.calibration.sums import Sums
+from statetrim.calibration.sums import Sums, calibration_hooks
 from statetrim.recovery.adapters import Adapters, adapt_mixer, attach_adapters
 from statetrim.recovery.distillation import Distillation, checked_logit_head
 from statetrim.recovery.mixer_repair import _MixerTraining

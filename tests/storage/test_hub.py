@@ -255,4 +255,4 @@ def test_an_index_of_nonsense_in_the_cache_is_one_sentence(
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": ["b"]}}')
     monkeypatch.setattr(HubModel, "_cached", lambda self, name, revision: tmp_path / name)
     with pytest.raises(st.StatetrimError, match="not in the local hub cache"):
-        HubModel("someone/model")._cached_directory("HF_HUB_OFFLINE is set")
+        HubModel("someone/model").download()

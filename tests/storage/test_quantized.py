@@ -15,18 +15,17 @@ from torch import Tensor
 import statetrim as st
 from helpers.cases import load_cases
 from helpers.quantized import FLOAT8, FORMATS, INT8, Format, find, in_memory
-from statetrim.storage.quantized.compare import check_written
-from statetrim.storage.quantized.element import FP4, INT4
 from statetrim.storage.quantized.find import QuantizedTensor
 from statetrim.storage.quantized.read import ReadRows, StoredInMemory, dequantize
 from statetrim.storage.quantized.rewrite import (
+    check_written,
     collect_all,
     cut_quantized,
     edited_rows,
     is_exact,
     quantize_like,
 )
-from statetrim.storage.quantized.scheme import schemes_in
+from statetrim.storage.quantized.scheme import FP4, INT4, schemes_in
 from statetrim.storage.safetensors_file import TensorEdit
 
 ROWS, COLUMNS = 64, 96

@@ -16,9 +16,14 @@ from torch import Tensor
 import statetrim as st
 from helpers import quantized
 from helpers.quantized import FLOAT8, FORMATS, INT4, INT8, Format, compressed, find
-from statetrim.storage.quantized.compare import check_written
 from statetrim.storage.quantized.read import StoredInMemory, dequantize
-from statetrim.storage.quantized.rewrite import collect_all, cut_quantized, edited_rows, is_exact
+from statetrim.storage.quantized.rewrite import (
+    check_written,
+    collect_all,
+    cut_quantized,
+    edited_rows,
+    is_exact,
+)
 from statetrim.storage.safetensors_file import TensorEdit
 
 ROWS, HEADS, WIDTH = 48, 4, 64

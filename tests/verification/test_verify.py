@@ -254,7 +254,7 @@ def test_a_single_sequence_has_no_interval_and_few_positions_are_said() -> None:
 
 
 def test_the_judge_counts_a_shared_best_logit_as_agreement() -> None:
-    from statetrim.verification.judge import EngineChoices, _agreement, _Reading
+    from statetrim.verification.verify import EngineChoices, _agreement, _Reading
 
     reading = _Reading(torch.tensor([4]), torch.zeros(2, 1), torch.zeros(2, 1))
     agreement = _agreement(

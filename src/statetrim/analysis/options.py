@@ -5,13 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import option_checks as checks
-from ..common_options import (
-    BATCH_SIZE_HELP,
-    METHODS_HELP,
-    SKIP_HELP,
-    TEXT_HELP,
-    ProgressOptions,
-)
+from ..common_options import BATCH_SIZE_HELP, METHODS_HELP, SKIP_HELP, TEXT_HELP, ProgressOptions
 from ..defaults import DEFAULT_METHODS
 from ..errors import StatetrimError
 from ..options import option, options

@@ -92,7 +92,8 @@ class Plan(Artifact):
 
     def __repr__(self) -> str:
         kept = " and ".join(f"{count} {COUNTED[axis]}" for axis, count in self._ranges())
-        return f"<Plan by {self._methods}: keeps {kept}, {len(self.layers)} layers>"
+        methods = " and ".join(dict.fromkeys(map(str, self.axes.values())))
+        return f"<Plan by {methods}: keeps {kept}, {len(self.layers)} layers>"
 
     def table(self) -> Table:
         """A summary with a row per fact."""
@@ -102,10 +103,6 @@ class Plan(Artifact):
         rows |= {"layers": str(len(self.layers)), "seed": str(self.seed)}
         rows["model"] = shorten(self.lineage.get("source"), 16)
         return Table("Plan", (), list(rows.items()))
-
-    @property
-    def _methods(self) -> str:
-        return " and ".join(dict.fromkeys(map(str, self.axes.values())))
 
     def _ranges(self) -> Iterator[tuple[Axis, str]]:
         """Axis and what is kept of it, such as "32", or "16 to 32" with widths by layer."""
@@ -153,7 +150,12 @@ class Plan(Artifact):
                 if axis in self.axes:
                     label = f"the plan's {axis} channels of layer {layer}"
                     table = self.axes[axis].kept[layer]
-                    _check_channels(label, table, after.heads(axis), widths[axis])
+                    if len(table) != after.heads(axis):
+                        raise StatetrimError(
+                            f"{label} are {list(table.shape)}, not {after.heads(axis)} heads of "
+                            f"{table.shape[1]} channels"
+                        )
+                    _check_ascending(label, table, widths[axis])
                     widths[axis] = table.shape[1]
             shapes[layer] = widths["key"], widths["value"]
         after = after.with_shapes(shapes)
@@ -209,15 +211,6 @@ def _with_fewer_heads(geometry: Geometry, kept: Mapping[int, Tensor]) -> Geometr
             f"{allowed.num_k_heads} key heads, not as the plan's {shape[1]} of {shape[0]}"
         )
     return after
-
-
-def _check_channels(label: str, table: Tensor, heads: int, width: int) -> None:
-    """Raise StatetrimError unless `table` lists channels below `width` for each of `heads`."""
-    if len(table) != heads:
-        raise StatetrimError(
-            f"{label} are {list(table.shape)}, not {heads} heads of {table.shape[1]} channels"
-        )
-    _check_ascending(label, table, width)
 
 
 def _check_ascending(label: str, numbers: Tensor, count: int) -> None:

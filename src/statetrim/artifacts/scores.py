@@ -88,9 +88,13 @@ class Scores(Artifact):
             for number, metric in enumerate(self.metrics(task)):
                 values, counts = [], []
                 for model in self.models:
-                    value, count = _cell_texts(find or self.find, model, task, metric)
-                    values.append(value)
-                    counts.append(count)
+                    try:
+                        score = (find or self.find)(model, task, metric)
+                        values.append(UNITS[score.unit].text(score.value))
+                        counts.append(str(len(score.samples)))
+                    except StatetrimError:  # there is none
+                        values.append("")
+                        counts.append("")
                 name = setting_text(task, metric)
                 rows.append(("" if number else task, name, counts[0], *values))
         return Table("Scores", ("task", "metric", "samples", *self.models), rows)
@@ -150,14 +154,3 @@ def pair_samples(before: Score, after: Score) -> Pairs:
     sign = UNITS[before.unit].sample_sign
     pairs = Pairs.of(before.samples, after.samples, before.weights or None)
     return Pairs(sign * pairs.before, sign * pairs.after, pairs.weights)
-
-
-def _cell_texts(
-    find: Callable[[str, str, str], Score], model: str, task: str, metric: str
-) -> tuple[str, str]:
-    """The value of a score and its number of samples; empty if there is none."""
-    try:
-        score = find(model, task, metric)
-    except StatetrimError:
-        return "", ""
-    return UNITS[score.unit].text(score.value), str(len(score.samples))

@@ -56,7 +56,11 @@ class Timings(Artifact):
             unit = next(iter(cells.values())).unit
             size_texts = ["" if size is None else str(size) for size in sizes]
             texts = [timing_text(record, row_records[0]) for record in row_records]
-            rows.append((_label(metric, unit), *size_texts, *texts))
+            label = f"{metric}, {unit}"
+            if unit.startswith(_BYTES):  # each figure has its unit
+                per = unit.removeprefix(_BYTES).replace("/", ", per ")
+                label = f"{metric.removesuffix(f' {_BYTES}')}{per}"
+            rows.append((label, *size_texts, *texts))
         return Table("Timings", ("", "batch", "length", *self.models), rows)
 
     @property
@@ -74,14 +78,6 @@ class Timings(Artifact):
             if (record.model, record.metric) == (model, metric) and same_size:
                 return record
         raise StatetrimError(f"the timings hold no {metric} of {model}")
-
-
-def _label(metric: str, unit: str) -> str:
-    """A metric with its unit; sizes have theirs with each figure."""
-    if not unit.startswith(_BYTES):
-        return f"{metric}, {unit}"
-    per = unit.removeprefix(_BYTES).replace("/", ", per ")
-    return f"{metric.removesuffix(f' {_BYTES}')}{per}"
 
 
 def unique_names(names: Sequence[str]) -> list[str]:

@@ -1,11 +1,16 @@
 """Checkpoint + text -> Statistics: a forward pass that keeps sums, never activations.
 
 The unit of work is a batch, whose rows do not depend on the number of processes: the same
-numbers are added in every case.
+numbers are added in every case. Models larger than memory are read layer by layer: all batches pass
+one layer, then the next, and finished layers are saved.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,21 +29,19 @@ from ..runtime.distributed import DistributedContext
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live, load_tokenizer
 from ..runtime.logits import LogitReader
+from ..runtime.sequential import LayerWalk
 from ..statistics import STATISTICS
 from ..statistics.readouts import REFIT_STATISTICS
 from ..statistics.statistic import Gradients, Statistic
 from ..storage.checkpoint import Checkpoint, check_prunable, require_prunable
 from ..storage.models import ModelLike, as_checkpoint
-from ..storage.output import file_digest
-from ..storage.space import check_writable
+from ..storage.output import Output, file_digest, open_output, partial_path
+from ..storage.space import check_space, check_writable
 from ..storage.text import Sequences
 from ..tasks.recall import recall_sequences
 from ..version import __version__
-from .hooks import calibration_hooks
-from .layerwise import calibrate_layerwise
 from .options import CalibrateOptions
-from .saved_sums import open_saved_sums
-from .sums import Sums
+from .sums import Sums, calibration_hooks
 
 
 @takes_options(CalibrateOptions)
@@ -67,7 +70,11 @@ def calibrate(model: ModelLike, options: CalibrateOptions) -> Statistics:
         statistics = _needed_statistics(methods, options.layerwise)
     else:
         original = require_prunable(as_checkpoint(options.original))
-        _check_cut_from(original, model)
+        same_type = original.model_type == model.model_type
+        if not same_type or not contains(original.geometry, model.geometry):
+            raise StatetrimError(
+                f"{model.path} was not cut from {original.path}: their layers or heads differ"
+            )
         statistics = list(REFIT_STATISTICS)
     sources = _load_sources(model, options)
     lineage = {
@@ -100,18 +107,12 @@ def calibrate(model: ModelLike, options: CalibrateOptions) -> Statistics:
             source_sums.tokens = ranks.all_reduce(source_sums.cpu_tensors(), source_sums.tokens)
         by_source = {name: each.layer_statistics for name, each in sums.items()}
         collected = Statistics(by_source.pop(TEXT), lineage, by_source)
+        if saved and saved.partial_output is not None:
+            collected.save(saved.partial_output.path / "statistics.safetensors")
+            saved.partial_output.publish()
         if saved:
-            saved.finish(collected)
+            ranks.barrier()  # until rank 0 has published the result
         return collected
-
-
-def _check_cut_from(original: Checkpoint, cut: Checkpoint) -> None:
-    """Raise StatetrimError unless `cut` may be a pruned `original`."""
-    same_type = original.model_type == cut.model_type
-    if not same_type or not contains(original.geometry, cut.geometry):
-        raise StatetrimError(
-            f"{cut.path} was not cut from {original.path}: their layers or heads differ"
-        )
 
 
 def _default_methods(model: Checkpoint) -> list[str]:
@@ -228,3 +229,116 @@ def _needed_statistics(methods: Iterable[str], layerwise: bool) -> list[Statisti
     if not needed:
         raise StatetrimError(f"{', '.join(methods)} needs no calibration; run: statetrim select")
     return list({**needed, "output_square": STATISTICS["output_square"]}.values())
+
+
+@dataclass(frozen=True, eq=False)
+class SavedSums:
+    """The saved sums of this process; `partial_output`, of rank 0 only, publishes the result."""
+
+    out: Path
+    partial_output: Output | None
+    ranks: DistributedContext
+    lineage: Mapping[str, Any]
+
+    @property
+    def layerwise_directory(self) -> Path:
+        """Hidden states and finished layers of a layerwise calibration."""
+        return partial_path(self.out) / f"walk-{self.ranks.rank}-of-{self.ranks.world_size}"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether an earlier run published `out` and was killed before it could clean up."""
+        return self.out.exists()
+
+    def save_layer(self, sums: Mapping[str, Sums], layer: int) -> None:
+        """Save the sums of a layer that all batches have passed as `layer-LAYER.safetensors`."""
+        by_source = {name: {layer: each.layer_statistics[layer]} for name, each in sums.items()}
+        path = self.layerwise_directory / f"layer-{layer}.safetensors"
+        Statistics(by_source.pop(TEXT), self.lineage, by_source).save(path)
+
+    def restore_layers(self, sums: Mapping[str, Sums], layers: Iterable[int]) -> None:
+        """Load the saved sums of `layers` into `sums`."""
+        for layer in layers:
+            saved = Statistics.load(self.layerwise_directory / f"layer-{layer}.safetensors")
+            for source, saved_layers in saved.sources.items():
+                sums[source].restore(saved_layers)
+
+
+@contextmanager
+def open_saved_sums(
+    out: str | Path | None,
+    ranks: DistributedContext,
+    lineage: Mapping[str, Any],
+) -> Iterator[SavedSums | None]:
+    """`OUT.partial`, locked by rank 0, for the sums of this calibration; None without `out`."""
+    if out is None:
+        yield None
+        return
+    out, partial_output = Path(out), None
+    with ExitStack() as stack:
+        if ranks.rank == 0:
+            record = {"format": "statetrim calibrate", **lineage, "processes": ranks.world_size}
+            files = {"statistics.safetensors": out}
+            partial_output = stack.enter_context(
+                open_output(out, "job.json", record, files=files, temporary_patterns=["walk-*"])
+            )
+        ranks.barrier()  # until rank 0 has checked and locked the directory
+        yield SavedSums(out, partial_output, ranks, lineage)
+
+
+_HIDDEN_BYTES = 4  # per channel of a hidden state, at most
+
+
+def calibrate_layerwise(
+    live_models: Sequence[LiveModel],
+    sums: Mapping[str, Sums],
+    batches_by_source: Mapping[str, Sequence[Tensor]],
+    saved: SavedSums | None,
+    progress: OnProgress,
+) -> None:
+    """Add all batches to the sums, from the layer where an earlier run stopped. The layers of a
+    second model, cut from the first, get the same inputs. Without `saved`, hidden states are kept
+    in main memory and nothing is resumed."""
+    batches: list[Tensor] = []
+    total_tokens = 0
+    for source, source_batches in batches_by_source.items():
+        batches += source_batches
+        sums[source].tokens = sum(batch.numel() for batch in source_batches)
+        total_tokens += sums[source].tokens
+    walk = LayerWalk(live_models[0], batches, saved.layerwise_directory if saved else None)
+    layers = live_models[0].checkpoint.geometry.layers
+    if saved:
+        saved.restore_layers(sums, [layer for layer in layers if layer < walk.layer])
+        hidden_size = int(live_models[0].module.get_input_embeddings().weight.shape[1])
+        check_space(saved.layerwise_directory, 2 * _HIDDEN_BYTES * total_tokens * hidden_size)
+    depth = max(layers) + 1
+    for number in walk.layers(depth):
+        if number in layers:
+            _add_layer(live_models, walk, sums, batches_by_source)
+            if saved:
+                saved.save_layer(sums, number)
+        else:
+            for step in range(len(batches)):
+                walk.run_batch(step)
+        progress(Progress(total_tokens * (number + 1) // depth, total_tokens, "tokens"))
+
+
+def _add_layer(
+    live_models: Sequence[LiveModel],
+    walk: LayerWalk,
+    sums: Mapping[str, Sums],
+    batches_by_source: Mapping[str, Sequence[Tensor]],
+) -> None:
+    """Pass all batches through the walk's layer; the cut's mixer is in memory only meanwhile."""
+    for cut in live_models[1:]:
+        assert cut.weights is not None
+        cut.weights.load(cut.mixers[walk.layer])
+    steps = count()
+    for source, batches in batches_by_source.items():
+        with calibration_hooks(live_models, sums[source], [walk.layer]):
+            for _ in batches:
+                walk.run_batch(next(steps))
+        sums[source].to_cpu(walk.layer)
+    for cut in live_models[1:]:
+        assert cut.weights is not None
+        cut.weights.unload(cut.mixers[walk.layer])

@@ -75,7 +75,6 @@ def main() -> None:
 
 
 def _error_sentence(error: Exception) -> str:
-    """What went wrong, for people."""
     if isinstance(error, StatetrimError):
         return str(error)
     if isinstance(error, OSError):

@@ -42,13 +42,9 @@ def show_progress(label: str = "") -> Iterator[OnProgress]:
             show(progress)
             if shows_lines and time.monotonic() - last_written >= _LINE_SECONDS:
                 last_written = time.monotonic()
-                terminal.note(_line(progress))
+                percent = 100 * progress.done // max(1, progress.total)
+                amount = f"{progress.done:,} of {progress.total:,} {progress.unit}, {percent}%"
+                loss = f", {progress.loss_text}" if progress.loss_text else ""
+                terminal.note(f"{progress.label}: {amount}{loss}")
 
         yield report
-
-
-def _line(progress: Progress) -> str:
-    percent = 100 * progress.done // max(1, progress.total)
-    amount = f"{progress.done:,} of {progress.total:,} {progress.unit}, {percent}%"
-    loss = f", {progress.loss_text}" if progress.loss_text else ""
-    return f"{progress.label}: {amount}{loss}"

@@ -1,7 +1,7 @@
 """The shape of a model's recurrent state, layers, heads and widths; before and after a cut."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
@@ -208,10 +208,12 @@ def resolve_heads(requested: Side, geometry: Geometry) -> Geometry:
     if not counts:
         raise StatetrimError(f"the model has one head of {geometry.shape}, which cannot be removed")
     if heads not in counts:
+        choices = choices_text(counts)
+        if len(counts) > 8:
+            choices = f"one of {', '.join(map(str, counts[:4]))}, ..., {counts[-1]}"
         raise StatetrimError(
             f"cannot keep {heads} of {num_heads} value heads, {geometry.group} to each of "
-            f"{geometry.num_k_heads} key heads; give {_choices_text(counts)}, "
-            f"or a part such as 50%heads"
+            f"{geometry.num_k_heads} key heads; give {choices}, or a part such as 50%heads"
         )
     keeps_all = _keeps_all_key_heads(heads, geometry)
     return geometry.with_heads(
@@ -227,13 +229,6 @@ def allowed_head_counts(geometry: Geometry) -> list[int]:
 
 def _keeps_all_key_heads(heads: int, geometry: Geometry) -> bool:
     return heads % geometry.num_k_heads == 0 and geometry.shared_values == 1
-
-
-def _choices_text(counts: Sequence[int]) -> str:
-    """ "1, 2 or 3"; of more than eight counts the first four and the last."""
-    if len(counts) > 8:
-        return f"one of {', '.join(map(str, counts[:4]))}, ..., {counts[-1]}"
-    return choices_text(counts)
 
 
 @dataclass(frozen=True)

@@ -34,13 +34,7 @@ from .controls import SAMPLES as CONTROL_SAMPLES
 from .controls import masked_models
 from .options import EvaluateOptions
 from .runner import ModelRunner, OriginalResults, check_tasks
-from .samples import (
-    DEFAULT_SAMPLES,
-    Samples,
-    looks,
-    prepare_samples,
-    warn_of_seen_text,
-)
+from .samples import DEFAULT_SAMPLES, Samples, looks, prepare_samples, warn_of_seen_text
 
 
 @takes_options(EvaluateOptions)
@@ -187,7 +181,6 @@ def _runners(
 
 
 def _joined(first: Score, more: Score) -> Score:
-    """A score of the samples of both."""
     weights = None if first.weights is None else [*first.weights, *(more.weights or [])]
     return replace(first, samples=[*first.samples, *more.samples], weights=weights)
 

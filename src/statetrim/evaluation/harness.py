@@ -302,7 +302,10 @@ def run_task(
         for metric in sample["metrics"]:
             suffix = "" if sample["filter"] == "none" else f",{sample['filter']}"
             values.setdefault(metric + suffix, []).append(sample[metric])
-    scores, chance = list[Score](), _chance(task, limit)
+    scores, chance = list[Score](), None  # where answers are generated
+    if task.OUTPUT_TYPE == "multiple_choice":
+        shares = [1 / len(task.doc_to_choice(row)) for row in islice(task.eval_docs, limit)]
+        chance = sum(shares) / len(shares)
     for metric, samples in values.items():
         better = higher_is_better.get(metric.partition(",")[0], True)
         if "perplexity" in metric:
@@ -313,14 +316,6 @@ def run_task(
     if not scores:
         raise StatetrimError(f"{name} has no metric that is a share or perplexity of each sample")
     return scores
-
-
-def _chance(task: Any, limit: int | None) -> float | None:
-    """The share of right answers by guessing among choices; None where answers are generated."""
-    if task.OUTPUT_TYPE != "multiple_choice":
-        return None
-    shares = [1 / len(task.doc_to_choice(row)) for row in islice(task.eval_docs, limit)]
-    return sum(shares) / len(shares)
 
 
 class _RequestCounter:

@@ -1,7 +1,7 @@
 """Shared by the Gated DeltaNet families of transformers: their `linear_*` config fields."""
 
 from ..cut.geometry import Geometry
-from ..cut.rows import ChannelRows, row_indices
+from ..cut.rows import ChannelRows, head_rows_from_channels, per_head_rows, row_indices
 from .contract import Config, Family, int_field, layer_types_field, layers_of_type, num_layers
 from .recurrences import Recurrence, delta_rule
 
@@ -41,6 +41,10 @@ class LinearFieldsFamily(Family):
             "linear_key_head_dim": geometry.head_k_dim,
             "linear_value_head_dim": geometry.head_v_dim,
         }
+
+    def head_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+        gates = per_head_rows(self.unchanged_tensors, geometry.num_v_heads)
+        return head_rows_from_channels(self.channel_rows(config, geometry), gates)
 
     def recurrence(self, kernel: str) -> Recurrence:
         return delta_rule

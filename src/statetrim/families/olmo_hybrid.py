@@ -1,7 +1,7 @@
 """OLMo-Hybrid: separate projections; three convolutions on disk, concatenated in the module."""
 
 from ..cut.geometry import Geometry
-from ..cut.rows import ChannelRows, head_rows_from_channels, per_head_rows
+from ..cut.rows import ChannelRows
 from ._fla import CONCATENATED_CONVOLUTIONS, HEAD_GATES, PROJECTIONS, query_key_rows, value_rows
 from ._linear_fields import LinearFieldsFamily
 from .contract import (
@@ -41,10 +41,6 @@ class OlmoHybrid(LinearFieldsFamily):
 
     def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         return query_key_rows(geometry) + value_rows(geometry)
-
-    def head_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        gates = per_head_rows(HEAD_GATES, geometry.num_v_heads)
-        return head_rows_from_channels(self.channel_rows(config, geometry), gates)
 
     def kv_cache_size(self, config: Config, geometry: Geometry) -> KVCacheSize:
         layers = num_softmax_layers(config, geometry, default=32)

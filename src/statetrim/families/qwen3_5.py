@@ -6,7 +6,7 @@ MiniCPM-V 4.6 and 4.7 and MiniCPM-OCR put other vision towers in front of a Qwen
 from dataclasses import replace
 
 from ..cut.geometry import Geometry
-from ..cut.rows import ChannelRows, head_rows_from_channels, per_head_rows, row_indices
+from ..cut.rows import ChannelRows, row_indices
 from ._linear_fields import LinearFieldsFamily, contiguous_conv_rows, norm_and_output_rows
 from .contract import (
     Config,
@@ -46,10 +46,6 @@ class Qwen35(LinearFieldsFamily):
             ChannelRows("in_proj_z.weight", "gate", gate, gate.numel(), axis="value"),
             *norm_and_output_rows(geometry),
         ]
-
-    def head_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        gates = per_head_rows(self.unchanged_tensors, geometry.num_v_heads)
-        return head_rows_from_channels(self.channel_rows(config, geometry), gates)
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
         if config["model_type"] in self.text_types:

@@ -109,9 +109,7 @@ def compare_with_controls(scores: Scores, x: Loss, limit: float) -> ControlCompa
         common = min(len(cut), *(len(row) for row in rows))
         others = torch.stack([row[:common] for row in rows])
         advantage = advantage_over_spread(cut[:common], others)
-    except (
-        StatetrimError
-    ):  # other metrics or samples than the cut's, or numbers that are not finite
+    except StatetrimError:  # other metrics or samples than the cut's, or not finite
         return None
     return ControlComparison(x.task, _loss(original, own, common), losses, limit, advantage)
 

@@ -1,13 +1,17 @@
-"""The table of a decision, the same for terminal, report, card and Python: a row per cut."""
+"""What was measured, for people: the table of a decision, and the section of a model card."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from ..artifacts.card.markdown import escape, table_lines
+from ..artifacts.card.model_card import with_measured_section
 from ..artifacts.decision import Decision, MeasuredShape
 from ..artifacts.scores import Scores
 from ..maths.formatting import fit_text, list_text
+from ..tasks.unit import UNITS
 from .limits import LimitStatus
-from .losses import Loss, task_losses
+from .losses import Loss, averaged_settings_text, headline_score, task_losses
 from .recommendation import JudgedCut, recommend
+from .verdict import Verdict
 
 HEADER = ("kept", "bytes", "sequences", "block", "missed", "perplexity", "recall")
 """Of a table that fits in 80 columns: what is kept and how it was judged, bytes of the original's,
@@ -84,3 +88,37 @@ def _judgement(decision: Decision, point: MeasuredShape, cut: JudgedCut | None) 
     if cut.limit_status is LimitStatus.BEYOND:
         return "loses too much"
     return "unclear" if cut.limit_status is LimitStatus.UNCLEAR else "within limits"
+
+
+def with_measurements(
+    card: str, scores: Scores, verdict: Verdict, compared: Sequence[Sequence[str]] = ()
+) -> str:
+    """The card with verdict, warnings, scores and `compared` cuts; replaces earlier ones."""
+    rows = []
+    for task in scores.tasks:
+        for metric in scores.metrics(task):
+            shown = [headline_score(scores, model, task, metric) for model in scores.models]
+            mean = averaged_settings_text(scores, task, metric)
+            values = [UNITS[score.unit].text(score.value) for score in shown]
+            name = f"{metric} ({mean})" if mean else metric
+            rows.append([task, name, str(len(shown[0].samples)), *values])
+    warnings = [f"- Warning: {escape(text)}." for text in verdict.warnings]
+    lines = [
+        "## Measured",
+        "",
+        f"**{str(verdict.outcome).capitalize()}**: {escape(verdict.reason)}.",
+        "",
+        *warnings,
+        *([""] if warnings else []),
+        *table_lines(["task", "metric", "samples", *scores.models], rows, words=2),
+        "",
+        "Against the original, on the same samples (95% intervals, paired; losses are positive):",
+        "",
+    ]
+    for model in scores.models[1:]:
+        for x in task_losses(scores, model):
+            lines.append(f"- {escape(x.task)}, {escape(x.metric)}, {escape(model)}: {x.sentence}")
+    if compared:
+        lines += ["", "Cuts that were compared:", "", *table_lines(HEADER, compared)]
+        lines += ["", f"{CAPTION}."]
+    return with_measured_section(card, lines)

@@ -59,11 +59,7 @@ def find_method(method: "str | Select") -> "Method":
     check_method(method)
     if method in METHODS:
         return as_method(importlib.import_module(f"{__name__}.{method}").select, method)
-    return as_method(_load_select(Path(method)), Path(method).stem)
-
-
-def _load_select(path: Path) -> "Select":
-    """Execute a Python file and return its function `select`; StatetrimError if it has none."""
+    path = Path(method)
     spec = importlib.util.spec_from_file_location("statetrim_outside_method", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -71,4 +67,4 @@ def _load_select(path: Path) -> "Select":
     select: Select | None = getattr(module, "select", None)
     if not callable(select):
         raise StatetrimError(f"{path} defines no function select(evidence, keep)")
-    return select
+    return as_method(select, path.stem)

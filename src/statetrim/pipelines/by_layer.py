@@ -3,9 +3,9 @@ widths with the least predicted loss within the requested share are chosen."""
 
 from dataclasses import replace
 
+from ..analysis.changed_layers import sensitivity
 from ..analysis.options import SensitivityOptions
-from ..analysis.sensitivity import sensitivity
-from ..artifacts.sensitivity import Sensitivity
+from ..artifacts.changed_layers import Sensitivity
 from ..artifacts.statistics import Statistics
 from ..cut.geometry import Target
 from ..cut.request import parse_request
@@ -21,9 +21,8 @@ from ..serving.shapes import engine_serves
 from ..serving.target import resolve_target
 from ..storage.checkpoint import Checkpoint
 from .job import Job, check_one_shape
-from .observer import Observer
 from .sensitivity import layer_plans
-from .stage import Stage
+from .stage import Observer, Stage
 from .stages import SENSITIVITY, StageRunner
 
 

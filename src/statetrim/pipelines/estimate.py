@@ -45,8 +45,6 @@ def steps(job: Job) -> list[Step]:
 
 
 class _Estimate:
-    """What the steps of `job` take."""
-
     def __init__(self, job: Job) -> None:
         self.job, self.options, self.nbytes = job, job.options, weight_bytes(job.model)
         self.weights = 0 if job.streams_weights else self.nbytes  # of one model in memory

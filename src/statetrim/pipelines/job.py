@@ -119,6 +119,11 @@ class Job:
         kept = {"to": str(self.target)}  # however the options name it
         if self.candidates:
             kept = {"to": str(options.request), "for": options.for_ or ""}
+        # What the result depends on besides weights and text: the tokenizer, a method of the user.
+        files = dict(auxiliary_files(self.model))
+        for method in parse_names(options.method):
+            if method.endswith(".py"):
+                files[f"--method {method}"] = Path(method)
         return {
             **header("trim"),
             "statetrim": __version__,
@@ -128,18 +133,8 @@ class Job:
             **{name: value for name, value in values.items() if name not in left_out},
             "text_stamp": file_stamps(Path(options.text)),
             "data_stamp": file_stamps(Path(options.data)) if options.data else [],
-            "files": self.auxiliary_digests,
+            "files": {name: file_digest(path) for name, path in files.items()},
         }
-
-    @cached_property
-    def auxiliary_digests(self) -> dict[str, str]:
-        """Digests of the files besides weights and text that the result depends on: the model's
-        own, such as the tokenizer, and a method of the user."""
-        files = dict(auxiliary_files(self.model))
-        for method in parse_names(self.options.method):
-            if method.endswith(".py"):
-                files[f"--method {method}"] = Path(method)
-        return {name: file_digest(path) for name, path in files.items()}
 
     @cached_property
     def identity(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ..serving.engines.engine import Engine
 from ..serving.options import CacheOptions, ServingOptions
 
 if TYPE_CHECKING:
-    from .observer import Observer
+    from .stage import Observer
 
 DEFAULT_SHARE = 0.5  # of the state's bytes, if the options name only an engine
 PLACEMENT_OPTIONS = ("device", "device_map", "max_memory")

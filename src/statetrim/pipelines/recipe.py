@@ -29,14 +29,19 @@ def read_recipe(path: Path) -> dict[str, Any]:
     start at the recipe's directory; a model or text that does not exist there stays as written."""
     entries = _parse_yaml(path)
     check_option_names("a recipe", map(str, entries), KEYS)
+    types: dict[str, Any] = {item.name.rstrip("_"): item.type for item in fields(TrimOptions)}
     recipe = {}
     for name, value in entries.items():
         if value is None:
             continue
-        if not _is_plain(value):
+        items = value if isinstance(value, list) else [value]
+        are_plain = all(isinstance(item, bool | int | float | str) for item in items)
+        if not are_plain or not 0 < len(items) <= _MAX_ITEMS:
             raise StatetrimError(f"{path}: {name!r} must be a number, a text, or a list of texts")
-        option = f"--{name.replace('_', '-')}"
-        check_type(f"{path}: {option}", _type_in_recipe(name), value)
+        option, hint = f"--{name.replace('_', '-')}", types.get(name, str)  # str: model and output
+        if name == "to" or get_origin(hint) is Sequence:  # a list, or as on the command line
+            hint = hint | Sequence[str] | str
+        check_type(f"{path}: {option}", hint, value)
         if name == "method" and ".py" in str(value):
             raise StatetrimError(
                 f"{path}: a recipe names no Python file; leave out {name!r} and give {option} "
@@ -97,19 +102,3 @@ def _parse_yaml(path: Path) -> dict[Any, Any]:
         if names.count(name) > 1:
             raise StatetrimError(f"{path} has {shorten(name)!r} twice")
     return entries
-
-
-def _type_in_recipe(name: str) -> Any:
-    """The type of an option. A list may also be written as on the command line, and shapes to
-    compare as a list."""
-    types: dict[str, Any] = {item.name.rstrip("_"): item.type for item in fields(TrimOptions)}
-    hint = types.get(name, str)  # the model and the output
-    written_as_list = name == "to" or get_origin(hint) is Sequence
-    return hint | Sequence[str] | str if written_as_list else hint
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether a value is a number, a text or a boolean, or 1 to 64 of them."""
-    values = value if isinstance(value, list) else [value]
-    scalars = all(isinstance(item, bool | int | float | str) for item in values)
-    return scalars and 0 < len(values) <= _MAX_ITEMS

@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..analysis.predict import predict
+from ..artifacts.changed_layers import Sensitivity
 from ..artifacts.decision import BY_LAYER, Decision, MeasuredShape, NoCutNeeded, Prediction
 from ..artifacts.plan import Plan
 from ..artifacts.scores import Scores
-from ..artifacts.sensitivity import Sensitivity
 from ..artifacts.state_sizes import DTYPE_BYTES
 from ..cut.geometry import Geometry
 from ..errors import StatetrimError
@@ -32,8 +32,7 @@ from ..tasks.recall import associations
 from ..version import __version__
 from .by_layer import allocate_by_layer, layer_sensitivity
 from .job import Job
-from .observer import Observer
-from .stage import Stage
+from .stage import Observer, Stage
 from .stages import DECISION, PLAN, PRUNED, REFITTED, StageRunner
 
 MEASURED = 3  # shapes

@@ -8,20 +8,45 @@ and with it everything that depends on it. Only for artifacts in a directory tha
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..options import option_info
-from ..progress import OnProgress
+from ..progress import OnProgress, ShowProgress, progress_reporter
 from ..runtime.corpus import Corpus
 from ..storage.atomic import remove
 from ..storage.checkpoint import Checkpoint
 from ..storage.json_file import read_json, write_json
 from ..storage.output import MAX_RECORD_BYTES, finished, partial_path
-from .observer import Observer
 from .options import PLACEMENT_OPTIONS
+
+
+@dataclass(eq=False)
+class Observer:
+    """Ignores every event, and shows the progress of long stages: to a function, as a bar (True),
+    or not (False). The command line has a subclass that writes to the terminal."""
+
+    show_progress: ShowProgress = False
+
+    def on_step(self, step: str) -> None:
+        """The next stages belong to this step."""
+
+    def on_start(self, stage: str) -> None:
+        """A stage starts."""
+
+    def on_cached(self, stage: str) -> None:
+        """A stage is skipped, because an earlier run finished it."""
+
+    def on_message(self, sentence: str) -> None:
+        """A result of a stage, in one sentence."""
+
+    def progress(self, label: str) -> AbstractContextManager[OnProgress]:
+        """A context manager that yields the function to which a long stage reports progress."""
+        return progress_reporter(self.show_progress, label)
+
 
 LEDGER = "lineage.json"
 

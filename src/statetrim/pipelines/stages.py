@@ -19,8 +19,7 @@ from ..errors import StatetrimError
 from ..evaluation.evaluate import evaluate
 from ..evaluation.options import EvaluateOptions
 from ..evaluation.runner import OriginalResults
-from ..judging.decision_table import decision_rows
-from ..judging.measured_card import with_measurements
+from ..judging.decision_table import decision_rows, with_measurements
 from ..maths.units import MIB
 from ..options import OptionsFunction, derive
 from ..progress import OnProgress
@@ -40,8 +39,7 @@ from ..surgery.prune import prune
 from ..surgery.refit import refit
 from ..tasks import read_text
 from .job import RECOVERY_BATCH_SIZE, Job, needs_streaming
-from .observer import Observer
-from .stage import Make, Stage
+from .stage import Make, Observer, Stage
 
 RECORD = "trim.json"
 CHOICE_SEED = 3  # of recall sequences that compare shapes; predictions use smaller ones

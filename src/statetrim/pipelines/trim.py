@@ -12,7 +12,6 @@ from ..evaluation.harness import load_tasks
 from ..options import takes_options
 from ..reporting.report import report
 from ..storage.checkpoint import Checkpoint, open_checkpoint
-from ..storage.lock import remove_empty
 from ..storage.models import ModelLike, as_checkpoint
 from ..storage.output import (
     ARTIFACTS,
@@ -21,13 +20,13 @@ from ..storage.output import (
     finished,
     open_output,
     partial_path,
+    remove_empty,
 )
 from ..storage.space import check_writable
 from .job import EVAL_LENGTH, LAYERWISE, Job, recipe_record
-from .observer import Observer
 from .options import TrimRunOptions
 from .shape_choice import choose_shape
-from .stage import LEDGER
+from .stage import LEDGER, Observer
 from .stages import DECISION, RECORD, RESULT, SENSITIVITY, StageRunner
 
 STAGE_FILES = (
@@ -87,8 +86,14 @@ def run(job: Job, out: str | Path, observer: Observer) -> Checkpoint:
             if job.candidates:
                 runner = choose_shape(job, output_dir.path, observer)
             output_dir.publish(runner.run_all(record | lineage))
-    _report(job.model, out, observer)
-    return open_checkpoint(out, job.model.family)
+    result, report_dir = open_checkpoint(out, job.model.family), out / ARTIFACTS / "report"
+    if finished(report_dir):
+        remove_empty(partial_path(report_dir))  # of a process that was killed at its very end
+    else:  # it contains final paths
+        observer.on_step("report")
+        observer.on_start("report")
+        report(result, out=report_dir, baseline=job.model)
+    return result
 
 
 def check_text(job: Job) -> None:
@@ -105,14 +110,3 @@ def check_text(job: Job) -> None:
         f"{job.options.text} gives {available} tokens, fewer than the {job.text_end} asked for; "
         f"{hint}"
     )
-
-
-def _report(model: Checkpoint, out: Path, observer: Observer) -> None:
-    """Write the report, which contains final paths, after `out` is published; or in a rerun."""
-    report_dir = out / ARTIFACTS / "report"
-    if finished(report_dir):
-        remove_empty(partial_path(report_dir))  # of a process that was killed at its very end
-        return
-    observer.on_step("report")
-    observer.on_start("report")
-    report(open_checkpoint(out, model.family), out=report_dir, baseline=model)

@@ -1,6 +1,5 @@
 """Training data of recovery: text, and generated recall sequences."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,8 +71,13 @@ def load_training_rows(
             f"ask for more tokens, or smaller or shorter batches"
         )
     corpus = as_corpus(text, student)
-    _check_tokenizers(corpus, [student] if teacher is None else [student, teacher])
-    is_recall = _spread_evenly(steps * batch_size, recall_share)
+    for model in (student, teacher):
+        if model is not None and model is not corpus.model:
+            sample = next(documents(corpus.text), "")[:10_000]
+            if load_tokenizer(model)(sample)["input_ids"] != corpus.tokenizer(sample)["input_ids"]:
+                raise StatetrimError("teacher and student have different tokenizers")
+    counts = (torch.arange(steps * batch_size + 1, dtype=torch.float64) * recall_share).floor()
+    is_recall = counts.diff() > 0  # at even distances
     text_rows, recall_rows = int((~is_recall).sum()), int(is_recall.sum())
     text_sequences = corpus.read(tokens=text_rows * length, length=length, skip=skip)
     if not recall_rows:
@@ -90,18 +94,3 @@ def load_training_rows(
     ids[~is_recall], ids[is_recall] = text_sequences.ids, trained.ids
     recall = RecallRows(is_recall, trained.answer_positions, held_out.ids)
     return TrainingRows(ids, text_sequences.lineage | {"recall": trained.lineage}, recall)
-
-
-def _check_tokenizers(corpus: Corpus, models: Sequence[Checkpoint]) -> None:
-    """Raise StatetrimError unless all models give the same tokens for the start of the corpus."""
-    others = [model for model in models if model is not corpus.model]
-    sample = next(documents(corpus.text), "")[:10_000] if others else ""
-    for model in others:
-        if load_tokenizer(model)(sample)["input_ids"] != corpus.tokenizer(sample)["input_ids"]:
-            raise StatetrimError("teacher and student have different tokenizers")
-
-
-def _spread_evenly(rows: int, fraction: float) -> Tensor:
-    """Bool [rows]: true for `fraction` of them, rounded down, at even distances."""
-    counts = (torch.arange(rows + 1, dtype=torch.float64) * fraction).floor()
-    return counts.diff() > 0

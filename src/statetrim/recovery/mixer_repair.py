@@ -118,8 +118,6 @@ class LayerwiseRecovery:
 
 
 class _MixerTraining:
-    """The training of one mixer of the student."""
-
     def __init__(
         self,
         layer: int,

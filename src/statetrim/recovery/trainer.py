@@ -150,8 +150,11 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
         for number, state in optimizer_state["state"].items():
             for name, value in state.items():
                 tensors[f"optimizer.{number}.{name}"] = gather_full(value)
-        for rank, state in enumerate(self._gather_rng_states()):
-            tensors[f"random.{rank}"] = state
+        device = self.args.device
+        on_cuda = device.type == "cuda"  # the generators' states are for models with dropout
+        state = torch.cuda.get_rng_state(device) if on_cuda else torch.get_rng_state()
+        for rank, gathered in enumerate(self.accelerator.gather(state.unsqueeze(0).to(device))):
+            tensors[f"random.{rank}"] = gathered.cpu()
         if self.args.should_save:
             target = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -169,13 +172,6 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
             for outdated in list_checkpoints(target.parent)[:-1]:
                 shutil.rmtree(outdated)
         self.accelerator.wait_for_everyone()
-
-    def _gather_rng_states(self) -> Tensor:
-        """RNG states of all processes, [processes, bytes]; for models with dropout."""
-        on_cuda = self.args.device.type == "cuda"
-        state = torch.cuda.get_rng_state(self.args.device) if on_cuda else torch.get_rng_state()
-        gathered: Tensor = self.accelerator.gather(state.unsqueeze(0).to(self.args.device))
-        return gathered.cpu()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Load the trained parameters only. Raises StatetrimError if they do not fit the model."""

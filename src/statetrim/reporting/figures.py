@@ -7,8 +7,7 @@ from io import BytesIO
 from typing import Any
 
 from ..errors import StatetrimError
-from .charts import Chart
-from .theme import LIGHT
+from .charts import LIGHT, Chart
 
 try:
     import matplotlib

@@ -42,7 +42,9 @@ class Corpus:
         """Consecutive slices of these `sizes` in tokens. Nothing is read yet."""
         slices, start = [], self.start
         for size in sizes:
-            slices.append(self._sliced(start, size))
+            part = copy.copy(self)
+            part.start, part.size = start, size
+            slices.append(part)
             start += size
         return slices
 
@@ -71,11 +73,6 @@ class Corpus:
             "digest": hashlib.sha256(packed.numpy().tobytes()).hexdigest(),
         }
         return Sequences(packed, lineage)
-
-    def _sliced(self, start: int, size: int | None) -> "Corpus":
-        part = copy.copy(self)
-        part.start, part.size = start, size
-        return part
 
 
 def as_corpus(text: str | Path | Corpus, model: Checkpoint) -> Corpus:

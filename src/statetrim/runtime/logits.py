@@ -137,9 +137,21 @@ class FinalHiddenStates:
         self._batches = [probe_ids(vocab_size), *batches]  # the reader's probe is step 0
         self._store = HiddenStore()
         if live.weights is None:
-            self._run_in_memory(report)
+            last_layer, outputs = live.decoder_layers[-1], list[Any]()
+            hook = last_layer.register_forward_hook(lambda module, args, x: outputs.append(x))
+            with torch.inference_mode(), hook:
+                for step, ids in enumerate(self._batches):
+                    live.hidden_states(ids)
+                    self._store.write(step, outputs.pop())
+                    report(step)
         else:
-            self._run_layerwise(report)
+            walk = LayerWalk(live, self._batches)
+            depth, last_batch = len(live.decoder_layers), len(self._batches) - 1
+            for number in walk.layers():
+                for step in range(len(self._batches)):
+                    walk.run_batch(step)
+                report((number + 1) * last_batch // depth)
+            self._store = walk.hidden_store
         self._reader = LogitReader(live, lambda: from_final_hidden(live, self._store, 0))
 
     def logits_at(self, batch: int) -> LogitsAt:
@@ -152,23 +164,3 @@ class FinalHiddenStates:
         need them, but the model must not run other text afterwards."""
         for layer in self.live.decoder_layers:
             layer.to("meta")
-
-    def _run_in_memory(self, report: Callable[[int], None]) -> None:
-        """Run all batches, and keep the last layer's output of each in main memory."""
-        last_layer, outputs = self.live.decoder_layers[-1], list[Any]()
-        hook = last_layer.register_forward_hook(lambda module, args, output: outputs.append(output))
-        with torch.inference_mode(), hook:
-            for step, ids in enumerate(self._batches):
-                self.live.hidden_states(ids)
-                self._store.write(step, outputs.pop())
-                report(step)
-
-    def _run_layerwise(self, report: Callable[[int], None]) -> None:
-        """Run all batches layer by layer, and keep the last layer's outputs in main memory."""
-        walk = LayerWalk(self.live, self._batches)
-        depth, last_batch = len(self.live.decoder_layers), len(self._batches) - 1
-        for number in walk.layers():
-            for step in range(len(self._batches)):
-                walk.run_batch(step)
-            report((number + 1) * last_batch // depth)
-        self._store = walk.hidden_store

@@ -84,7 +84,9 @@ class StoredWeights:
         it has a copy of its own. A streamed module around it still unloads it after a call."""
         own = list[str]()
         for name in self._names_in(submodule):
-            if name not in self._unloaded or not self._is_empty(name):
+            owner, leaf = self._owner(name)
+            parameter = owner._parameters.get(leaf)  # None for every buffer, loaded or not
+            if name not in self._unloaded or (parameter is not None and not parameter.is_meta):
                 continue
             if name in self._sources:
                 own.append(name)
@@ -143,12 +145,6 @@ class StoredWeights:
             if candidate in self._sources:
                 return candidate
         return None
-
-    def _is_empty(self, name: str) -> bool:
-        """Whether the parameter `name` is on `meta`; True for every buffer, loaded or not."""
-        owner, leaf = self._owner(name)
-        parameter = owner._parameters.get(leaf)
-        return parameter is None or parameter.is_meta
 
     def _load_own_copy_of_tied(self, name: str) -> None:
         """Load a tied parameter as a copy of its own; the other module's stays as it is."""

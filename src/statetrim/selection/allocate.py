@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import gcd, inf
 
-from ..artifacts.sensitivity import Sensitivity
+from ..artifacts.changed_layers import Sensitivity
 from ..cut.shape import CHANNEL_AXES, ChannelAxis
 from ..errors import StatetrimError
 from ..serving.capacity.parts import Paging
@@ -110,6 +110,7 @@ def cheapest_in_pages(
     memory = paging.memory_of_share(len(costs), share, whole) * (1 + 1e-9)
     all_shapes = {shape for shapes in costs.values() for shape in shapes}
     sizes = {shape: paging.size(paging.heads(*shape)) for shape in all_shapes}
+    group = max(paging.softmax_layers, 1)
     best: tuple[Shapes, float] | None = None
     for narrowest in sorted(all_shapes):
         layouts = {
@@ -123,20 +124,13 @@ def cheapest_in_pages(
                 for shape, layout in layouts.items()
                 if layout.page <= page
             }
-            fitting = _fitting_pages(paging, memory, page)
+            fitting = 0  # pages of this size
+            while paging.stored(fitting + group, page) <= memory:
+                fitting += group
             chosen = _knapsack(costs, parts, fitting, required=narrowest)
             if chosen is not None and (best is None or chosen[1] < best[1]):
                 best = chosen
     return _allocation(best, share, whole[0] * whole[1])
-
-
-def _fitting_pages(paging: Paging, memory: float, page: float) -> int:
-    """The most pages of this size that fit into `memory`."""
-    fitting = 0
-    group = max(paging.softmax_layers, 1)
-    while paging.stored(fitting + group, page) <= memory:
-        fitting += group
-    return fitting
 
 
 def _knapsack(

@@ -3,7 +3,7 @@ value heads, and both."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 from ..artifacts.state_sizes import DTYPE_BYTES
 from ..cut.geometry import Geometry, Target, allowed_head_counts, contains, resolve_heads
@@ -154,17 +154,17 @@ def candidate_targets(goal: Goal, dtype: str) -> Candidates:
             if any(contains(other.after, target.after) for other in (*shapes, *heads)):
                 continue
             (heads if target.axes == ("head",) else combined)[target] = refused
+
+    def preference(cut: Target) -> tuple[bool, int, int]:
+        """Better first: what every engine serves, then more key heads, then more state."""
+        return bool(combined[cut]), -cut.after.num_k_heads, -cut.after.state_numel
+
     chosen = shapes | heads
-    for target in sorted(combined, key=partial(_preference, combined))[:_MAX_COMBINED]:
+    for target in sorted(combined, key=preference)[:_MAX_COMBINED]:
         chosen[target] = combined[target]
     if not chosen:
         raise error or goal.unreachable(dtype)
     return chosen
-
-
-def _preference(refused: Candidates, cut: Target) -> tuple[bool, int, int]:
-    """Better first: what every engine serves, then more key heads, then more state."""
-    return bool(refused[cut]), -cut.after.num_k_heads, -cut.after.state_numel
 
 
 def _reaching(

@@ -223,7 +223,9 @@ def next_steps(
     if verdict.outcome is Outcome.SHIP:
         steps = _steps_to_serve(cut, facts)
     elif verdict.outcome is Outcome.UNKNOWN:
-        steps = _steps_to_know(original, cut, facts)
+        more = _evaluate(facts, facts.cut, 4 * facts.samples, f"{facts.cut}-more.json")
+        kept = _numbers_kept(original.geometry, cut.geometry)
+        steps = iter([NextStep("measure it on more samples", more), _larger_share(kept, facts)])
     else:
         steps = _steps_to_lose_less(verdict, original, cut, facts)
     return list(islice(steps, MAX_STEPS))
@@ -241,14 +243,6 @@ def _steps_to_serve(cut: Checkpoint, facts: RunFacts) -> Iterator[NextStep]:
         "push it, private and without records that name your files",
         f"hf upload YOUR-NAME/{name} {shlex.quote(facts.cut)} . --private --exclude 'statetrim/*'",
     )
-
-
-def _steps_to_know(original: Checkpoint, cut: Checkpoint, facts: RunFacts) -> Iterator[NextStep]:
-    more = f"{facts.cut}-more.json"
-    yield NextStep(
-        "measure it on more samples", _evaluate(facts, facts.cut, 4 * facts.samples, more)
-    )
-    yield _larger_share(_numbers_kept(original.geometry, cut.geometry), facts)
 
 
 def _steps_to_lose_less(

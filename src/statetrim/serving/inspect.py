@@ -83,8 +83,10 @@ def inspect(model: ModelLike, options: InspectOptions) -> StateReport:
     model = as_checkpoint(model, weights=False)  # the config is enough
     dtype = stored_dtype(model)
     request = None if options.to is None else parse_request(options.to)
-    after, cuts = None, _common_cuts(model)
-    warnings = []
+    after, cuts, warnings = None, list[Cut](), list[str]()
+    for shape in common_shapes(model.geometry):
+        with suppress(StatetrimError):  # the config cannot express it
+            cuts.append((str(shape), target_for_shape(model, shape).after, None))
     refusal = model.family.refusal(model.config)
     if refusal:
         warnings.append(f"cannot be pruned: {refusal}")
@@ -126,15 +128,6 @@ def inspect(model: ModelLike, options: InspectOptions) -> StateReport:
 
 Cut = tuple[str, Geometry, str | None]
 """What is kept, the state after it, and the dtype of the state that a flag sets."""
-
-
-def _common_cuts(model: Checkpoint) -> list[Cut]:
-    """Common shapes that the model's config can express."""
-    cuts: list[Cut] = []
-    for shape in common_shapes(model.geometry):
-        with suppress(StatetrimError):
-            cuts.append((str(shape), target_for_shape(model, shape).after, None))
-    return cuts
 
 
 def _compared_cuts(model: Checkpoint, request: Request, options: InspectOptions) -> list[Cut]:

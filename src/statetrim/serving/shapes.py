@@ -59,7 +59,11 @@ def nearest_served_shape(
 ) -> Shape:
     """The shape nearest to `requested` that `engine` serves, with no more state: of those with the
     best support the one with the most state, then the most value channels."""
-    tile_aligned = list(_tile_aligned_shapes(geometry))
+    key_widths, value_widths = (
+        range(KERNEL_TILE, min(width, _MAX_PROPOSED) + 1, KERNEL_TILE)
+        for width in _widths_of_all(geometry)
+    )
+    tile_aligned = [Shape(*widths) for widths in product(key_widths, value_widths)]
     no_larger = [shape for shape in (requested, *tile_aligned) if shape.numel <= requested.numel]
     served = _ranked_shapes(model_type, no_larger, engine)
     if served:
@@ -119,16 +123,6 @@ def _all_shapes(geometry: Geometry) -> Iterator[Shape]:
         if side not in key_widths or side not in value_widths:
             yield Shape(side, side)
         side *= 2
-
-
-def _tile_aligned_shapes(geometry: Geometry) -> Iterator[Shape]:
-    """Every shape of whole kernel tiles."""
-    key_widths, value_widths = (
-        range(KERNEL_TILE, min(width, _MAX_PROPOSED) + 1, KERNEL_TILE)
-        for width in _widths_of_all(geometry)
-    )
-    for keys, values in product(key_widths, value_widths):
-        yield Shape(keys, values)
 
 
 def _widths_of_all(geometry: Geometry) -> tuple[int, int]:

@@ -101,7 +101,9 @@ def _encode_heads(
     weighted = scaled
     if metric is not None:
         weighted = metric @ scaled
-        extreme = extreme | _is_hidden(scaled, weighted, metric, tolerance)
+        # Of so small a norm in the metric, rounding in float32 hides the errors.
+        size = metric.flatten(1).norm(dim=1) * scaled.flatten(1).norm(dim=1)
+        extreme = extreme | (weighted.flatten(1).norm(dim=1) * tolerance < _RESOLUTION * size)
     search = Search(scaled, weighted, metric, tolerance)
     low_rank_codes = search.run(tolerance * _MARGIN, FLOOR * keys * values * 32)
     modes = torch.full((heads,), LOW_RANK, dtype=torch.uint8, device=states.device)
@@ -151,14 +153,6 @@ def _scale_by_power_of_two(metric: Tensor) -> Tensor:
     relative_exponents = exponents - torch.frexp(largest).exponent.reshape(-1, 1, 1)
     normalized: Tensor = torch.ldexp(mantissas, relative_exponents)
     return normalized
-
-
-def _is_hidden(scaled: Tensor, weighted: Tensor, metric: Tensor, tolerance: float) -> Tensor:
-    """Which heads have so small a norm in the metric that rounding in float32 hides their errors;
-    they are stored as they are."""
-    size = metric.flatten(1).norm(dim=1) * scaled.flatten(1).norm(dim=1)
-    hidden: Tensor = weighted.flatten(1).norm(dim=1) * tolerance < _RESOLUTION * size
-    return hidden
 
 
 def rounded(states: Tensor, mode: int) -> Tensor:

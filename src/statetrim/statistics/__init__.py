@@ -1,8 +1,7 @@
 """All statistics that the package defines. A method's file may define another: see `Statistic`."""
 
-from .keys import KEY_STATISTICS
+from .activations import KEY_STATISTICS, STATE_STATISTICS
 from .readouts import READOUT_STATISTICS, REFIT_STATISTICS
-from .states import STATE_STATISTICS
 from .statistic import Statistic
 
 STATISTICS: dict[str, Statistic] = {

@@ -29,17 +29,13 @@ def auxiliary_files(model: Checkpoint) -> dict[str, Path]:
         paths += sorted(templates.iterdir())
     files: dict[str, Path] = {}
     for path in paths:
-        hidden = path.parent == model.path and path.name.startswith(".")
-        if not hidden and _is_auxiliary(path):
+        is_hidden = path.parent == model.path and path.name.startswith(".")
+        is_file = path.is_file() or (path.is_symlink() and not path.is_dir())  # also a broken link
+        is_weights = path.suffix.lower() in _WEIGHT_SUFFIXES or path.name.endswith(".index.json")
+        if is_file and not (is_hidden or is_weights or path.name in (CONFIG, ARTIFACTS)):
             name = str(path.relative_to(model.path))
             files[name] = path_inside(model.path, name)
     return files
-
-
-def _is_auxiliary(path: Path) -> bool:
-    is_file = path.is_file() or (path.is_symlink() and not path.is_dir())  # a broken link counts
-    is_weights = path.suffix.lower() in _WEIGHT_SUFFIXES or path.name.endswith(".index.json")
-    return is_file and not is_weights and path.name not in (CONFIG, ARTIFACTS)
 
 
 def copy_files(files: Mapping[str, Path], directory: Path) -> None:

@@ -17,7 +17,14 @@ from ..errors import StatetrimError
 from ..families import family_of
 from ..families.contract import Config, Family, geometry_of, layer_config, text_config
 from ..maths.formatting import shorten
-from .channel_rows import LayerRows, find_channel_rows, find_head_rows, names_by_layer
+from .channel_rows import (
+    LayerRows,
+    RowRange,
+    find_channel_rows,
+    find_head_rows,
+    find_resplit_tensors,
+    names_by_layer,
+)
 from .checkpoint_files import (
     CONFIG,
     INDEX,
@@ -33,7 +40,6 @@ from .json_file import read_json
 from .quantized import find as quantization
 from .quantized.read import dequantize
 from .redirections import check_no_redirections
-from .resplit_tensors import RowRange, find_resplit_tensors
 from .safetensors_file import Shard, TensorInfo, read_row_bytes, read_shard, read_tensor
 
 Weights = bool | Literal["headers"]
@@ -103,7 +109,7 @@ class Checkpoint:
     def resplit_tensors(self) -> dict[str, RowRange]:
         """Tensor name -> where its rows are stored, if partly under a neighbour's name.
 
-        Happens when transformers loads and saves a model; see `resplit_tensors.py`.
+        Happens when transformers loads and saves a model; see `find_resplit_tensors`.
         """
         return find_resplit_tensors(self.family, self.config, self.geometry, self._infos)
 

@@ -82,7 +82,13 @@ class HubModel:
             with explain_hub_errors(self.repo, self.revision):
                 return self._download_files()
         except HubUnreachable as error:
-            return self._cached_directory(str(error))
+            directory = self._cached_config(str(error)).parent
+            if missing := missing_weight_files(directory):
+                raise StatetrimError(
+                    f"{len(missing)} weight files of {self} are not in the local hub cache, the "
+                    f"first is {missing[0][:100]}, and {error}; what has arrived is kept"
+                ) from None
+            return directory
 
     def read_headers(self, directory: Path) -> tuple[Shard, ...]:
         """Headers of the weight files, without the weights. The shards' paths lie in `directory`,
@@ -166,17 +172,6 @@ class HubModel:
                 f"{self} is neither a directory here nor in the local hub cache, and {why}"
             )
         return config
-
-    def _cached_directory(self, why: str) -> Path:
-        """The cached snapshot; StatetrimError, with `why`, if config or weights are missing."""
-        directory = self._cached_config(why).parent
-        missing = missing_weight_files(directory)
-        if missing:
-            raise StatetrimError(
-                f"{len(missing)} weight files of {self} are not in the local hub cache, the first "
-                f"is {missing[0][:100]}, and {why}; what has arrived is kept"
-            )
-        return directory
 
 
 def missing_weight_files(directory: Path) -> list[str]:

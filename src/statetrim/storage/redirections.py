@@ -44,8 +44,9 @@ def check_no_redirections(directory: Path, config: Mapping[str, Any]) -> None:
                 f"remove the field"
             )
         for field, allowed in _KERNEL_FIELDS.items():
-            for value in _kernel_names(section.get(field)):
-                if value not in allowed:
+            named = section.get(field)  # one name, or a name per submodel
+            for value in named.values() if isinstance(named, dict) else [named]:
+                if value is not None and str(value) not in allowed:
                     raise StatetrimError(
                         f"config.json has {field} = {shorten(value)!r}, which may name code on the "
                         f"hub; it must be one of {', '.join(sorted(allowed))}, or be left out"
@@ -71,10 +72,3 @@ def _nested_configs(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     for value in config.values():
         if isinstance(value, dict):
             yield from _nested_configs(value)
-
-
-def _kernel_names(value: Any) -> Iterator[str]:
-    """Values of a kernel field, which is one name or a name per submodel; nothing for None."""
-    for name in value.values() if isinstance(value, dict) else [value]:
-        if name is not None:
-            yield str(name)

@@ -62,24 +62,19 @@ def documents(text: str | Path) -> Iterator[str]:
     elif path.suffix == ".txt" and path.is_file():
         yield path.read_text(encoding="utf-8", errors="replace")
     elif path.suffix == ".jsonl" and path.is_file():
-        yield from _jsonl_documents(path)
+        with path.open(encoding="utf-8", errors="replace") as rows:
+            for number, row in enumerate(rows, start=1):
+                try:
+                    yield _row_text(json.loads(row))
+                except (ValueError, RecursionError):  # also of a blank line
+                    raise StatetrimError(
+                        f"{path}, line {number}, is not a JSON object with a field 'text'"
+                    ) from None
     elif path.suffix == ".parquet" and path.is_file():
         yield from _dataset_documents("parquet", data_files=str(path))
     else:
         check_text_source(text)
         yield from _dataset_documents(str(text))
-
-
-def _jsonl_documents(path: Path) -> Iterator[str]:
-    """Yield the field `text` of every line; StatetrimError for a line without, even a blank one."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                yield _row_text(json.loads(line))
-            except (ValueError, RecursionError):
-                raise StatetrimError(
-                    f"{path}, line {number}, is not a JSON object with a field 'text'"
-                ) from None
 
 
 def import_datasets_without_counter() -> Any:

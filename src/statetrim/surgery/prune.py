@@ -26,18 +26,12 @@ from ..progress import Advance, counter, progress_reporter
 from ..storage.atomic import discard, move_into_place, scratch_path
 from ..storage.auxiliary_files import auxiliary_files, card_text, copy_files, is_newer
 from ..storage.channel_rows import names_by_layer
-from ..storage.checkpoint import (
-    Checkpoint,
-    check_prunable,
-    open_checkpoint,
-    require_prunable,
-)
+from ..storage.checkpoint import Checkpoint, check_prunable, open_checkpoint, require_prunable
 from ..storage.checkpoint_files import CONFIG, INDEX
 from ..storage.json_file import write_json, write_text
 from ..storage.models import ModelLike, as_checkpoint, load_if_path
 from ..storage.output import ARTIFACTS, CARD, open_output
-from ..storage.quantized.compare import check_written
-from ..storage.quantized.rewrite import cut_quantized, edited_rows, is_exact
+from ..storage.quantized.rewrite import check_written, cut_quantized, edited_rows, is_exact
 from ..storage.quantized.siblings import check_quantized_sibling
 from ..storage.safetensors_file import (
     Edit,

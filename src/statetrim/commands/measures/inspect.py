@@ -40,7 +40,13 @@ def inspect(
     if as_json:
         terminal.print_json(report.as_json())
         return
-    terminal.print_text(_model_text(report))
+    of_total = f" of {report.total_layers}" if report.total_layers else ""
+    quantized = f"; quantised weights: {report.quantized}" if report.quantized else ""
+    terminal.print_text(
+        f"{report.model_type}: {report.layers}{of_total} layers have a state; "
+        f"{count_of(report.num_k_heads, 'key head')}, {count_of(report.num_v_heads, 'value head')}"
+        f"{quantized}"
+    )
     deployment = report.deployment
     if report.shapes and not verbose:
         _show_shapes(report, options)
@@ -63,17 +69,6 @@ def inspect(
         _show_best_flags(deployment, served.fit)
     if not verbose:
         terminal.print_text("commands, hardware, reasons and flags: add --verbose")
-
-
-def _model_text(report: StateReport) -> str:
-    of_total = f" of {report.total_layers}" if report.total_layers else ""
-    text = (
-        f"{report.model_type}: {report.layers}{of_total} layers have a state; "
-        f"{count_of(report.num_k_heads, 'key head')}, {count_of(report.num_v_heads, 'value head')}"
-    )
-    if report.quantized:
-        text += f"; quantised weights: {report.quantized}"
-    return text
 
 
 def _show_sizes(report: StateReport, options: InspectOptions) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from ...pipelines.estimate import Step
-from ...pipelines.observer import Observer
+from ...pipelines.stage import Observer
 from ...progress import OnProgress
 from .. import terminal
 from ..progress import show_progress

@@ -4,12 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from ...artifacts.decision import BY_LAYER, Decision
-from ...artifacts.state_sizes import (
-    state_json,
-    state_text,
-    tensor_parallel_text,
-    weight_bytes,
-)
+from ...artifacts.state_sizes import state_json, state_text, tensor_parallel_text, weight_bytes
 from ...cut.geometry import Geometry
 from ...judging.decision_table import HEADER, decision_rows
 from ...maths.formatting import bytes_text

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from ...storage.output import check_absent, file_digest, open_output
 from ...version import __version__
-from ..observer import Observer
-from ..stage import Stage
+from ..stage import Observer, Stage
 from .material import write_model, write_text
 
 ORIGINAL, RANDOM = "MODEL", "RANDOM"

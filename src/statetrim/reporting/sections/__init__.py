@@ -8,21 +8,21 @@ from importlib.util import find_spec
 
 from ..document import Picture, Section
 from ..findings import Findings
-from . import cut, decision, engines, measured, quality, recovery, reproduce, state
+from . import cut, measured, quality, recovery, serving
 
 SECTIONS = {
     "Quality": quality.blocks,
-    "Why this shape": decision.blocks,
-    "Memory before and after": state.blocks,
-    "Where it runs": engines.blocks,
+    "Why this shape": cut.shape,
+    "Memory before and after": serving.memory,
+    "Where it runs": serving.engines,
     "Speed": measured.speed,
     "Stored copies": measured.copies,
-    "What was cut": cut.blocks,
+    "What was cut": cut.plan,
     "Which layer carries what": measured.layers,
     "What each layer remembers": measured.memory,
     "Effective rank of the state": measured.ranks,
     "Recovery": recovery.blocks,
-    "How to reproduce it": reproduce.blocks,
+    "How to reproduce it": cut.reproduce,
 }
 """Heading -> its function, in the order of the report."""
 

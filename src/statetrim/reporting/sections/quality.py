@@ -6,12 +6,7 @@ from ...artifacts.scores import Scores
 from ...errors import StatetrimError
 from ...judging.control import random_cuts
 from ...judging.limits import limit_status, ship_limit
-from ...judging.losses import (
-    Loss,
-    averaged_settings_text,
-    scores_table,
-    task_losses,
-)
+from ...judging.losses import Loss, averaged_settings_text, scores_table, task_losses
 from ...maths.units import is_number
 from ...tasks.unit import UNITS
 from ..charts import interval_chart

@@ -4,10 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ...artifacts.steps import RefitRecord
 from ...maths.formatting import evenly_spaced
-from ..charts import Point, Series, line_chart
+from ..charts import MAX_CURVE_POINTS, Point, Series, line_chart
 from ..document import Block, Picture, Table, Text
 from ..findings import Findings, missing
-from ..pictures import MAX_CURVE_POINTS
 
 Line = Mapping[str, float | None]
 """The figures of a training step or of a check, by name."""

@@ -246,9 +246,12 @@ def cache_model(model: Checkpoint, geometry: Geometry) -> CacheModel:
     kv_heads = 1 if kv_cache.numel % kv_cache.heads else kv_cache.heads  # with an indexer's keys
     kda = config.get("linear_attn_config")
     ple_layer_ids = config.get("ple_layer_ids")
-    ple_layers = 0
+    ple_layers = ple_inputs = 0
     if isinstance(ple_layer_ids, list) and len(ple_layer_ids) <= MAX_LAYERS:
         ple_layers = len({str(layer) for layer in ple_layer_ids})
+    if ple_layers:  # inputs that Qwen4-Exp's dilated PLE convolution keeps
+        taps = int_field(config, "ple_conv_kernel_size", default=4, maximum=1024)
+        ple_inputs = (taps - 1) * int_field(config, "ngram_size", default=3, maximum=MAX_CHANNELS)
     streams = int_field(config, "hc_count", default=1, maximum=1024)
     return CacheModel(
         states=state_layers(geometry),
@@ -261,7 +264,7 @@ def cache_model(model: Checkpoint, geometry: Geometry) -> CacheModel:
         bounded_gate=isinstance(kda, dict) and kda.get("gate_lower_bound") is not None,
         draft_layers=_draft_layers(config),
         ple_layers=ple_layers,
-        ple_inputs=_ple_inputs(config) if ple_layers else 0,
+        ple_inputs=ple_inputs,
         ple_width=streams * int_field(config, "hidden_size", default=2048) if ple_layers else 0,
         chunk=int_field(config, "mamba_chunk_size", default=64),
     )
@@ -298,9 +301,3 @@ def _draft_layers(config: dict[str, Any]) -> int:
     if isinstance(kinds, str | list) and len(kinds) <= MAX_LAYERS:
         return steps * sum(kind in ("*", "attention") for kind in kinds)
     return int_field(config, "mtp_num_hidden_layers", default=steps, maximum=MAX_LAYERS)
-
-
-def _ple_inputs(config: dict[str, Any]) -> int:
-    """Inputs that Qwen4-Exp's dilated PLE convolution keeps."""
-    width = int_field(config, "ple_conv_kernel_size", default=4, maximum=1024)
-    return (width - 1) * int_field(config, "ngram_size", default=3, maximum=MAX_CHANNELS)

@@ -12,8 +12,7 @@ from typing import Any
 
 from ...errors import StatetrimError
 from ..safetensors_file import DTYPE_BITS, TensorInfo
-from .element import FP4, Element
-from .scheme import CODE_DTYPES, Scheme, schemes_in
+from .scheme import CODE_DTYPES, FP4, Element, Scheme, schemes_in
 
 _SCALE_DTYPES = ("F32", "BF16", "F16")
 _FP4_SCALE_DTYPE = "F8_E4M3"
