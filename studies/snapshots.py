@@ -37,7 +37,8 @@ from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.kernel_hooks import KernelCall, hook_kernels
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
-from statetrim.snapshots.prompt import Metrics, metric_of, slots
+from statetrim.snapshots.metric import Metrics, metric_of
+from statetrim.snapshots.prompt import slots
 from statetrim.snapshots.snapshot import Code, Copies, recode
 from statetrim.tasks.recall import associations, recalled_share
 

@@ -123,7 +123,7 @@ class Study:
             return st.Sensitivity.load(path)
         with ExitStack() as patches:
             if self.options.hops == 2:
-                measuring = "statetrim.analysis.changed_layers"
+                measuring = "statetrim.analysis.sensitivity"
                 patches.enter_context(patch(f"{measuring}.associations", two_hops))
                 patches.enter_context(patch(f"{measuring}.LOADS", self.options.pairs))
             return st.sensitivity(

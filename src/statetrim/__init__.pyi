@@ -1,15 +1,15 @@
 """The public interface; `__init__.py` imports each name on first use."""
 
 from .analysis.analyze import analyze as analyze
-from .analysis.changed_layers import analyze_memory as analyze_memory
+from .analysis.memory import analyze_memory as analyze_memory
 from .artifacts.analysis import Analysis as Analysis
-from .artifacts.changed_layers import Memory as Memory
-from .artifacts.changed_layers import Sensitivity as Sensitivity
 from .artifacts.decision import Decision as Decision
 from .artifacts.decision import NoCutNeeded as NoCutNeeded
+from .artifacts.memory import Memory as Memory
 from .artifacts.plan import Plan as Plan
 from .artifacts.scores import Score as Score
 from .artifacts.scores import Scores as Scores
+from .artifacts.sensitivity import Sensitivity as Sensitivity
 from .artifacts.snapshots import Snapshots as Snapshots
 from .artifacts.statistics import LayerStatistics as LayerStatistics
 from .artifacts.statistics import Statistics as Statistics

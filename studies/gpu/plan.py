@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from statetrim.artifacts.changed_layers import Sensitivity
+from statetrim.artifacts.sensitivity import Sensitivity
 from statetrim.selection.allocate import allocate
 
 Command = list[str]

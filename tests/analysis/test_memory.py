@@ -12,7 +12,8 @@ import statetrim as st
 from helpers.recurrences import naive_kernel
 from helpers.refusal import run
 from helpers.tiny import Load
-from statetrim.artifacts.changed_layers import Forgetting, Memory, Samples
+from statetrim.artifacts.memory import Forgetting, Memory
+from statetrim.artifacts.samples import Samples
 from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.forgetting import emptied_states
 from statetrim.runtime.kernel_hooks import KernelCall, hook_kernels

@@ -15,12 +15,13 @@ from torch.nn import functional
 
 import statetrim as st
 from helpers.reads import record_tensor_reads
-from statetrim.analysis import changed_layers as analysis
+from statetrim.analysis import sensitivity as analysis
 from statetrim.analysis.options import SensitivityOptions
 from statetrim.analysis.predict import predict
-from statetrim.artifacts.changed_layers import LayerCut, Samples, Sensitivity
 from statetrim.artifacts.decision import Prediction
 from statetrim.artifacts.plan import AxisPlan
+from statetrim.artifacts.samples import Samples
+from statetrim.artifacts.sensitivity import LayerCut, Sensitivity
 from statetrim.artifacts.statistics import LayerStatistics
 from statetrim.cut.shape import ChannelAxis
 from statetrim.defaults import REFIT_DAMPING

@@ -10,7 +10,8 @@ import pytest
 
 import statetrim as st
 from helpers.plugin_pages import HEADS, Size, memory, page_size, pages
-from statetrim.artifacts.changed_layers import LayerCut, Samples, Sensitivity
+from statetrim.artifacts.samples import Samples
+from statetrim.artifacts.sensitivity import LayerCut, Sensitivity
 from statetrim.cut.shape import Axis
 from statetrim.selection.allocate import (
     allocate,

@@ -18,7 +18,8 @@ from helpers.prompt_mutants import SoundPrompt, prompt_mutants
 from statetrim.errors import StatetrimError
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
-from statetrim.snapshots.prompt import slots, state_metrics
+from statetrim.snapshots.metric import state_metrics
+from statetrim.snapshots.prompt import slots
 from statetrim.snapshots.stream import StateFile, checksum
 from statetrim.storage.safetensors_file import read_shard
 

@@ -3,9 +3,9 @@ widths with the least predicted loss within the requested share are chosen."""
 
 from dataclasses import replace
 
-from ..analysis.changed_layers import sensitivity
 from ..analysis.options import SensitivityOptions
-from ..artifacts.changed_layers import Sensitivity
+from ..analysis.sensitivity import sensitivity
+from ..artifacts.sensitivity import Sensitivity
 from ..artifacts.statistics import Statistics
 from ..cut.geometry import Target
 from ..cut.request import parse_request

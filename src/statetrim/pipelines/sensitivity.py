@@ -5,10 +5,10 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from ..analysis import changed_layers as analysis
+from ..analysis import sensitivity as analysis
 from ..analysis.options import SensitivityOptions
-from ..artifacts.changed_layers import Sensitivity
 from ..artifacts.plan import Plan
+from ..artifacts.sensitivity import Sensitivity
 from ..artifacts.statistics import Statistics
 from ..calibration.calibrate import calibrate
 from ..calibration.options import CalibrateOptions

@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..analysis.predict import predict
-from ..artifacts.changed_layers import Sensitivity
 from ..artifacts.decision import BY_LAYER, Decision, MeasuredShape, NoCutNeeded, Prediction
 from ..artifacts.plan import Plan
 from ..artifacts.scores import Scores
+from ..artifacts.sensitivity import Sensitivity
 from ..artifacts.state_sizes import DTYPE_BYTES
 from ..cut.geometry import Geometry
 from ..errors import StatetrimError

@@ -10,11 +10,12 @@ from typing import Any
 
 from ..artifacts.analysis import Analysis
 from ..artifacts.card.markdown import one_line
-from ..artifacts.changed_layers import Memory, Sensitivity
 from ..artifacts.decision import Decision
+from ..artifacts.memory import Memory
 from ..artifacts.plan import PLAN_FILE, Plan
 from ..artifacts.record import Artifact, kind_of
 from ..artifacts.scores import Scores
+from ..artifacts.sensitivity import Sensitivity
 from ..artifacts.snapshots import Snapshots
 from ..artifacts.steps import PruneRecord, RecoverRecord, RefitRecord, TrimRecord, data_sources
 from ..artifacts.timings import Timings

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import gcd, inf
 
-from ..artifacts.changed_layers import Sensitivity
+from ..artifacts.sensitivity import Sensitivity
 from ..cut.shape import CHANNEL_AXES, ChannelAxis
 from ..errors import StatetrimError
 from ..serving.capacity.parts import Paging

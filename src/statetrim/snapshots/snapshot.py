@@ -24,8 +24,9 @@ from ..storage.output import run_and_save
 from ..version import __version__
 from .coding import rounded
 from .layout import BFLOAT16, LOW_RANK
+from .metric import Metrics, metric_digest, state_metrics
 from .options import SnapshotOptions
-from .prompt import Metrics, code_cache, keys_first, metric_digest, restored, slots, state_metrics
+from .prompt import code_cache, keys_first, restored, slots
 
 Code = str | float
 """The name of a plain code, or the tolerance of ours."""

@@ -18,7 +18,7 @@ from ..command import command
 
 if TYPE_CHECKING:
     from ...artifacts.analysis import Analysis
-    from ...artifacts.changed_layers import ChangedLayers
+    from ...artifacts.samples import ChangedLayers
     from ...maths.formatting import Table
     from ...storage.checkpoint import Checkpoint
 
@@ -128,7 +128,7 @@ def _show_analysis(analysis: Analysis) -> None:
 
 
 def _run_memory(model: Checkpoint, options: AnalyzeOptions, output: Path, as_json: bool) -> None:
-    from ...analysis.changed_layers import analyze_memory as run
+    from ...analysis.memory import analyze_memory as run
     from ...analysis.options import MemoryOptions
     from ..progress import run_with_progress
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from ...artifacts.analysis import Analysis
-from ...artifacts.changed_layers import Memory
+from ...artifacts.memory import Memory
 from ...maths.formatting import Table as NamedRows
 from ...maths.formatting import evenly_spaced, percent_text
 from ..charts import MAX_CURVE_POINTS, ORIGINAL, Point, Series, line_chart
