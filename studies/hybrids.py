@@ -56,7 +56,7 @@ FEEDBACK = "int8 with error feedback"
 DTYPES = ("bfloat16", "float8_e4m3fn", "int8", FEEDBACK)
 KINDS = {
     "open": "slow decay, open gates, softmax from the first step",
-    "usual": "usual initialisation, softmax from the first step",
+    "fast": "fast decay, gates as in fla, softmax from the first step",
     "late": "slow decay, open gates, softmax after half of the steps",
 }
 
@@ -65,7 +65,7 @@ def kind_of(recipe: Row) -> str:
     """Which of KINDS was trained by this recipe of train_tiny.py."""
     if recipe.get("softmax_from_step"):
         return "late"
-    return "open" if recipe["gate_opening"] else "usual"
+    return "open" if recipe["gate_opening"] else "fast"
 
 
 class Sequences:
@@ -373,7 +373,7 @@ def levers_table(rows: list[Row]) -> str:
     header = [f"{name}: {task}" for name in models for task in ("NLL", *SHOWN[1:])]
     recall = max(added[task] for task in SHOWN[1:])
     note = "With its state in bfloat16 a cut takes half of these bytes, and changes by at most "
-    note += f"{added['nll']:.3f} nats and {recall:.1f} points."
+    note += f"{added['nll']:.4f} nats and {recall:.1f} points."
     return f"{table(['lever', 'bytes', *header], lines)}\n\n{note}"
 
 
