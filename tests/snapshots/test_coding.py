@@ -276,7 +276,7 @@ def test_more_components_than_channels_are_refused() -> None:
     for rank in (2, 3):
         ranks, widths = torch.tensor([rank]).byte(), torch.full((rank,), 3).byte()
         zero = torch.zeros(1, dtype=torch.uint8)
-        codes = {3: torch.full((rank, 6), 3).byte()}
+        codes = torch.full((rank, 6), 3).byte()
         heads = HeadCodes(4, 2, zero, zero.char(), ranks, widths, torch.ones(rank).half(), codes)
         coded = Coded((1, 4, 2), write(heads))
         if rank == 2:

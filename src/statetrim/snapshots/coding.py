@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import StatetrimError
 from . import layout
 from .layout import BFLOAT16, DENSE, FLOAT32, LOW_RANK, MAX_EXPONENT, PLAIN, HeadCodes
-from .low_rank import WIDTHS, LowRank, Search, relative
+from .low_rank import LowRank, Search, relative
 
 FLOOR = 0.02  # of the float32 bytes; below, a state of one repeated token lost too much
 MAX_NUMBERS = 2**31  # of coded states that are decoded together
@@ -186,13 +186,8 @@ def _collect(
         ranks=used.sum(1)[low_rank].byte(),
         widths=low_rank_codes.widths[used],
         steps=low_rank_codes.steps[used],
+        codes=low_rank_codes.codes[used],
     )
-    by_width = used.flatten().nonzero().flatten()[torch.argsort(heads.widths, stable=True)]
-    codes = low_rank_codes.codes.flatten(0, 1).index_select(0, by_width)
-    counts = torch.bincount(heads.widths, minlength=WIDTHS.stop).tolist()
-    for width, chosen in enumerate(torch.split(codes, counts)):
-        if len(chosen):
-            heads.codes[width] = chosen
     for bits in DENSE:
         if bool((modes == bits).any()):
             steps, row_codes = _round_rows(scaled[modes == bits], bits)

@@ -10,7 +10,6 @@ codes apart, so that every operation runs along contiguous memory.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import torch
@@ -37,8 +36,7 @@ class HeadCodes:
     ranks: Tensor  # uint8 [heads of low rank]
     widths: Tensor  # uint8 [components], head by head
     steps: Tensor  # float16 [components]
-    codes: dict[int, Tensor] = field(default_factory=dict)
-    """Width -> uint8 [components of this width, keys + values], the smallest width first."""
+    codes: Tensor  # uint8 [components, keys + values]
     row_steps: dict[int, Tensor] = field(default_factory=dict)  # bits -> float16 [heads, keys]
     row_codes: dict[int, Tensor] = field(default_factory=dict)
     """Bits -> uint8 [heads of this mode, keys, values]."""
@@ -51,13 +49,9 @@ class HeadCodes:
         ranks[self.modes == LOW_RANK] = self.ranks
         rank = int(ranks.max()) if len(ranks) else 0
         used = torch.arange(rank, device=ranks.device) < ranks.unsqueeze(1)
-        rows = torch.zeros(used.numel(), self.keys + self.values, device=ranks.device)
-        if self.codes:
-            order = torch.argsort(self.widths, stable=True)
-            codes = torch.cat(list(self.codes.values()))
-            decoded = dequantize(codes, self.widths[order], self.steps[order])
-            rows.index_copy_(0, used.flatten().nonzero().flatten()[order], decoded)
-        return rows.reshape(*used.shape, self.keys + self.values)
+        rows = torch.zeros(*used.shape, self.keys + self.values, device=ranks.device)
+        rows[used] = dequantize(self.codes, self.widths, self.steps)
+        return rows
 
     def decode(self) -> Tensor:
         """States [heads, keys, values], float32."""
@@ -78,9 +72,9 @@ def join(parts: Sequence[HeadCodes]) -> HeadCodes:
     if len(parts) == 1:
         return parts[0]
     joined: dict[str, Any] = {}
-    for name in ("modes", "exponents", "ranks", "widths", "steps"):
+    for name in ("modes", "exponents", "ranks", "widths", "steps", "codes"):
         joined[name] = torch.cat([getattr(part, name) for part in parts])
-    for name in ("codes", "row_steps", "row_codes", "plain"):
+    for name in ("row_steps", "row_codes", "plain"):
         groups: dict[int, list[Tensor]] = {}
         for part in parts:
             for key, tensor in getattr(part, name).items():
@@ -92,7 +86,7 @@ def join(parts: Sequence[HeadCodes]) -> HeadCodes:
 def write(heads: HeadCodes) -> Tensor:
     """The codes as bytes, uint8, on the CPU."""
     arrays = [heads.modes, heads.exponents, heads.ranks, pack(heads.widths, 4), heads.steps]
-    arrays += [pack(codes, width) for width, codes in sorted(heads.codes.items())]
+    arrays += [pack(heads.codes[heads.widths == width], width) for width in WIDTHS]
     for bits, codes in sorted(heads.row_codes.items()):
         arrays += [heads.row_steps[bits], pack(codes, bits)]
     arrays += [tensor for _, tensor in sorted(heads.plain.items())]
@@ -111,14 +105,16 @@ def parse(payload: Tensor, shape: tuple[int, int, int], device: torch.device) ->
     reader.require(bool((ranks <= min(keys, values)).all()), "ranks")
     components = int(ranks.sum())
     widths = reader.take_packed(components, 4)
-    of_width = torch.bincount(widths, minlength=WIDTHS.stop).tolist()
-    reader.require(sum(of_width[width] for width in WIDTHS) == components, "widths")
+    reader.require(bool(((widths >= WIDTHS.start) & (widths < WIDTHS.stop)).all()), "widths")
     steps = reader.take_steps(components)
-    heads = HeadCodes(keys, values, modes, exponents, ranks, widths, steps)
+    by_width = []
     for width in WIDTHS:
-        if number := of_width[width]:
-            codes = reader.take_packed(number * (keys + values), width)
-            heads.codes[width] = codes.reshape(number, keys + values)
+        number = int((widths == width).sum())
+        codes = reader.take_packed(number * (keys + values), width)
+        by_width.append(codes.reshape(number, keys + values))
+    places = torch.argsort(widths, stable=True).argsort()  # of components, head by head
+    codes = torch.cat(by_width)[places]
+    heads = HeadCodes(keys, values, modes, exponents, ranks, widths, steps, codes)
     for bits in DENSE:
         if number := of_mode[bits]:
             heads.row_steps[bits] = reader.take_steps(number * keys).reshape(number, keys)
@@ -180,7 +176,6 @@ def unpack(packed: Tensor, count: int, bits: int) -> Tensor:
     return codes.byte().flatten()[:count]
 
 
-@cache
 def _shifts(bits: int, device: torch.device) -> Tensor:
     """The first bit [8, 1] of each of eight codes in a word whose first `bits` bytes are stored."""
     return bits * torch.arange(8, device=device).unsqueeze(1)
