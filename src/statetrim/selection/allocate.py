@@ -7,7 +7,7 @@ their sum; under this assumption the allocation is optimal, a knapsack with one 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
-from math import gcd, inf
+from math import inf
 
 from ..artifacts.sensitivity import Sensitivity
 from ..cut.shape import CHANNEL_AXES, ChannelAxis
@@ -75,9 +75,8 @@ def cheapest_allocation(costs: Costs, share: float, head_numel: int) -> Allocati
     unpruned head has `head_numel` elements."""
     if not 0 < share <= 1:
         raise StatetrimError(f"a share of the state must be between 0 and 1, not {share}")
-    unit = gcd(*(k * v for shapes in costs.values() for k, v in shapes))
-    budget = int(share * head_numel * len(costs) + 1e-9) // unit
-    sizes = {shape: shape[0] * shape[1] // unit for shapes in costs.values() for shape in shapes}
+    budget = int(share * head_numel * len(costs) + 1e-9)
+    sizes = {shape: shape[0] * shape[1] for shapes in costs.values() for shape in shapes}
     return _allocation(_knapsack(costs, sizes, budget), share, head_numel)
 
 

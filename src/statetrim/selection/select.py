@@ -64,8 +64,8 @@ def select_for_target(
     if options.statistics is not None:
         statistics = load_if_path(Statistics.load, options.statistics)
     choices = choose_methods(model, target.axes, options, statistics)
+    needed = {each.name: each for choice in choices.values() for each in choice.method.needs}
     if statistics is not None:
-        needed = {each.name: each for choice in choices.values() for each in choice.method.needs}
         statistics = mix_statistics(statistics, needed.values())
     kept: dict[Axis, dict[int, Tensor]] = {axis: {} for axis in choices}
     notes: dict[Axis, dict[int, Any]] = {axis: {} for axis in choices}
@@ -93,7 +93,14 @@ def select_for_target(
         )
         for axis, choice in choices.items()
     }
-    return Plan(axes, options.seed, plan_lineage(model, statistics, list(choices.values())))
+    lineage = {
+        "statetrim": __version__,
+        "model_type": model.model_type,
+        "source": model.digest,
+        "small_tensors": small_tensor_digests(model),
+        "statistics": dict(statistics.lineage) if statistics and needed else None,
+    }
+    return Plan(axes, options.seed, lineage)
 
 
 def _evidence(
@@ -214,20 +221,6 @@ def _restricted(evidence: AnyEvidence, heads: Tensor, needs: Sequence[Statistic]
         sums = {**statistics.sums, **{name: statistics[name][heads] for name in by_head}}
         statistics = replace(statistics, sums=sums)
     return replace(evidence, statistics=statistics, **weights)
-
-
-def plan_lineage(
-    model: Checkpoint, statistics: Statistics | None, choices: Sequence[MethodChoice]
-) -> dict[str, Any]:
-    """Version, model type, digests of the model, and the lineage of statistics that are needed."""
-    needs_statistics = statistics is not None and any(choice.method.needs for choice in choices)
-    return {
-        "statetrim": __version__,
-        "model_type": model.model_type,
-        "source": model.digest,
-        "small_tensors": small_tensor_digests(model),
-        "statistics": dict(statistics.lineage) if statistics and needs_statistics else None,
-    }
 
 
 def _check_statistics(method: Method, statistics: Statistics | None, model: Checkpoint) -> None:
