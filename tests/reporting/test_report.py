@@ -172,10 +172,9 @@ def test_figures_are_those_of_the_artifacts(full: Path, artifacts: Path) -> None
 
 @pytest.mark.parametrize("value", [1e308, -1e308, 5e-324, 0.0, 3.0])
 def test_charts_stand_any_number(value: float) -> None:
-    for log in (False, True):
-        chart = line_chart(
-            [Series("a", [Point(value, value), Point(1.0, 1e-12)])], "t", x="x", y="y", log=log
-        )
+    for log_x in (False, True):
+        points = [Point(value, value), Point(1.0, 1e-12)]
+        chart = line_chart([Series("a", points)], "t", x="x", y="y", log_x=log_x)
         assert chart is not None
         assert "nan" not in inline_svg(chart) and "inf" not in inline_svg(chart)
     interval = interval_chart([("a", value, value, value)], "t", "x")

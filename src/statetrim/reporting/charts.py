@@ -89,15 +89,14 @@ def line_chart(
     x: str,
     y: str,
     format_y: Formatter = number_text,
-    log: bool = False,
     log_x: bool = False,
     from_zero: bool = False,
 ) -> Chart | None:
-    """Lines over one pair of axes; points that are not finite, or not positive on a logarithmic
-    axis, are left out. None if none remains. `from_zero` includes 0 in a linear y axis."""
+    """Lines over one pair of axes; points that are not finite, or not right of 0 on a logarithmic
+    axis, are left out. None if none remains. `from_zero` includes 0 in the y axis."""
     drawable = []
     for line in series:
-        points = [point for point in line.points if _is_drawable(point, log, log_x)]
+        points = [point for point in line.points if _is_drawable(point, log_x)]
         if points:
             drawable.append(Series(line.name, points, line.style))
     if not drawable:
@@ -114,9 +113,7 @@ def line_chart(
             axes.plot(across, up, color=colour, linestyle=dash, label=name)
         if log_x:
             axes.set_xscale("log")
-        if log:
-            axes.set_yscale("log")
-        elif from_zero:
+        if from_zero:
             axes.update_datalim([(drawable[0].points[0].x, 0.0)])
             axes.autoscale_view()
         axes.xaxis.set_major_formatter(lambda value, _: number_text(value))
@@ -153,9 +150,8 @@ def interval_chart(
     return Chart(title, 0.6 + 0.42 * len(rows), draw)
 
 
-def _is_drawable(point: Point, log: bool, log_x: bool) -> bool:
-    is_positive = (point.y > SMALLEST_DRAWN or not log) and (point.x > SMALLEST_DRAWN or not log_x)
-    return is_positive and all(map(_is_in_range, point))
+def _is_drawable(point: Point, log_x: bool) -> bool:
+    return (point.x > SMALLEST_DRAWN or not log_x) and all(map(_is_in_range, point))
 
 
 def _is_in_range(value: float) -> bool:

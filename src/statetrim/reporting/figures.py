@@ -1,8 +1,7 @@
 """Charts by matplotlib: as SVG inside a page, whose colours they follow."""
 
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from io import BytesIO
 from typing import Any
 
@@ -48,7 +47,10 @@ _PAGE_COLOURS = {colour: f"var(--{name})" for name, colour in LIGHT.items()}
 def inline_svg(chart: Chart) -> str:
     """An SVG element whose colours are those of the page, without styles, links and identifiers,
     which a page with a strict policy or with several charts could not hold."""
-    with figure(WIDTH, chart.height) as drawn:
+    with matplotlib.rc_context(_STYLE):
+        # Without pyplot, which would keep global state.
+        layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
+        drawn = Figure(figsize=(WIDTH, chart.height), layout=layout)
         chart.draw(drawn.subplots())
         for axes in drawn.axes:  # a clip path would be a reference
             for artist in axes.get_children():
@@ -85,10 +87,3 @@ def _make_plain(element: ElementTree.Element, shapes: Mapping[str, str]) -> None
         element.set("fill", "var(--ink)")
     for name in ("id", "clip-path"):
         element.attrib.pop(name, None)
-
-
-@contextmanager
-def figure(width: float, height: float) -> Iterator[Figure]:
-    """Within, an empty figure in our style; without pyplot, which would keep global state."""
-    with matplotlib.rc_context(_STYLE):
-        yield Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1))

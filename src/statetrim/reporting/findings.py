@@ -217,12 +217,6 @@ def missing(findings: Findings, text: str, command: str) -> Missing:
     return Missing(text, [command.format(**command_arguments(findings))])
 
 
-def trim_command(findings: Findings, to: str, out: str) -> str:
-    """The command that cuts the original to `to`."""
-    command = "statetrim trim {model} --to {to} --text {text} --tokens {tokens} -o {out}"
-    return command.format(to=shell_quoted(to), out=out, **command_arguments(findings))
-
-
 def serving_commands(findings: Findings) -> dict[str, str]:
     """Engine -> command that serves the cut; the engine of `trim --for` first."""
     path = one_line(str(findings.cut.path))

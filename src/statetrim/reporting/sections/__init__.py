@@ -33,8 +33,7 @@ def build_sections(findings: Findings) -> list[Section]:
     for title, blocks_of in SECTIONS.items():
         blocks = []
         for block in blocks_of(findings):
-            is_empty = isinstance(block, Picture) and block.chart is None
-            if not is_empty and (draws or not isinstance(block, Picture)):
+            if not isinstance(block, Picture) or (draws and block.chart is not None):
                 blocks.append(block)
         if blocks:
             built.append(Section(title, blocks))

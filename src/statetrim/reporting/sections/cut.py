@@ -9,8 +9,8 @@ from ...judging.recommendation import recommend
 from ...serving.capacity.compare import capacity_text, known_capacities
 from ...serving.shapes import common_shapes
 from ...storage.quantized.find import describe_schemes
-from ..document import Block, Command, Missing, Table, Text, as_sentence
-from ..findings import Findings, command_arguments, shell_quoted, trim_command, truncated_text
+from ..document import Block, Command, Table, Text, as_sentence
+from ..findings import Findings, command_arguments, missing, shell_quoted, truncated_text
 
 MAX_LISTED_WEIGHTS = 64
 
@@ -46,9 +46,11 @@ def shape(findings: Findings) -> Iterator[Block]:
         shapes = "96x96,64x64,48x48"
         if original is not None:
             shapes = ",".join(map(str, common_shapes(original.geometry)[:_SUGGESTED_SHAPES]))
-        yield Missing(
+        yield missing(
+            findings,
             "Only one shape was measured. Several are calibrated once, and compared.",
-            [trim_command(findings, shapes, "SMALLER")],
+            f"statetrim trim {{model}} --to {shapes} --text {{text}} --tokens {{tokens}} "
+            "-o SMALLER",
         )
         return
     advice = recommend(decision.points, findings.compared_scores)
