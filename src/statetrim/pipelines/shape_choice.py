@@ -33,7 +33,7 @@ from ..version import __version__
 from .by_layer import allocate_by_layer, layer_sensitivity
 from .job import Job
 from .stage import Observer, Stage
-from .stages import DECISION, PLAN, PRUNED, REFITTED, StageRunner
+from .stages import DECISION, StageRunner
 
 MEASURED = 3  # shapes
 _PAIRS = 32  # per recall sequence, if the vocabulary is large enough
@@ -45,17 +45,21 @@ def choose_shape(job: Job, directory: Path, observer: Observer) -> StageRunner:
     decision are written to `directory`; what an earlier run made from the same is reused. The
     chosen cut is the result of the stages "prune" and "refit". Raises NoCutNeeded if a flag of the
     engine alone reaches the goal within the limits."""
-    original = OriginalResults(job.model, job.options.placement)
+    text, original = job.slices.choice, OriginalResults(job.model, job.options.placement)
+    common = StageRunner(job, directory, observer, evaluated=text, original=original)
     points, paths, scores = points_without_cut(job), dict[str, Path](), dict[str, Scores]()
     for point in points[1:]:
-        stage = _rounded_scores(job, directory, observer, original)
+        # Rounded after every token, as in decoding; after every piece of a prompt costs far less.
+        stored = StateStorage(FLAG_DTYPE, piece=1)
+        rounded = replace(common, step="compare", shape=FLAG_DTYPE)
+        stage = rounded.scores(None, f"scores-{FLAG_DTYPE}.json", stored)
         paths[str(point)] = stage.ensure(observer)
         scores[str(point)] = Scores.load(paths[str(point)])
         judged = judge_point(points[0], point, scores[str(point)])
         job = _after_flags(job, judged, directory, paths, scores)
-    runners = _candidate_runners(job, directory, observer, original)
+    runners = _candidate_runners(job, common)
     any_runner = next(iter(runners.values()))
-    plans = {name: runner.plan(f"plan-{runner.shape}.json") for name, runner in runners.items()}
+    plans = {name: runner.plan() for name, runner in runners.items()}
     decided_by = [plan.ensure(observer) for plan in plans.values()]
     names, predicted = list(runners), dict[str, float]()
     if predicts_shapes(job):
@@ -153,22 +157,17 @@ def _lineage(job: Job) -> dict[str, str]:
     return {"statetrim": __version__, "source": job.model.digest, "to": str(job.options.request)}
 
 
-def _candidate_runners(
-    job: Job, directory: Path, observer: Observer, original: OriginalResults
-) -> dict[str, StageRunner]:
+def _candidate_runners(job: Job, common: StageRunner) -> dict[str, StageRunner]:
     """A runner for each candidate; all share the statistics and the results of the original."""
     options = replace(job.options, refit=job.options.refit is not False)
     runners = {}
     for target in job.candidates:
         candidate = replace(job, options=options, target=target, candidates={})
-        runners[str(_point_of_cut(candidate))] = StageRunner(
-            candidate,
-            directory,
-            observer,
+        runners[str(_point_of_cut(candidate))] = replace(
+            common,
+            job=candidate,
             methods=job.calibrated_methods,
             shape=str(target).replace(":", "-"),
-            evaluated=job.slices.choice,
-            original=original,
         )
     return runners
 
@@ -233,33 +232,13 @@ def prediction_sources(
 
 
 def _cut_stages(runner: StageRunner) -> list[Stage]:
-    """The cut of `runner.job`, the sums of its refit and the refitted cut: by the names of a run of
-    one shape, or with the shape in their names while several are compared."""
-    shape = runner.shape
-    plan = runner.plan(f"plan-{shape}.json" if shape else PLAN)
-    cut = runner.pruned(f"cut-{shape}" if shape else PRUNED, plan)
+    """The cut of `runner.job`, the sums of its refit and the refitted cut."""
+    cut = runner.pruned(runner.plan())
     if not runner.job.runs_refit:
         return [cut]
-    refitted = runner.refitted(cut, f"fitted-{shape}" if shape else REFITTED)
+    refitted = runner.refitted(cut)
     own_sums = [] if runner.job.refits_from_original else refitted.inputs[1:]
     return [cut, *own_sums, refitted]
-
-
-def _rounded_scores(
-    job: Job, directory: Path, observer: Observer, original: OriginalResults
-) -> Stage:
-    """The scores of the original with its state in bfloat16, an alternative to a cut. It is rounded
-    after every token, as in decoding; rounding after every piece of a prompt costs far less."""
-    runner = StageRunner(
-        job,
-        directory,
-        observer,
-        step="compare",
-        shape=FLAG_DTYPE,
-        evaluated=job.slices.choice,
-        original=original,
-    )
-    return runner.scores(None, f"scores-{FLAG_DTYPE}.json", StateStorage(FLAG_DTYPE, piece=1))
 
 
 def points_without_cut(job: Job) -> list[MeasuredShape]:

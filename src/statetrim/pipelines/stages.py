@@ -44,7 +44,6 @@ from .stage import Make, Observer, Stage
 RECORD = "trim.json"
 CHOICE_SEED = 3  # of recall sequences that compare shapes; predictions use smaller ones
 STATISTICS = "statistics.safetensors"
-PLAN, PRUNED, REFITTED = "plan.json", "pruned", "refitted"
 RESULT = "result"  # what is published: the last checkpoint, with what was measured
 DECISION = "decision.json"  # if several shapes were compared
 SENSITIVITY = "sensitivity.json"  # if widths by layer were one of them
@@ -60,7 +59,7 @@ class StageRunner:
     # Of a job that is one of several:
     methods: Sequence[str] | None = None  # to calibrate for; None: those of the job
     step: str | None = None  # of `steps`, to which all stages except calibration belong
-    shape: str = ""  # added to the names of the stages
+    shape: str = ""  # added to the names of the stages and of their files
     evaluated: Corpus | None = None  # None: the job's slice for evaluation
     original: OriginalResults | None = None  # which all of them compare with
     # Of the one that was chosen:
@@ -72,7 +71,7 @@ class StageRunner:
         `record` and the results are its trim.json, next to links of what was measured, and the
         scores are in its model card."""
         job, plan = self.job, self.plan()
-        pruned = self.pruned(PRUNED, plan)
+        pruned = self.pruned(plan)
         checks = read_json(self.checks(plan, pruned).ensure(self.observer), MIB)
         result = self.refitted(pruned) if job.runs_refit else pruned
         result = self.recovered(result) if job.recovery_tokens else result
@@ -100,15 +99,15 @@ class StageRunner:
             write_json(scratch / ARTIFACTS / RECORD, as_fields(record | findings))
         return out
 
-    def refitted(self, pruned: Stage, name: str = REFITTED) -> Stage:
-        """The cut with output projections refitted by least squares; written to `name`. The sums of
-        the refit are first collected in NAME-statistics.safetensors."""
-        out = self.directory / name
+    def refitted(self, pruned: Stage) -> Stage:
+        """The cut with output projections refitted by least squares. The sums of the refit are
+        first collected in NAME-statistics.safetensors."""
+        out = self.directory / (f"fitted-{self.shape}" if self.shape else "refitted")
         if self.job.refits_from_original:
             statistics = self.statistics()
         else:
             options = self._calibration(original=self.job.model)
-            file, title = f"{name}-statistics.safetensors", "calibrate for the refit"
+            file, title = f"{out.name}-statistics.safetensors", "calibrate for the refit"
             statistics = self._call("refit", title, file, calibrate, options, pruned)
 
         def make(progress: OnProgress) -> None:
@@ -164,9 +163,10 @@ class StageRunner:
             layerwise=bool(self.job.options.layerwise),
         )
 
-    def plan(self, name: str = PLAN) -> Stage:
-        """What to keep, by the job's methods; written to `name`."""
-        job, out = self.job, self.directory / name
+    def plan(self) -> Stage:
+        """What to keep, by the job's methods."""
+        job = self.job
+        out = self.directory / (f"plan-{self.shape}.json" if self.shape else "plan.json")
         statistics = self.statistics() if self.calibrated_methods else None
         options = SelectOptions(job.options.method, seed=job.options.seed)
 
@@ -179,9 +179,10 @@ class StageRunner:
         inputs, chosen = [statistics] if statistics else [], [options, str(job.target)]
         return self._stage("select", title, out, make, chosen, *inputs)
 
-    def pruned(self, name: str, plan: Stage) -> Stage:
-        """The cut that `plan` describes; written to `name`."""
-        out, by_layer = self.directory / name, bool(self.job.after.widths)
+    def pruned(self, plan: Stage) -> Stage:
+        """The cut that `plan` describes."""
+        out = self.directory / (f"cut-{self.shape}" if self.shape else "pruned")
+        by_layer = bool(self.job.after.widths)
         dtype = self.job.flag_dtype
 
         def make(progress: OnProgress) -> None:
