@@ -1,6 +1,5 @@
 """Task -> its samples: rows of lm-eval, or token ids; warns of text that a model has seen."""
 
-import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from .options import EvaluateOptions
 
 DEFAULT_SAMPLES = 128  # at most, of a task without lm-eval
 FIRST_LOOK = 32  # samples, after which they are doubled until the verdict is decided
-TEXT_LENGTH = 512
+EVAL_LENGTH = 512  # tokens per evaluated sequence
 
 logger = logging.getLogger("statetrim")
 
@@ -60,9 +59,9 @@ def prepare_samples(
             ids = None
             if TASKS[name].reads_text:
                 assert text is not None
-                tokens = (limit or DEFAULT_SAMPLES) * TEXT_LENGTH
-                ids = text.read(tokens=tokens, length=TEXT_LENGTH, skip=skip).ids
-                digest = hashlib.sha256(ids.numpy().tobytes()).hexdigest()
+                tokens = (limit or DEFAULT_SAMPLES) * EVAL_LENGTH
+                read = text.read(tokens=tokens, length=EVAL_LENGTH, skip=skip)
+                ids, digest = read.ids, read.lineage["digest"]
             result.append(Samples(name, TASKS[name].group, digest, ids))
         for task, in_lm_eval in loaded.get(name, {}).items():
             digest = harness.rows_digest(in_lm_eval, limit)
@@ -76,7 +75,7 @@ def warn_of_seen_text(
 ) -> None:
     """Log which models have seen some of the evaluated text, and how many tokens to skip."""
     first = text.start + skip
-    end = first + (limit or DEFAULT_SAMPLES) * TEXT_LENGTH
+    end = first + (limit or DEFAULT_SAMPLES) * EVAL_LENGTH
     names, most_seen, path = [], 0, Path(text.text).absolute()  # a file, or a dataset of the hub
     for name, model in models.items():
         texts = read_seen_texts(model)

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from ..artifacts.state_sizes import weight_bytes
 from ..evaluation.runner import MQAR_TOKENS
-from ..evaluation.samples import FIRST_LOOK
+from ..evaluation.samples import EVAL_LENGTH, FIRST_LOOK
 from ..maths.formatting import count_of, list_text
 from ..options import takes_options
 from ..storage.models import ModelLike, as_checkpoint
-from .job import EVAL_LENGTH, Job
+from .job import Job
 from .options import TrimOptions
 from .shape_choice import MEASURED, prediction_tokens, predicts_shapes
 
@@ -36,15 +36,12 @@ def estimate(model: ModelLike, options: TrimOptions) -> list[Step]:
     """
     job = Job.from_options(as_checkpoint(model, weights="headers"), options)
     job.check()
-    return steps(job)
+    return Estimate(job).steps()
 
 
-def steps(job: Job) -> list[Step]:
-    """The steps of `trim` in order."""
-    return _Estimate(job).steps()
+class Estimate:
+    """What the steps of `job` take."""
 
-
-class _Estimate:
     def __init__(self, job: Job) -> None:
         self.job, self.options, self.nbytes = job, job.options, weight_bytes(job.model)
         self.weights = 0 if job.streams_weights else self.nbytes  # of one model in memory
@@ -54,6 +51,7 @@ class _Estimate:
         return _PROCESS_BYTES + models * self.weights
 
     def steps(self) -> list[Step]:
+        """The steps of `trim` in order."""
         job, after = self.job, self.job.after
         result = [self.calibrate()] if job.calibrated_methods else []
         layers = count_of(len(after.layers), "layer")

@@ -14,7 +14,7 @@ from ..common_options import parse_names
 from ..cut.geometry import Geometry, Target
 from ..cut.shape import CHANNEL_AXES, Axis
 from ..errors import StatetrimError
-from ..evaluation.samples import FIRST_LOOK
+from ..evaluation.samples import EVAL_LENGTH, FIRST_LOOK
 from ..maths.units import MIB, parse_token_count
 from ..methods import find_method, methods_by_axis
 from ..options import as_record
@@ -30,7 +30,6 @@ from ..tasks import read_text
 from ..version import __version__
 from .options import PLACEMENT_OPTIONS, TrimOptions
 
-EVAL_LENGTH = 512  # tokens per evaluated sequence
 RECOVERY_BATCH_SIZE = 16  # sequences per training step
 LAYERWISE = "layerwise.json"
 _WEIGHT_FRACTION = 0.7  # of free memory; the rest is for activations
@@ -112,10 +111,7 @@ class Job:
         """What identifies this job, for a JSON file: equal jobs have equal records."""
         options = self.options
         left_out = {*PLACEMENT_OPTIONS, "to", "for_"}
-        values = as_record(options) | {
-            "tokens": parse_token_count(options.tokens),
-            "recover": parse_token_count(options.recover),
-        }
+        values = as_record(options) | {"tokens": self.tokens, "recover": self.recovery_tokens}
         kept = {"to": str(self.target)}  # however the options name it
         if self.candidates:
             kept = {"to": str(options.request), "for": options.for_ or ""}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..errors import StatetrimError
 from ..evaluation.harness import load_tasks
+from ..evaluation.samples import EVAL_LENGTH
 from ..options import takes_options
 from ..reporting.report import report
 from ..storage.checkpoint import Checkpoint, open_checkpoint
@@ -23,7 +24,7 @@ from ..storage.output import (
     remove_empty,
 )
 from ..storage.space import check_writable
-from .job import EVAL_LENGTH, LAYERWISE, Job, recipe_record
+from .job import LAYERWISE, Job, recipe_record
 from .options import TrimRunOptions
 from .shape_choice import choose_shape
 from .stage import LEDGER, Observer

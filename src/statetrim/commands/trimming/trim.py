@@ -50,7 +50,7 @@ def trim(
 ) -> None:
     from ...artifacts.decision import NoCutNeeded
     from ...pipelines import trim as trimming
-    from ...pipelines.estimate import steps
+    from ...pipelines.estimate import Estimate
     from ...pipelines.job import Job
     from .observer import TerminalObserver
     from .planned_steps import show_steps
@@ -62,7 +62,7 @@ def trim(
     is_finished = trimming.is_finished(job, options.out)
     if dry_run and opened.downloaded and Path(options.text).exists():
         trimming.check_text(job)
-    planned_steps = steps(job)
+    planned_steps = Estimate(job).steps()
     if dry_run or not (as_json or is_finished):
         show_steps(job, planned_steps, str(options.out), dry_run=dry_run, as_json=as_json)
     if not dry_run:
