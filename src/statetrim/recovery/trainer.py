@@ -99,7 +99,8 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
         # Since the last log, for text and recall: rows, cross-entropy, KL.
         self.loss_sums = torch.zeros(2, 3, dtype=torch.float64, device=args.device)
         self.has_recall = data.recall is not None
-        self.add_callback(_Callback(options, progress))
+        self.progress = progress
+        self.add_callback(_GradientCheck(options.shard))
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -126,6 +127,9 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
                     logs |= {f"{name}_ce": cross_entropy / rows, f"{name}_kl": divergence / rows}
             logs["tokens"] = self.state.global_step * self.tokens_per_step
             self.loss_sums.zero_()
+            if self.is_world_process_zero():
+                done, steps = self.state.global_step, self.state.max_steps
+                self.progress(Progress(done, steps, "steps", loss=logs["loss"]))
         super().log(logs, start_time)
 
     @property
@@ -213,18 +217,18 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
             torch.set_rng_state(state)
 
 
-class _Callback(TrainerCallback):  # type: ignore[misc]
-    """Reports progress; checks before the first step that all trained parameters have gradients."""
+class _GradientCheck(TrainerCallback):  # type: ignore[misc]
+    """Checks before the first step that all trained parameters have gradients, and are sharded if
+    they should be."""
 
-    def __init__(self, options: RecoverOptions, progress: OnProgress) -> None:
-        self.options, self.progress = options, progress
-        self.gradients_checked = False
+    def __init__(self, sharded: bool) -> None:
+        self.sharded, self.done = sharded, False
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.gradients_checked:
+        if self.done:
             return
-        self.gradients_checked = True
-        if self.options.shard:
+        self.done = True
+        if self.sharded:
             check_sharded(kwargs["model"])
         parameters = kwargs["model"].named_parameters()
         without_gradient = [n for n, p in parameters if p.requires_grad and p.grad is None]
@@ -233,11 +237,6 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
                 f"{len(without_gradient)} trained parameters take no part in the loss, the first "
                 f"is {without_gradient[0]}; a fused kernel may read past them"
             )
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kw: Any) -> None:
-        if logs and "loss" in logs and state.is_world_process_zero:
-            done, steps = state.global_step, state.max_steps
-            self.progress(Progress(done, steps, "steps", loss=logs["loss"]))
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
