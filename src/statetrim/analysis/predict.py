@@ -60,10 +60,9 @@ def predict(
 
     @contextmanager
     def measured(layers: Sequence[int]) -> Iterator[None]:
-        runs = _MaskedRuns(live, plans, columns, sources)
-        with runs.hooks(layers):
+        with _masked_runs(live, plans, columns, sources, layers) as on_device:
             yield
-        sums = [{key: value.cpu() for key, value in source.items()} for source in runs.sums]
+        sums = [{key: value.cpu() for key, value in source.items()} for source in on_device]
         fit_sums, test_sums = sums[: len(fitted_on)], sums[len(fitted_on) :]
         for name, layer in product(plans, layers):
             weight = _fit_weight([each[name, layer] for each in fit_sums], layer)
@@ -104,56 +103,49 @@ def _layer_groups(
     return [layers[start : start + size] for start in range(0, len(layers), size)]
 
 
-class _MaskedRuns:
-    """Runs each mixer again for every plan, while the original runs on the batches of `sources`,
-    one after the other; `sums` has for every source: (plan, layer) -> sums."""
+@contextmanager
+def _masked_runs(
+    live: LiveModel,
+    plans: Mapping[str, Plan],
+    kept_columns: Mapping[tuple[str, int], Tensor],
+    sources: Sequence[Sequence[Tensor]],
+    layers: Sequence[int],
+) -> Iterator[list[dict[tuple[str, int], LayerStatistics]]]:
+    """Within, while the original runs on the batches of `sources`, one after the other, every mixer
+    call of `layers` is repeated for each plan. Yields what a refit needs, which is added up
+    meanwhile: for every source (plan, layer) -> sums."""
+    sums: list[dict[tuple[str, int], LayerStatistics]] = [{} for _ in sources]
+    source_of_batch = [number for number, batches in enumerate(sources) for _ in batches]
+    batches_read, readouts = Counter[int](), list[Readout]()  # by layer; of calls being repeated
+    repeating = False
 
-    def __init__(
-        self,
-        live: LiveModel,
-        plans: Mapping[str, Plan],
-        kept_columns: Mapping[tuple[str, int], Tensor],
-        sources: Sequence[Sequence[Tensor]],
-    ) -> None:
-        self.live, self.plans, self._kept_columns = live, plans, kept_columns
-        self.sums: list[dict[tuple[str, int], LayerStatistics]] = [{} for _ in sources]
-        self._source_of_batch = [n for n, batches in enumerate(sources) for _ in batches]
-        self._batches_read = Counter[int]()  # by layer
-        self._readout: Readout  # of the mixer call that ran last
-        self._is_repeating = False
-
-    @contextmanager
-    def hooks(self, layers: Sequence[int]) -> Iterator[None]:
-        """Within, every mixer call of `layers` is repeated for each plan and added to `sums`."""
-        mixers = {layer: self.live.mixers[layer] for layer in layers}
-        with (
-            hook_kernels(self.live, lambda call: None, on_readout=self._keep, layers=layers),
-            hook_mixers(mixers, self._run_masked),
-        ):
-            yield
-
-    def _keep(self, readout: Readout) -> None:
-        self._readout = readout
-
-    def _run_masked(self, call: MixerCall) -> None:
-        """Repeat a mixer call with each plan's channels masked, and add up what a refit needs."""
-        if self._is_repeating:  # the hook sees repeated calls too
+    def run_masked(call: MixerCall) -> None:
+        nonlocal repeating
+        if repeating:  # the hook sees repeated calls too
             return
-        layer, model = call.layer, self.live.checkpoint
-        sums = self.sums[self._source_of_batch[self._batches_read[layer]]]
-        self._batches_read[layer] += 1
-        self._is_repeating, target = True, self._readout.output
-        for name, plan in self.plans.items():
+        layer, target = call.layer, readouts.pop().output
+        of_source = sums[source_of_batch[batches_read[layer]]]
+        batches_read[layer] += 1
+        repeating = True
+        for name, plan in plans.items():
             kept = {layer: plan.kept_in_layer(layer)}
-            with hook_kernels(self.live, lambda call: None, kept=kept, layers=[layer]):
-                call.repeat(self.live.mixers[layer])
-            values = self._readout.values
-            columns = self._kept_columns[name, layer].to(values.device)
+            with hook_kernels(live, lambda call: None, kept=kept, layers=[layer]):
+                call.repeat(live.mixers[layer])
+            values = readouts.pop().values
+            columns = kept_columns[name, layer].to(values.device)
             readout = Readout(layer, values[..., columns], target)
-            new = {each.name: each.measure(readout, model) for each in REFIT_STATISTICS}
+            new = {each.name: each.measure(readout, live.checkpoint) for each in REFIT_STATISTICS}
             added = LayerStatistics(values[..., 0].numel(), new)
-            sums[name, layer] = sums[name, layer] + added if (name, layer) in sums else added
-        self._is_repeating = False
+            before = of_source.get((name, layer))
+            of_source[name, layer] = before + added if before else added
+        repeating = False
+
+    mixers = {layer: live.mixers[layer] for layer in layers}
+    with (
+        hook_kernels(live, lambda call: None, on_readout=readouts.append, layers=layers),
+        hook_mixers(mixers, run_masked),
+    ):
+        yield sums
 
 
 def _kept_columns(model: Checkpoint, plans: Mapping[str, Plan]) -> dict[tuple[str, int], Tensor]:
