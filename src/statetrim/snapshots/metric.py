@@ -14,6 +14,8 @@ from torch import Tensor
 
 from ..artifacts.statistics import Statistics
 from ..errors import StatetrimError
+from ..statistics import STATISTICS
+from ..statistics.statistic import check_sums
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import load_if_path
 
@@ -36,14 +38,11 @@ def state_metrics(statistics: Statistics | str | Path | None, model: Checkpoint)
         raise StatetrimError("the statistics hold no metric; run: statetrim calibrate")
     metrics, shares = {}, statistics.shares
     for layer in model.geometry.layers:
-        geometry = model.geometry.for_layer(layer)
         sums = [statistics.sources[name][layer] for name, share in shares.items() if share]
-        expected = (geometry.num_k_heads, geometry.head_k_dim, geometry.head_k_dim)
-        if any(each[name].shape != expected for each in sums for name in names):
-            raise StatetrimError(f"the statistics of layer {layer} do not fit {model.path}")
+        for each in sums:
+            check_sums([STATISTICS[name] for name in names], each, model, layer)
         grams = tuple(torch.stack([each[name] for each in sums]).sum(0) for name in names)
-        value_heads_each = geometry.num_v_heads // geometry.num_k_heads
-        metrics[layer] = metric_of(grams).repeat_interleave(value_heads_each, dim=0)
+        metrics[layer] = metric_of(grams).repeat_interleave(model.geometry.group, dim=0)
     return metrics
 
 
