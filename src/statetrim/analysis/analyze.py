@@ -18,7 +18,6 @@ from ..cut.geometry import Geometry
 from ..errors import StatetrimError
 from ..families.contract import Family
 from ..maths.linalg import condition_number
-from ..maths.units import parse_token_count
 from ..options import takes_options
 from ..progress import Advance, counter, progress_reporter
 from ..runtime.corpus import Corpus
@@ -58,12 +57,10 @@ def analyze(model: ModelLike, options: AnalyzeOptions) -> Analysis:
     if baseline is not None and baseline.geometry.resized(1, 1) != model.geometry.resized(1, 1):
         raise StatetrimError("the baseline has other layers or heads, so nothing would compare")
     models = [model] if baseline is None else [model, baseline]
-    extent = {
-        "tokens": parse_token_count(options.tokens),
-        "length": length,
-        "skip": parse_token_count(options.skip),
-    }
-    texts = [Corpus(options.text, require_prunable(model)).read(**extent) for model in models]
+    texts = []
+    for each in map(require_prunable, models):
+        corpus = Corpus(options.text, each)
+        texts.append(corpus.read(tokens=options.tokens, length=length, skip=options.skip))
     if texts[0].lineage["digest"] != texts[-1].lineage["digest"]:
         raise StatetrimError("the baseline has another tokenizer, so the texts would differ")
     with progress_reporter(options.progress, "analysing") as report:
@@ -194,6 +191,4 @@ def _gram(x: Tensor) -> Tensor:
 def _histogram(singular: Tensor) -> Tensor:
     """Counts [heads, BINS] of log10 of singular values [states, heads, rank]."""
     bins = ((singular.log10() - LOWEST_DECADE) * BINS_PER_DECADE).floor().clamp(0, BINS - 1).long()
-    rows = bins.transpose(0, 1).flatten(1)
-    empty = torch.zeros(len(rows), BINS, dtype=torch.int64, device=rows.device)
-    return empty.scatter_add(1, rows, torch.ones_like(rows))
+    return torch.stack([head.bincount(minlength=BINS) for head in bins.transpose(0, 1).flatten(1)])

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ..artifacts.memory import Forgetting, Memory, MemoryKind
 from ..errors import StatetrimError
-from ..maths.units import parse_token_count
 from ..options import takes_options
 from ..progress import progress_reporter
 from ..runtime.corpus import Corpus
@@ -35,8 +34,8 @@ def analyze_memory(model: ModelLike, options: MemoryOptions) -> Memory:
     there, and the same call resumes after an interruption.
     """
     checkpoint, length = as_checkpoint(model), options.length
-    extent = {"tokens": parse_token_count(options.tokens), "skip": parse_token_count(options.skip)}
-    data = Corpus(options.text, checkpoint).read(**extent, length=length)
+    corpus = Corpus(options.text, checkpoint)
+    data = corpus.read(tokens=options.tokens, length=length, skip=options.skip)
     if len(data.ids) < 2:
         raise StatetrimError(
             f"one window of {length} tokens gives no interval; read more tokens, or shorter windows"

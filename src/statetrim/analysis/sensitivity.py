@@ -3,8 +3,6 @@
 No cut is written: the channels that a plan prunes are masked in the kernels of one layer.
 """
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,7 +12,6 @@ from ..artifacts.plan import Plan
 from ..artifacts.sensitivity import LayerCut, Sensitivity
 from ..cut.shape import CHANNEL_AXES, ChannelAxis, Kept
 from ..errors import StatetrimError
-from ..maths.units import parse_token_count
 from ..progress import progress_reporter
 from ..runtime.corpus import as_corpus
 from ..runtime.kernel_hooks import hook_kernels
@@ -36,18 +33,15 @@ def sensitivity(
     which the same call resumes after an interruption; StatetrimError is raised if `out` exists.
     """
     variants = list(_variants(require_prunable(model), plans))
-    tables = [(layer, axis, kept.shape[1], kept.tolist()) for layer, axis, kept in variants]
-    length, skip = options.length, parse_token_count(options.skip)
-    data = as_corpus(options.text, model).read(
-        tokens=options.windows * length, length=length, skip=skip
-    )
+    tokens, corpus = options.windows * options.length, as_corpus(options.text, model)
+    data = corpus.read(tokens=tokens, length=options.length, skip=options.skip)
     lineage = {
         "statetrim": __version__,
         "source": model.digest,
         "dtype": options.dtype_text,
         "data": data.lineage,
         "rows": options.rows,
-        "plans": hashlib.sha256(json.dumps(tables).encode()).hexdigest(),
+        "plans": [plan.digest for plan in plans],
     }
 
     def measure(directory: Path | None) -> Sensitivity:

@@ -95,7 +95,7 @@ def calibrate(model: ModelLike, options: CalibrateOptions) -> Statistics:
         open_saved_sums(options.out, ranks, lineage) as saved,
         progress_reporter(options.progress, "calibrating") as report,
     ):
-        if saved and saved.is_finished:
+        if saved and saved.out.exists():  # published by a run that was killed at its very end
             return Statistics.load(saved.out)
         models = [model] if original is None else [original, model]
         live_models = [load_live(each, options.placement) for each in models]
@@ -174,7 +174,7 @@ def _load_sources(model: Checkpoint, options: CalibrateOptions) -> dict[str, Seq
     text, recall = options.text, options.recall
     if recall is None:
         recall = 0.0 if isinstance(text, Sequences) else RECALL_SHARE
-    tokens, skip = parse_token_count(options.tokens), parse_token_count(options.skip)
+    tokens = parse_token_count(options.tokens)
     recall_tokens = int(recall * tokens)
     if not recall_tokens and isinstance(text, Sequences):
         return {TEXT: text}
@@ -184,7 +184,8 @@ def _load_sources(model: Checkpoint, options: CalibrateOptions) -> dict[str, Seq
     else:
         corpus = as_corpus(text, model)
         tokenizer, text_tokens = corpus.tokenizer, tokens - recall_tokens
-        sources = {TEXT: corpus.read(tokens=text_tokens, length=options.length, skip=skip)}
+        read = corpus.read(tokens=text_tokens, length=options.length, skip=options.skip)
+        sources = {TEXT: read}
     if recall_tokens:
         sources["recall"] = recall_sequences(tokenizer, recall_tokens, options.seed)
     return sources
@@ -244,11 +245,6 @@ class SavedSums:
     def layerwise_directory(self) -> Path:
         """Hidden states and finished layers of a layerwise calibration."""
         return partial_path(self.out) / f"walk-{self.ranks.rank}-of-{self.ranks.world_size}"
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether an earlier run published `out` and was killed before it could clean up."""
-        return self.out.exists()
 
     def save_layer(self, sums: Mapping[str, Sums], layer: int) -> None:
         """Save the sums of a layer that all batches have passed as `layer-LAYER.safetensors`."""

@@ -63,7 +63,7 @@ def load_training_rows(
         if not steps:
             raise StatetrimError(f"{len(text.ids)} sequences do not fill a batch of {batch_size}")
         return TrainingRows(text.ids[: steps * batch_size], text.lineage)
-    tokens, skip = parse_token_count(options.tokens), parse_token_count(options.skip)
+    tokens = parse_token_count(options.tokens)
     steps = tokens // (batch_size * length)
     if not steps:
         raise StatetrimError(
@@ -79,7 +79,7 @@ def load_training_rows(
     counts = (torch.arange(steps * batch_size + 1, dtype=torch.float64) * recall_share).floor()
     is_recall = counts.diff() > 0  # at even distances
     text_rows, recall_rows = int((~is_recall).sum()), int(is_recall.sum())
-    text_sequences = corpus.read(tokens=text_rows * length, length=length, skip=skip)
+    text_sequences = corpus.read(tokens=text_rows * length, length=length, skip=options.skip)
     if not recall_rows:
         return TrainingRows(text_sequences.ids, text_sequences.lineage)
     held_out_rows = min(MAX_HELD_OUT_ROWS, max(1, HELD_OUT_TOKENS // length))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import StatetrimError
+from ..maths.units import parse_token_count
 from ..storage.checkpoint import Checkpoint
 from ..storage.text import Sequences, documents
 from .loading import load_tokenizer
@@ -52,18 +53,19 @@ class Corpus:
         """How many tokens there are, reading no more than `most`."""
         return self._tokens.read_until(self.start + most) - self.start
 
-    def read(self, *, tokens: int, length: int = 512, skip: int = 0) -> Sequences:
-        """The first `tokens` after `skip`, packed into sequences of `length`; a remainder is left
-        out. Documents are joined by the end-of-text token."""
-        if length < 2 or tokens < length:
-            raise StatetrimError(f"{tokens} tokens do not fill one sequence of {length}")
-        count = tokens // length
-        if self.size is not None and skip + count * length > self.size:
+    def read(self, *, tokens: int | str, length: int = 512, skip: int | str = 0) -> Sequences:
+        """The first `tokens` ("16k") after `skip`, packed into sequences of `length`; a remainder
+        is left out. Documents are joined by the end-of-text token."""
+        most, skipped = parse_token_count(tokens), parse_token_count(skip)
+        if length < 2 or most < length:
+            raise StatetrimError(f"{most} tokens do not fill one sequence of {length}")
+        count = most // length
+        if self.size is not None and skipped + count * length > self.size:
             raise StatetrimError(
-                f"{skip + count * length} tokens were asked of a slice of {self.text} that has "
+                f"{skipped + count * length} tokens were asked of a slice of {self.text} that has "
                 f"{self.size}"
             )
-        first = self.start + skip
+        first = self.start + skipped
         packed = self._tokens.between(first, first + count * length).reshape(count, length)
         lineage = {
             "text": str(self.text),

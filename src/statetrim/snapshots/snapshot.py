@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from ..artifacts.snapshots import CodeResult, Snapshots
 from ..maths.paired import Pairs, difference_interval
-from ..maths.units import parse_token_count
 from ..options import as_record, takes_options
 from ..progress import Advance, counter, progress_reporter
 from ..runtime.corpus import Corpus
@@ -70,7 +69,7 @@ def snapshot(model: ModelLike, options: SnapshotOptions) -> Snapshots:
         data = Corpus(options.text, checkpoint).read(
             tokens=2 * options.length * options.sequences,
             length=2 * options.length,
-            skip=parse_token_count(options.skip),
+            skip=options.skip,
         )
         live = load_live(checkpoint, options.placement)
         with progress_reporter(options.progress, "coding states") as report:

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from ..artifacts.state_sizes import stored_dtype
 from ..artifacts.verification import MAX_MARGIN, Agreement, Kind, Verification
-from ..maths.units import parse_token_count
 from ..options import as_record, takes_options
 from ..progress import OnProgress, Progress, progress_reporter
 from ..runtime.corpus import Corpus
@@ -149,7 +148,7 @@ def _request(
     first `count` documents to encode, and sequences of its tokens after `skip`, with prompts."""
     count, length = options.count, options.length
     packed = Corpus(options.text, original).read(
-        tokens=count * length, length=length, skip=parse_token_count(options.skip)
+        tokens=count * length, length=length, skip=options.skip
     )
     sequences: list[list[int]] = packed.ids.tolist()
     request = DriverRequest(
