@@ -264,11 +264,10 @@ def _progress_callbacks(
     report: harness.ProgressCallback, total: int, batch_size: int, *, read_first: bool
 ) -> tuple[Callable[[int], None], Callable[[int], None]]:
     """Callbacks for the number of batches that were read, and compared. With `read_first` all are
-    read before, and each of the two counts for half of the progress."""
+    read before, and each of the two counts for half of the progress; else the second for all."""
 
     def on_read(batches: int) -> None:
-        done = min(batches * batch_size, total)
-        report(done // 2 if read_first else done, total)
+        report(min(batches * batch_size, total) // 2, total)
 
     def on_compared(batches: int) -> None:
         done = min(batches * batch_size, total)

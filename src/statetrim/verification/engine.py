@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -143,7 +142,7 @@ def python_process(
     environment = dict(os.environ)
     environment.pop("PYTHONPATH", None)
     environment |= {"HF_HUB_OFFLINE": "1", **extra_environment}
-    with tempfile.TemporaryDirectory() as directory:
+    with TemporaryDirectory() as directory:
         log = Path(directory, "log")
         with log.open("w") as file:
             process = subprocess.Popen(
