@@ -1,6 +1,5 @@
 """Check that a loaded model has the weights of the checkpoint's files."""
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from math import prod
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from ..errors import StatetrimError
@@ -27,23 +27,27 @@ def verify_weights(module: Any, checkpoint: Checkpoint) -> int:
     """
     compared = 0
     with ExitStack() as stack, torch.no_grad():
-        files: dict[Path, int] = {}
+        files: dict[Path, Any] = {}
         for shard in checkpoint.shards:
-            files[shard.path] = os.open(shard.path, os.O_RDONLY)
-            stack.callback(os.close, files[shard.path])
+            files[shard.path] = stack.enter_context(safe_open(shard.path, framework="pt"))
         for names, tensor in _tensors_in_memory(module, checkpoint):
             check_finite(names, tensor, checkpoint)
-            sizes, readable = list[int](), True
-            for name in names:
-                info = checkpoint.tensors[name][1]
-                sizes.append(prod(info.shape))
-                readable = readable and info.dtype in DTYPES
-            if sum(sizes) != tensor.numel() or not tensor.numel() or not readable:
+            entries = [checkpoint.tensors[name] for name in names]
+            numel = sum(prod(info.shape) for _, info in entries)
+            readable = all(info.dtype in DTYPES for _, info in entries)
+            if numel != tensor.numel() or not numel or not readable:
                 continue
-            positions = evenly_spaced(range(tensor.numel()), _SAMPLES)
-            stored = _read_values(positions, names, sizes, checkpoint, files)
-            loaded = tensor[torch.unravel_index(torch.tensor(positions), tensor.shape)].cpu()
-            if not torch.equal(stored.to(loaded.dtype), loaded):
+            positions = torch.tensor(evenly_spaced(range(numel), _SAMPLES))
+            stored = []
+            start = 0
+            for shard, info in entries:
+                # A memory map, of which only the pages with samples are read.
+                piece = files[shard.path].get_tensor(info.name).flatten()
+                inside = (positions >= start) & (positions < start + len(piece))
+                stored.append(piece[positions[inside] - start])
+                start += len(piece)
+            loaded = tensor[torch.unravel_index(positions, tensor.shape)].cpu()
+            if not torch.equal(torch.cat(stored).to(loaded.dtype), loaded):
                 raise other_values(checkpoint, names[0])
             compared += len(names)
     return compared
@@ -107,24 +111,3 @@ def _is_finite(tensor: Tensor) -> bool:
         return True
     lowest, highest = torch.aminmax(tensor)  # both are NaN if any value is
     return bool(lowest.isfinite()) and bool(highest.isfinite())
-
-
-def _read_values(
-    positions: list[int],
-    names: list[str],
-    sizes: list[int],
-    checkpoint: Checkpoint,
-    files: dict[Path, int],
-) -> Tensor:
-    """Stored values [positions], in the stored dtype, at `positions` in the concatenation of the
-    flattened tensors `names`, which have `sizes` elements; `files` are open descriptors."""
-    values = []
-    for position in positions:
-        index = 0
-        while position >= sizes[index]:
-            position, index = position - sizes[index], index + 1
-        shard, info = checkpoint.tensors[names[index]]
-        itemsize = info.nbytes // sizes[index]
-        raw = bytearray(os.pread(files[shard.path], itemsize, info.start + position * itemsize))
-        values.append(torch.frombuffer(raw, dtype=DTYPES[info.dtype]))
-    return torch.cat(values)
