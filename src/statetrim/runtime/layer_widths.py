@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..cut.rows import kept_masks
 from ..cut.shape import CHANNEL_AXES, Axis
 from ..errors import StatetrimError
-from ..families.contract import LAYER_WIDTHS_FIELD, Config
+from ..families.contract import LAYER_WIDTHS_FIELD, Config, text_config
 from ..storage.checkpoint import Checkpoint
 from .live import find_mixers
 from .stored_weights import empty_model
@@ -101,8 +101,8 @@ def _init_with_layer_config(original: Any, checkpoint: Checkpoint) -> Any:
 def _layer_config(config: Any, checkpoint: Checkpoint, layer: int) -> Any:
     """A copy of the live config, with the fields of a stock config of this layer's shape; both are
     parsed by the config's own class, because it computes some fields."""
-    widest = _matching_section(checkpoint.config, config)
-    own = _matching_section(checkpoint.layer_config(layer), config)
+    widest = checkpoint.text_config
+    own = text_config(checkpoint.layer_config(layer))
     parse, fields = type(config).from_dict, config.to_dict()
     parsed_widest = vars(parse(fields | _differing_fields(widest, own)))
     parsed_own = vars(parse(fields | _differing_fields(own, widest)))
@@ -116,11 +116,3 @@ def _differing_fields(config: Config, other: Config) -> Config:
     differing = {name: value for name, value in config.items() if value != other.get(name)}
     differing.pop(LAYER_WIDTHS_FIELD, None)
     return differing
-
-
-def _matching_section(stored: Config, config: Any) -> Config:
-    """The section of a config.json that the live config was built from."""
-    text_config = stored.get("text_config")
-    if isinstance(text_config, dict) and text_config.get("model_type") == config.model_type:
-        return text_config
-    return stored
