@@ -192,7 +192,7 @@ def hooked_kernel(
         values: torch.Tensor = arguments["v"]
         return values
 
-    hooked = recorder.wrap(model.family.kernels[0], kernel)
+    hooked = recorder.wrap(model.family.kernels[0], kernel, inspect.signature(kernel))
     return lambda **arguments: (hooked(**arguments), received)[1]
 
 

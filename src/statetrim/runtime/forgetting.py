@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .kernel_hooks import kernel_signature, wrapped_kernels
+from .kernel_hooks import wrapped_kernels
 from .live import LiveModel
 
 _MAX_STATE_NUMEL = 2**26  # in one kernel call; pieces of a sequence have a state each
@@ -33,9 +33,7 @@ def emptied_states(live: LiveModel, layers: Collection[int], every: int) -> Iter
     def start(layer: int, module: nn.Module, args: Any) -> None:
         running[:] = [layer]
 
-    def wrap(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        signature = kernel_signature(kernel)
-
+    def wrap(name: str, kernel: Callable[..., Any], signature: inspect.Signature) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             if running[0] not in layers:
                 return kernel(*args, **kwargs)
@@ -45,7 +43,6 @@ def emptied_states(live: LiveModel, layers: Collection[int], every: int) -> Iter
                     kwargs["chunk_size"] = min(usual, 1 << (every - 1).bit_length())
             return _in_pieces(kernel, args, kwargs, every, rows_at_once)
 
-        call.__signature__ = signature  # type: ignore[attr-defined]
         return call
 
     with ExitStack() as stack:

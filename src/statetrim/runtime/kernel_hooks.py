@@ -8,7 +8,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,11 +103,13 @@ def masked(live: LiveModel, plan: Plan) -> AbstractContextManager[None]:
     return hook_kernels(live, lambda call: None, kept=kept)
 
 
+Wrap = Callable[[str, Callable[..., Any], inspect.Signature], Any]
+"""(name, kernel, its signature) -> what is called in place of it, and gets the same signature."""
+
+
 @contextmanager
-def wrapped_kernels(
-    live: LiveModel, wrap: Callable[[str, Callable[..., Any]], Callable[..., Any]]
-) -> Iterator[None]:
-    """Within, the mixers call `wrap(name, kernel)` in place of every kernel the family names. It is
+def wrapped_kernels(live: LiveModel, wrap: Wrap) -> Iterator[None]:
+    """Within, the mixers call what `wrap` returns in place of every kernel the family names. It is
     set in the modelling module, so other models of that module call it too. Refuses a module that
     has none of these kernels."""
     kernels = live.checkpoint.family.kernels
@@ -121,8 +123,14 @@ def wrapped_kernels(
                 )
             for name in names:
                 kernel = getattr(modeling_module, name)
+                # With the `kernels` package a kernel is a module, whose `forward` has the signature
+                # of the function it replaces.
+                is_module = isinstance(kernel, nn.Module)
+                signature = inspect.signature(kernel.forward if is_module else kernel)
+                wrapper = wrap(name, kernel, signature)
+                wrapper.__signature__ = signature
                 stack.callback(setattr, modeling_module, name, kernel)
-                setattr(modeling_module, name, wrap(name, kernel))
+                setattr(modeling_module, name, wrapper)
         yield
 
 
@@ -163,14 +171,15 @@ def without_bias(projection: nn.Module, output: Tensor) -> Tensor:
     return output.detach() if bias is None else (output - bias).detach()
 
 
-@contextmanager
-def _scale_readout(live: LiveModel, layer: int, kept: Kept) -> Iterator[None]:
+def _scale_readout(live: LiveModel, layer: int, kept: Kept) -> AbstractContextManager[Any]:
     """Within, a layer's output projection gets zeros for all heads but the `kept`; and the scale
     that `_Recorder` applies before the output norm is undone after it.
 
     The norm averages over the full width. Its input is scaled by sqrt(full width / kept width), so
     that the mean square is that of the kept channels; its output must be scaled back.
     """
+    if not kept.keys() & {"value", "head"}:
+        return nullcontext()
     geometry = live.checkpoint.geometry.for_layer(layer)
     factors = torch.ones(geometry.num_v_heads, 1)
     if "value" in kept:
@@ -186,11 +195,7 @@ def _scale_readout(live: LiveModel, layer: int, kept: Kept) -> Iterator[None]:
         scaled = args[0].unflatten(-1, (len(factors), -1)) * factors.to(args[0])
         return scaled.flatten(-2), *args[1:]
 
-    with ExitStack() as stack:
-        if kept.keys() & {"value", "head"}:
-            projection = live.output_projections[layer]
-            stack.enter_context(projection.register_forward_pre_hook(scale_input))
-        yield
+    return live.output_projections[layer].register_forward_pre_hook(scale_input)
 
 
 class _Recorder:
@@ -216,9 +221,8 @@ class _Recorder:
             hidden = args[0] if args else kwargs["hidden_states"]
             self.on_input(MixerInput(layer, hidden.detach()))
 
-    def wrap(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(self, name: str, kernel: Callable[..., Any], signature: inspect.Signature) -> Any:
         """`kernel` with masked arguments and output, which reports each of its calls."""
-        signature = kernel_signature(kernel)
         parameters = signature.parameters.values()
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         positional_names = tuple(p.name for p in parameters if p.kind in positional)
@@ -266,7 +270,6 @@ class _Recorder:
                 self.on_call(KernelCall(self.layer, query, key, output.detach(), name, reported))
             return result
 
-        record_call.__signature__ = signature  # type: ignore[attr-defined]
         return record_call
 
     def _unrepeat_key_heads(self, x: Tensor) -> Tensor:
@@ -287,12 +290,6 @@ def _scale_output(result: Any, factor: Tensor | float) -> Any:
     output, *states = result if isinstance(result, tuple) else (result,)
     output = output * (factor.to(output) if isinstance(factor, Tensor) else factor)
     return (output, *states) if isinstance(result, tuple) else output
-
-
-def kernel_signature(kernel: Callable[..., Any]) -> inspect.Signature:
-    """The signature of a kernel. With the `kernels` package a kernel is a module, whose `forward`
-    has the signature of the function it replaces."""
-    return inspect.signature(kernel.forward if isinstance(kernel, nn.Module) else kernel)
 
 
 def query_and_key_names(

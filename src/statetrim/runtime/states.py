@@ -7,6 +7,7 @@ and stores that. So the state is rounded after every decoded token, and in a pro
 piece. A dtype that needs scales has one per head and value channel.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from ..families.recurrences import Recurrence
 from ..maths.quantization import FORMATS, fake_quantize
 from ..portable import kernels
 from ..portable.kernels import DeferredState
-from .kernel_hooks import KernelCall, kernel_signature, query_and_key_names, wrapped_kernels
+from .kernel_hooks import KernelCall, query_and_key_names, wrapped_kernels
 from .live import LiveModel
 
 BLOCK = 256
@@ -135,10 +136,9 @@ class _Rounding:
         self.generator = seeded(storage.seed) if storage.stochastic else None
         self.num_calls = 0
 
-    def wrap(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(self, name: str, kernel: Callable[..., Any], signature: inspect.Signature) -> Any:
         """`kernel` with its state rounded: after every token or piece of a prompt, as `storage`
         says, and after the call if it updates the state in place."""
-        signature = kernel_signature(kernel)
         names = list(signature.parameters)
 
         def call_rounded(*args: Any, **kwargs: Any) -> Any:
@@ -175,7 +175,6 @@ class _Rounding:
             key_shape = arguments[key_name].shape
             return self._run_in_pieces(call, arguments, key_shape, state_name, return_name)
 
-        call_rounded.__signature__ = signature  # type: ignore[attr-defined]
         return call_rounded
 
     def _run_by_token(
