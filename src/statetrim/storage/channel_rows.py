@@ -196,12 +196,9 @@ def find_resplit_tensors(
     row_ranges: dict[str, RowRange] = {}
     if not family.concatenated_parameters:
         return row_ranges
-    for layer in geometry.layers:
-        own_config = layer_config(family, config, geometry, layer)
-        channel_rows = family.channel_rows(own_config, geometry.for_layer(layer))
-        sizes_by_leaf = {rows.tensor: rows.size for rows in channel_rows}
+    for layer, by_leaf in _rows_by_layer(family, config, geometry, family.channel_rows).items():
         for leaves in family.concatenated_parameters.values():
-            sizes = [sizes_by_leaf[leaf] for leaf in leaves]
+            sizes = [by_leaf[leaf][0].size for leaf in leaves]
             equal_sizes = [len(chunk) for chunk in torch.arange(sum(sizes)).chunk(len(sizes))]
             if equal_sizes == sizes:
                 continue

@@ -219,17 +219,13 @@ def read_row_bytes(file: BufferedReader, tensor: TensorInfo, start: int, stop: i
 
 
 def tensors_after(shard: Shard, edits: Mapping[str, Edit]) -> list[TensorInfo]:
-    """Header entries of the file that `rewrite_shard` writes."""
+    """Header entries of the file that `rewrite_shard` writes; `start` is still that in `shard`."""
     after = list(shard.tensors)
     for number, tensor in enumerate(after):
         if tensor.name in edits:
             shape = edits[tensor.name].result_shape(tensor.shape)
             nbytes = prod(shape) * DTYPE_BITS[tensor.dtype] // 8
             after[number] = replace(tensor, shape=shape, nbytes=nbytes)
-    start = len(_encode_header(shard.metadata, after))
-    for number, tensor in enumerate(after):
-        after[number] = replace(tensor, start=start)
-        start += tensor.nbytes
     return after
 
 
