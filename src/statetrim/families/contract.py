@@ -363,9 +363,7 @@ def num_softmax_layers(config: Config, geometry: Geometry, default: int | None =
     `num_hidden_layers`."""
     layer_types = layer_types_field(config, "layer_types")
     layer_types = layer_types or layer_types_field(config, "layers_block_type")
-    if layer_types is not None:
-        return len(layer_types) - len(geometry.layers)
-    total = num_layers(config, default)
+    total = num_layers(config, default) if layer_types is None else len(layer_types)
     return total - len(geometry.layers)
 
 

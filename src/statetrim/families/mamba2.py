@@ -46,7 +46,6 @@ class ConfigFields:
     default_heads: int | None = None
     default_head_dim: int | None = None
     inner: str | None = None  # a field that sets the inner width instead of `expand`
-    layer_types: str | None = None  # a field that lists the type of each layer
     key_value_heads: int | None = None  # of the softmax layers; None: one per query head
     attention_head_dim: int | None = None  # None: the hidden size divided by the heads
 
@@ -73,7 +72,7 @@ FIELDS_BY_TYPE = {
     ),
     "bamba": replace(_MAMBA_FIELDS, key_value_heads=8),
     "falcon_h1": replace(_MAMBA_FIELDS, inner="mamba_d_ssm", key_value_heads=8),
-    "granitemoehybrid": replace(_MAMBA_FIELDS, layer_types="layer_types"),
+    "granitemoehybrid": _MAMBA_FIELDS,
     "nemotron_h": ConfigFields(
         state="ssm_state_size",
         groups=("mamba_n_groups", "n_groups"),
@@ -84,7 +83,6 @@ FIELDS_BY_TYPE = {
         default_groups=8,
         default_heads=128,
         default_head_dim=64,
-        layer_types="layers_block_type",
         key_value_heads=8,
         attention_head_dim=128,
     ),
@@ -147,7 +145,7 @@ class Mamba2(Family):
         groups = int_field(config, *fields.groups, default=fields.default_groups)
         heads, head_dim = _heads_and_width(config, fields)
         return Geometry(
-            layers=_linear_layers(config, fields),
+            layers=_linear_layers(config),
             num_k_heads=groups,
             num_v_heads=heads,
             head_k_dim=int_field(config, fields.state, default=fields.default_state),
@@ -305,18 +303,19 @@ def _heads_and_width(config: Config, fields: ConfigFields) -> tuple[int, int]:
     return heads, inner // heads
 
 
-def _linear_layers(config: Config, fields: ConfigFields) -> tuple[int, ...]:
+def _linear_layers(config: Config) -> tuple[int, ...]:
     """Indices of the layers with a state: those that the config lists as Mamba, or all that it does
     not list as softmax layers. Refuses a model without any."""
+    layer_types = None
     if config["model_type"] == "nemotron_h":
-        return layers_of_type(_nemotron_layer_types(config), "linear_attention", "mamba")
-    layer_types = layer_types_field(config, fields.layer_types) if fields.layer_types else None
-    if layer_types is not None:
-        return layers_of_type(layer_types, "linear_attention", "mamba")
-    total = num_layers(config)
-    softmax_layers = layer_indices_field(config, "attn_layer_indices")
-    layer_types = ["other" if i in softmax_layers else "mamba" for i in range(total)]
-    return layers_of_type(layer_types, "mamba")
+        layer_types = _nemotron_layer_types(config)
+    elif config["model_type"] == "granitemoehybrid":
+        layer_types = layer_types_field(config, "layer_types")
+    if layer_types is None:
+        softmax_layers = layer_indices_field(config, "attn_layer_indices")
+        total = num_layers(config)
+        layer_types = ["other" if i in softmax_layers else "mamba" for i in range(total)]
+    return layers_of_type(layer_types, "linear_attention", "mamba")
 
 
 _PATTERN = {"M": "mamba", "*": "attention"}
