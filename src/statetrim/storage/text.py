@@ -40,9 +40,9 @@ def check_text_source(text: str | Path) -> None:
         raise StatetrimError(
             f"there is no file {text}; give a text file, a folder of them, or a hub dataset"
         )
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise StatetrimError(f"{text} is a pipe or a device, not a file; give a text file")
-    if (path.is_file() and path.suffix not in SUFFIXES) or (path.suffix and not path.exists()):
+    is_text_file = path.is_file() and path.suffix in SUFFIXES
+    may_be_dataset = not path.exists() and not path.suffix
+    if not (is_text_file or path.is_dir() or may_be_dataset):
         raise StatetrimError(
             f"{text} is neither a file ending in {', '.join(SUFFIXES)}, a directory of them, nor "
             f"the name of a hub dataset"
@@ -52,6 +52,7 @@ def check_text_source(text: str | Path) -> None:
 def documents(text: str | Path) -> Iterator[str]:
     """Yield the documents of a text source, always in the same order: a .txt file is one, in other
     files and hub datasets every row is one."""
+    check_text_source(text)
     path = Path(text)
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
@@ -59,9 +60,9 @@ def documents(text: str | Path) -> Iterator[str]:
             raise StatetrimError(f"{path} holds no file ending in {', '.join(SUFFIXES)}")
         for file in files:
             yield from documents(file)
-    elif path.suffix == ".txt" and path.is_file():
+    elif path.suffix == ".txt":
         yield path.read_text(encoding="utf-8", errors="replace")
-    elif path.suffix == ".jsonl" and path.is_file():
+    elif path.suffix == ".jsonl":
         with path.open(encoding="utf-8", errors="replace") as rows:
             for number, row in enumerate(rows, start=1):
                 try:
@@ -70,10 +71,9 @@ def documents(text: str | Path) -> Iterator[str]:
                     raise StatetrimError(
                         f"{path}, line {number}, is not a JSON object with a field 'text'"
                     ) from None
-    elif path.suffix == ".parquet" and path.is_file():
+    elif path.suffix == ".parquet":
         yield from _dataset_documents("parquet", data_files=str(path))
     else:
-        check_text_source(text)
         yield from _dataset_documents(str(text))
 
 
