@@ -256,12 +256,9 @@ def explain_hub_errors(repo: str, revision: str | None = None) -> Iterator[None]
     except errors.HfHubHTTPError as error:
         status = getattr(error.response, "status_code", "an error")
         raise StatetrimError(f"the hub answers {status} for {repo}; try again later") from None
-    except OSError as error:
-        if error.errno in _DISK_ERRORS:
-            raise
-        raise HubUnreachable("the hub cannot be reached") from None
     except Exception as error:
-        # Of the HTTP library, which differs between versions of huggingface_hub.
-        if "http" not in type(error).__module__ and "requests" not in type(error).__module__:
+        of_connection = isinstance(error, OSError) and error.errno not in _DISK_ERRORS
+        # The HTTP library differs between versions of huggingface_hub.
+        if not of_connection and "http" not in type(error).__module__:
             raise
         raise HubUnreachable("the hub cannot be reached") from None
