@@ -215,11 +215,7 @@ class RecurrentLayer(CacheLayerMixin):
 
 
 class RecurrentCache(Cache):
-    """One `RecurrentLayer` per decoder layer; `cache[i]` is a dictionary as in fla's cache."""
+    """One `RecurrentLayer` per decoder layer."""
 
     def __init__(self, num_layers: int) -> None:
         super().__init__(layers=[RecurrentLayer() for _ in range(num_layers)])
-
-    def __getitem__(self, layer: int) -> dict[str, Tensor | tuple[Tensor, ...] | None]:
-        cached = self.layers[layer]
-        return {"recurrent_state": cached.recurrent_state, "conv_state": cached.conv_state}
