@@ -183,7 +183,7 @@ def hooked_kernel(
     model: st.Checkpoint, calls: list[KernelCall], kept: dict[int, Kept]
 ) -> Callable[..., Any]:
     """A kernel that returns the argument `v`, within the hooks of a model that only a GPU runs."""
-    recorder = _Recorder(model, calls.append, None, kept)
+    recorder = _Recorder(model, kept, calls.append)
     recorder.layer = 0
     received: dict[str, Any] = {}
 

@@ -81,12 +81,14 @@ def hook_kernels(
     """
     geometry = live.checkpoint.geometry
     kept = {layer: over_all_heads(of_layer, geometry) for layer, of_layer in (kept or {}).items()}
-    recorder = _Recorder(live.checkpoint, on_call, on_input, kept)
+    recorder = _Recorder(live.checkpoint, kept, on_call, on_input, on_readout)
     with ExitStack() as stack:
         for layer, of_layer in kept.items():
             stack.enter_context(_scale_readout(live, layer, of_layer))
         if on_readout is not None:
-            stack.enter_context(_hook_readouts(live, on_readout, layers))
+            for layer, module in live.output_projections.items():
+                after_projection = functools.partial(recorder.on_projection_end, layer)
+                stack.enter_context(module.register_forward_hook(after_projection))
         for layer, module in live.mixers.items():
             hook = functools.partial(recorder.on_mixer_start, layer)
             stack.enter_context(module.register_forward_pre_hook(hook, with_kwargs=True))
@@ -94,6 +96,8 @@ def hook_kernels(
         yield
     what = "a recurrence kernel that statetrim knows"
     _require_calls(live, layers, recorder.called_layers, what)
+    if on_readout is not None:
+        _require_calls(live, layers, recorder.read_layers, "their output projection")
 
 
 def masked(live: LiveModel, plan: Plan) -> AbstractContextManager[None]:
@@ -132,25 +136,6 @@ def wrapped_kernels(live: LiveModel, wrap: Wrap) -> Iterator[None]:
                 stack.callback(setattr, modeling_module, name, kernel)
                 setattr(modeling_module, name, wrapper)
         yield
-
-
-@contextmanager
-def _hook_readouts(
-    live: LiveModel, on_readout: Callable[[Readout], None], layers: Iterable[int] | None
-) -> Iterator[None]:
-    """Within, every call of an output projection is passed to `on_readout`."""
-    called_layers: set[int] = set()
-
-    def record(layer: int, module: nn.Module, args: Any, output: Tensor) -> None:
-        called_layers.add(layer)
-        on_readout(Readout(layer, args[0].detach(), without_bias(module, output)))
-
-    with ExitStack() as stack:
-        for layer, module in live.output_projections.items():
-            hook = functools.partial(record, layer)
-            stack.enter_context(module.register_forward_hook(hook))
-        yield
-    _require_calls(live, layers, called_layers, "their output projection")
 
 
 def _require_calls(
@@ -198,21 +183,18 @@ def _scale_readout(live: LiveModel, layer: int, kept: Kept) -> AbstractContextMa
     return live.output_projections[layer].register_forward_pre_hook(scale_input)
 
 
+@dataclass(eq=False)
 class _Recorder:
-    """Tracks which layer is running, masks its channels, and reports its kernel calls."""
+    """Tracks which layer is running, masks its channels, and reports what is called."""
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        on_call: Callable[[KernelCall], None],
-        on_input: Callable[[MixerInput], None] | None,
-        kept: Mapping[int, Kept],
-    ) -> None:
-        self.family, self.geometry = checkpoint.family, checkpoint.geometry
-        self.kept = kept
-        self.on_call, self.on_input = on_call, on_input
-        self.layer: int | None = None
-        self.called_layers: set[int] = set()
+    checkpoint: Checkpoint
+    kept: Mapping[int, Kept]
+    on_call: Callable[[KernelCall], None]
+    on_input: Callable[[MixerInput], None] | None = None
+    on_readout: Callable[[Readout], None] | None = None
+    layer: int | None = None
+    called_layers: set[int] = field(default_factory=set)
+    read_layers: set[int] = field(default_factory=set)
 
     def on_mixer_start(self, layer: int, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Hook before a mixer's call: notes the layer, and passes its input to `on_input`."""
@@ -221,22 +203,29 @@ class _Recorder:
             hidden = args[0] if args else kwargs["hidden_states"]
             self.on_input(MixerInput(layer, hidden.detach()))
 
+    def on_projection_end(self, layer: int, module: nn.Module, args: Any, output: Tensor) -> None:
+        """Hook after an output projection's call."""
+        assert self.on_readout is not None
+        self.read_layers.add(layer)
+        self.on_readout(Readout(layer, args[0].detach(), without_bias(module, output)))
+
     def wrap(self, name: str, kernel: Callable[..., Any], signature: inspect.Signature) -> Any:
         """`kernel` with masked arguments and output, which reports each of its calls."""
+        family, geometry = self.checkpoint.family, self.checkpoint.geometry
         parameters = signature.parameters.values()
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         positional_names = tuple(p.name for p in parameters if p.kind in positional)
-        positional_names = positional_names or self.family.positional_arguments.get(name, ())
+        positional_names = positional_names or family.positional_arguments.get(name, ())
         defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
 
         def record_call(*args: Any, **kwargs: Any) -> Any:
             arguments = dict(zip(positional_names, args, strict=False)) | kwargs
-            query_name, key_name = query_and_key_names(self.family, name, arguments)
+            query_name, key_name = query_and_key_names(family, name, arguments)
             assert self.layer is not None, "a kernel ran outside every mixer"
-            shape = self.geometry.for_layer(self.layer)
+            shape = geometry.for_layer(self.layer)
             kept = self.kept.get(self.layer, {})
             if "key" in kept:
-                for argument in (query_name, key_name, *self.family.other_keys):
+                for argument in (query_name, key_name, *family.other_keys):
                     if argument in arguments:
                         x = arguments[argument]
                         arguments[argument] = x * _kept_mask(kept["key"], *x.shape[-2:]).to(x)
@@ -246,14 +235,14 @@ class _Recorder:
                     changed[index] = arguments[argument]
                 args, kwargs = tuple(changed), {n: arguments[n] for n in kwargs}
             result = kernel(*args, **kwargs)
-            if "key" in kept and self.family.scales_queries:
+            if "key" in kept and family.scales_queries:
                 # It divides queries by the root of the full width.
                 result = _scale_output(result, (shape.head_k_dim / kept["key"].shape[1]) ** 0.5)
             if "value" in kept:
                 mask = _kept_mask(kept["value"], shape.num_v_heads, shape.head_v_dim)
                 scale = (shape.head_v_dim / kept["value"].shape[1]) ** 0.5  # see _scale_readout
                 result = _scale_output(result, mask * scale)
-            if "head" in kept and self.family.norm_over_heads:
+            if "head" in kept and family.norm_over_heads:
                 of_heads = torch.zeros(shape.num_v_heads, 1)
                 of_heads[kept["head"].flatten()] = (shape.num_v_heads / kept["head"].numel()) ** 0.5
                 result = _scale_output(result, of_heads)
@@ -274,7 +263,7 @@ class _Recorder:
 
     def _unrepeat_key_heads(self, x: Tensor) -> Tensor:
         """One copy of each key head: transformers repeats q and k for every value head."""
-        repeat = x.shape[2] // self.geometry.num_k_heads
+        repeat = x.shape[2] // self.checkpoint.geometry.num_k_heads
         return x[:, :, ::repeat]
 
 
