@@ -213,8 +213,9 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
         _register_model_types(checkpoint.family, runtime)
     with (
         errors_of(f"{checkpoint.path} has no tokenizer that loads"),
-        staged_tokenizer(checkpoint) as directory,
+        tempfile.TemporaryDirectory(prefix="statetrim-") as directory,
     ):
+        stage_tokenizer(checkpoint, Path(directory))
         tokenizer = AutoTokenizer.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False
         )
@@ -248,25 +249,21 @@ _MAX_BYTES = 16 * MIB
 _CODE_FIELDS = ("auto_map", "custom_generate")  # fields that may name code
 
 
-@contextmanager
-def staged_tokenizer(checkpoint: Checkpoint) -> Iterator[Path]:
-    """Yields a temporary directory with config.json and links to the tokenizer's files, without
-    code; config fields that name files or code are removed."""
-    with tempfile.TemporaryDirectory(prefix="statetrim-") as name:
-        directory = Path(name)
-        files = auxiliary_files(checkpoint)
-        write_json(directory / CONFIG, without_redirections(checkpoint.config))
-        if TOKENIZER_CONFIG in files:
-            fields = read_json(files.pop(TOKENIZER_CONFIG), _MAX_BYTES)
-            # Its files have fixed names, so a path there is obsolete or malicious.
-            for field in list(fields):
-                if field.endswith(("_file", "_files")) or field in (*_CODE_FIELDS, "name_or_path"):
-                    del fields[field]
-            write_json(directory / TOKENIZER_CONFIG, fields)
-        for relative, path in files.items():
-            if path.suffix not in (".py", ".md"):
-                _link(path, directory / relative)
-        yield directory
+def stage_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
+    """Link the tokenizer's files into `directory`, without code, and write config.json; config
+    fields that name files or code are removed."""
+    files = auxiliary_files(checkpoint)
+    write_json(directory / CONFIG, without_redirections(checkpoint.config))
+    if TOKENIZER_CONFIG in files:
+        fields = read_json(files.pop(TOKENIZER_CONFIG), _MAX_BYTES)
+        # Its files have fixed names, so a path there is obsolete or malicious.
+        for field in list(fields):
+            if field.endswith(("_file", "_files")) or field in (*_CODE_FIELDS, "name_or_path"):
+                del fields[field]
+        write_json(directory / TOKENIZER_CONFIG, fields)
+    for relative, path in files.items():
+        if path.suffix not in (".py", ".md"):
+            _link(path, directory / relative)
 
 
 def stage_checkpoint(checkpoint: Checkpoint, directory: Path) -> None:
