@@ -188,12 +188,7 @@ def _has_scales_for(tensor: QuantizedTensor) -> bool:
     is_fp4, stored = tensor.element is FP4, tensor.scales.shape
     if is_fp4 != (tensor.scales.dtype == _FP4_SCALE_DTYPE) or tensor.shape[1] % tensor.column_step:
         return False
-    if len(stored) == 2:
-        return stored == tensor.blocks
-    rows, _ = tensor.shape
-    return (prod(stored) == 1 and tensor.blocks == (1, 1)) or (
-        stored == (rows,) and tensor.blocks == (rows, 1)
-    )
+    return stored == tensor.scales_shape and tensor.blocks in (stored, (prod(stored), 1))
 
 
 def _with_global_scale_and_shape(
