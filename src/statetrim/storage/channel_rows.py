@@ -164,20 +164,16 @@ def _check_fit(rows: ChannelRows, tensor: TensorInfo, geometry: Geometry) -> Non
     kind = rows.role.rpartition("_")[2]
     dimensions = _DIMENSIONS.get(kind, len(tensor.shape))
     if len(tensor.shape) != dimensions or 0 in tensor.shape:
-        raise StatetrimError(
-            f"tensor {tensor.name!r} has shape {list(tensor.shape)}; it must have {dimensions} "
-            f"dimensions, none of them empty"
-        )
-    if kind == "conv" and tensor.shape[-1] != geometry.conv_width:
-        raise StatetrimError(
-            f"tensor {tensor.name!r} has shape {list(tensor.shape)}, but its config implies a "
-            f"convolution {geometry.conv_width} wide"
-        )
-    if len(tensor.shape) <= rows.dim or tensor.shape[rows.dim] != rows.size:
-        raise StatetrimError(
-            f"tensor {tensor.name!r} has shape {list(tensor.shape)}, but its config implies "
-            f"{rows.size} along dimension {rows.dim}"
-        )
+        expected = f"{dimensions} dimensions, none of them empty"
+    elif kind == "conv" and tensor.shape[-1] != geometry.conv_width:
+        expected = f"a convolution {geometry.conv_width} wide"
+    elif len(tensor.shape) <= rows.dim or tensor.shape[rows.dim] != rows.size:
+        expected = f"{rows.size} along dimension {rows.dim}"
+    else:
+        return
+    raise StatetrimError(
+        f"tensor {tensor.name!r} has shape {list(tensor.shape)}, but its config implies {expected}"
+    )
 
 
 @dataclass(frozen=True)
