@@ -62,7 +62,7 @@ class Memory(ChangedLayers):
         recall = f"{100 * sum(shares) / len(shares):.1f}" if shares else ""
         rows = [("as it is", f"{mean_nll:.3f}", recall)]
         for forgetting in self.forgetting:
-            rows.append((str(forgetting), *self.loss_texts(forgetting)))
+            rows.append((str(forgetting), *self.loss_texts(forgetting.samples)))
         return Table("What is lost without memory", ("without", "NLL", "recall"), rows)
 
     @property
@@ -73,7 +73,7 @@ class Memory(ChangedLayers):
     def _recall_sentence(self) -> str:
         singles, totals = dict[str, Interval](), dict[str, Interval]()
         for forgetting in self.forgetting:
-            drop = self.recall_drop(forgetting)
+            drop = self.original.recall_drop(forgetting.samples)
             if drop is not None and forgetting.every == 1:
                 (singles if forgetting.is_single else totals)[str(forgetting)] = drop
         if not singles:
@@ -87,11 +87,11 @@ class Memory(ChangedLayers):
 
     def _horizon_sentence(self) -> str:
         for forgetting in self.horizons:
-            if self.nll_increase(forgetting).high < HORIZON_NATS:
+            if self.original.nll_increase(forgetting.samples).high < HORIZON_NATS:
                 return f"With {_emptied(forgetting)}, text loses less than {HORIZON_NATS} nats."
         if not self.horizons:
             return ""
-        loss = self.nll_increase(self.horizons[-1])
+        loss = self.original.nll_increase(self.horizons[-1].samples)
         return (
             f"With {_emptied(self.horizons[-1])}, the most that was tried, text still loses "
             f"{loss.estimate:.3f} ± {loss.margin:.3f} nats."

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from ..maths.paired import Interval, Pairs, difference_interval
 from ..maths.units import MIB
@@ -34,18 +34,12 @@ class Samples:
         return difference_interval([Pairs.of(self.nll, changed.nll)])
 
     def recall_drop(self, changed: "Samples") -> Interval | None:
-        """Drop of the share of right answers, paired by sequence, over `recalled_pair_counts`."""
+        """Drop of the share of right answers, paired by sequence, over `recalled_pair_counts`;
+        None if these samples recall nothing."""
         groups = []
         for pairs in self.recalled_pair_counts:
             groups.append(Pairs.of(self.recall[pairs], changed.recall[pairs]))
         return -difference_interval(groups) if groups else None
-
-
-class Changed(Protocol):
-    """A model with one change, by what was measured of it."""
-
-    @property
-    def samples(self) -> Samples: ...
 
 
 @dataclass(frozen=True)
@@ -62,17 +56,9 @@ class ChangedLayers(Artifact):
         """What was found, for people."""
         raise NotImplementedError
 
-    def nll_increase(self, changed: Changed) -> Interval:
-        """Increase of NLL in nats per token."""
-        return self.original.nll_increase(changed.samples)
-
-    def recall_drop(self, changed: Changed) -> Interval | None:
-        """Drop of the share of right answers; None if the original does not recall."""
-        return self.original.recall_drop(changed.samples)
-
-    def loss_texts(self, changed: Changed) -> tuple[str, str]:
+    def loss_texts(self, changed: Samples) -> tuple[str, str]:
         """Change of NLL in nats per token, and of recall in points, with 95 % intervals."""
-        nll, drop = self.nll_increase(changed), self.recall_drop(changed)
+        nll, drop = self.original.nll_increase(changed), self.original.recall_drop(changed)
         recall = "" if drop is None else f"{-100 * drop.estimate:+.1f} ± {100 * drop.margin:.1f}"
         return f"{nll.estimate:+.3f} ± {nll.margin:.3f}", recall
 

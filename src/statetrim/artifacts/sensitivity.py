@@ -60,7 +60,7 @@ class Sensitivity(ChangedLayers):
         rows = []
         for axis, keep in self.variants:
             for layer in self.layers:
-                losses = self.loss_texts(self.find(layer, axis, keep))
+                losses = self.loss_texts(self.find(layer, axis, keep).samples)
                 rows.append((str(layer), f"{keep} of {self.widths[axis]} {axis}s", *losses))
         return Table("Each layer cut alone", ("layer", "kept", "NLL", "recall"), rows)
 
@@ -77,7 +77,7 @@ class Sensitivity(ChangedLayers):
         width_text = f"at {keep} of {self.widths[axis]} {axis} channels"
         drops: dict[int, Interval] = {}
         for layer in self.layers:
-            drop = self.recall_drop(self.find(layer, axis, keep))
+            drop = self.original.recall_drop(self.find(layer, axis, keep).samples)
             if drop is not None and drop.low > 0:
                 drops[layer] = drop
         if not drops:

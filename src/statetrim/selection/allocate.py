@@ -193,6 +193,6 @@ def _losses(
     if keep == sensitivity.widths[axis]:
         return 0.0, 0.0
     cut = sensitivity.find(layer, axis, keep)
-    drop = sensitivity.recall_drop(cut)
+    drop = sensitivity.original.recall_drop(cut.samples)
     lost = max(0.0, drop.estimate) if drop else 0.0
-    return max(0.0, sensitivity.nll_increase(cut).estimate), lost
+    return max(0.0, sensitivity.original.nll_increase(cut.samples).estimate), lost
