@@ -93,7 +93,8 @@ def _time_models(
             if done == 0:
                 records += _size_timings(models, batch, length)
             records += _speed_timings(models, batch, length, rounds)
-            records += _peak_memory_timings(models, batch, length)
+            if on_gpu:
+                records += _peak_memory_timings(models, batch, length)
     progress(Progress(len(settings), len(settings), "settings", "done"))
     return Timings(names, records, _lineage(models, batches, token_counts, rounds))
 
@@ -189,15 +190,16 @@ def _cache_bytes(cache: Any) -> dict[str, int]:
 
 
 def _peak_memory_timings(models: Models, batch: int, length: int) -> Iterator[Timing]:
+    """The peak of allocated GPU memory that a prefill and a decoded token add."""
     for name, live in models.items():
         ids = live.random_ids(batch, length)
-        peak = measure_added_peak_memory(partial(_prefill_and_decode, live, ids), live.device)
-        if peak is not None:
-            yield Timing(name, "peak memory", batch, length, peak, "bytes")
-
-
-def _prefill_and_decode(live: LiveModel, ids: Tensor) -> None:
-    _decode_work(live, ids)()
+        torch.cuda.synchronize(live.device)
+        before = torch.cuda.memory_allocated(live.device)
+        torch.cuda.reset_peak_memory_stats(live.device)
+        _decode_work(live, ids)()
+        torch.cuda.synchronize(live.device)
+        peak = torch.cuda.max_memory_allocated(live.device) - before
+        yield Timing(name, "peak memory", batch, length, peak, "bytes")
 
 
 def _lineage(
@@ -287,15 +289,3 @@ def median_and_quartiles(values: list[float]) -> tuple[float, tuple[float, float
         return values[0], (values[0], values[0])
     low, median, high = quantiles(values, n=4, method="inclusive")
     return median, (low, high)
-
-
-def measure_added_peak_memory(work: Work, device: torch.device) -> int | None:
-    """The peak of allocated memory that `work` adds, in bytes; None without a GPU."""
-    if device.type != "cuda":
-        return None
-    torch.cuda.synchronize(device)
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    work()
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before
