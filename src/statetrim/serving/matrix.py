@@ -61,45 +61,36 @@ RULES: dict[str, Callable[[int, int], bool]] = {
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row of the matrix: how an engine on some hardware supports shapes of some families."""
-
-    engine: str
-    versions: str
-    hardware: tuple[str, ...]
-    families: tuple[str, ...]
-    shape: tuple[str, ...]  # names of RULES, or an exact shape; all must hold
-    verdict: Support
-    source: str
-    date: str
-    evidence: Basis
-    error: str = ""  # the engine's error message if it refuses
-    flag: str = ""  # option that the engine's command needs
-    note: str = ""
-
-    def matches(self, shape: Shape) -> bool:
-        """Whether all conditions of the row hold for `shape`."""
-        exact = str(shape)
-        return all(RULES[rule](*shape) if rule in RULES else rule == exact for rule in self.shape)
-
-
-@dataclass(frozen=True)
 class Compatibility:
-    """How one engine on one kind of hardware supports a shape; fields as in `Row`."""
+    """How one engine on one kind of hardware supports a shape."""
 
     engine: str
     versions: str
     hardware: str
     verdict: Support
-    flag: str = ""
-    error: str = ""
+    flag: str = ""  # option that the engine's command needs
+    error: str = ""  # the engine's error message if it refuses
     note: str = ""
     source: str = ""
-    evidence: str = ""
+    evidence: Basis | Literal[""] = ""
 
     @property
     def serves(self) -> bool:
         return self.verdict in SERVING
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(Compatibility):
+    """A row of the matrix for one kind of hardware: which shapes of which families it is about."""
+
+    families: tuple[str, ...]
+    shape: tuple[str, ...]  # names of RULES, or an exact shape; all must hold
+    date: str
+
+    def matches(self, shape: Shape) -> bool:
+        """Whether all conditions of the row hold for `shape`."""
+        exact = str(shape)
+        return all(RULES[rule](*shape) if rule in RULES else rule == exact for rule in self.shape)
 
 
 NEEDS_PLUGIN = "needs the plugin of statetrim (docs/widths-by-layer.md)"
@@ -114,8 +105,9 @@ def matrix() -> tuple[list[Row], dict[str, list[str]]]:
     for name in _TABLES:
         main = json.loads((files(__package__) / name).read_text())
         for stored in main["rows"]:
-            tuples = {name: tuple(stored[name]) for name in ("hardware", "families", "shape")}
-            rows.append(Row(**stored | tuples))
+            tuples = {name: tuple(stored[name]) for name in ("families", "shape")}
+            for hardware in stored["hardware"]:
+                rows.append(Row(**stored | tuples | {"hardware": hardware}))
     return sorted(rows, key=lambda row: RULES.keys() >= set(row.shape)), main["families"]
 
 
@@ -128,13 +120,11 @@ def compatibility_of_shape(model_type: str, shape: Shape) -> tuple[Compatibility
     engine_order = [engine.name for engine in engines()]
     lines: dict[tuple[str, str], Compatibility] = {}
     for row in sorted(_rows_for(model_type), key=lambda row: not row.matches(shape)):
-        shared = {field.name: getattr(row, field.name) for field in fields(Compatibility)}
-        if not row.matches(shape):
-            blank = {"flag": "", "error": "", "note": "", "source": "", "evidence": ""}
-            shared |= blank | {"verdict": "unknown"}
-        for hardware in row.hardware:
-            line = Compatibility(**shared | {"hardware": hardware})
-            lines.setdefault((row.engine, hardware), line)
+        line = Compatibility(row.engine, row.versions, row.hardware, "unknown")
+        if row.matches(shape):
+            known = {field.name: getattr(row, field.name) for field in fields(Compatibility)}
+            line = Compatibility(**known)
+        lines.setdefault((row.engine, row.hardware), line)
     return tuple(sorted(lines.values(), key=lambda line: engine_order.index(line.engine)))
 
 
@@ -198,18 +188,17 @@ class ServedBy:
         return bool(self.served or self.by_plugin or self.refused)
 
     @property
-    def refusals(self) -> list[str]:
-        """The engines that refuse the state, and those of which nothing is known, for people."""
-        texts = [f"refused by {', '.join(self.refused)}"] if self.refused else []
-        return [*texts, f"not known: {', '.join(self.unknown)}"] if self.unknown else texts
-
-    @property
     def texts(self) -> list[str]:
         """A line for people per answer; at least one."""
         texts = [f"served by {', '.join(self.served)}"] if self.served else []
         if self.by_plugin:
             texts.append(f"served by {', '.join(self.by_plugin)}: {NEEDS_PLUGIN}")
-        return [*(texts or ["no engine is known to serve it"]), *self.refusals]
+        texts = texts or ["no engine is known to serve it"]
+        if self.refused:
+            texts.append(f"refused by {', '.join(self.refused)}")
+        if self.unknown:
+            texts.append(f"not known: {', '.join(self.unknown)}")
+        return texts
 
 
 def known_lines(lines: Sequence[Compatibility], engine: str | None = None) -> list[Compatibility]:
@@ -224,11 +213,10 @@ def engines_supporting(model_type: str) -> set[str]:
     refused: set[tuple[str, str]] = set()
     supporting: set[str] = set()
     for row in _rows_for(model_type):
-        for hardware in row.hardware:
-            if row.verdict == "refused" and row.shape == ("any",):
-                refused.add((row.engine, hardware))
-            elif (row.engine, hardware) not in refused:  # earlier rows decide
-                supporting.add(row.engine)
+        if row.verdict == "refused" and row.shape == ("any",):
+            refused.add((row.engine, row.hardware))
+        elif (row.engine, row.hardware) not in refused:  # earlier rows decide
+            supporting.add(row.engine)
     return supporting
 
 
