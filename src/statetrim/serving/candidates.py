@@ -53,9 +53,7 @@ class Goal:
     @cached_property
     def default_dtype(self) -> str:
         """The dtype in which the engine stores the state without a flag."""
-        if self.engine is None or self.engine.fit is None:
-            return "float32"
-        return default_state_dtype(self.engine, self.model)
+        return default_state_dtype(self.engine, self.model) if self.engine else "float32"
 
     @property
     def has_dtype_lever(self) -> bool:
@@ -93,12 +91,8 @@ class Goal:
         return sequences
 
     def gain(self, geometry: Geometry, dtype: str) -> float:
-        """Times the sequences of the original that fit; 0 if the devices cannot share the heads."""
-        baseline = self.baseline
-        try:
-            return self._fit(geometry, dtype).sequences / baseline
-        except StatetrimError:
-            return 0.0
+        """Times the sequences of the original that fit."""
+        return self._fit(geometry, dtype).sequences / self.baseline
 
     @property
     def engine_name(self) -> str | None:

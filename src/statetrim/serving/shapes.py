@@ -120,8 +120,7 @@ def _all_shapes(geometry: Geometry) -> Iterator[Shape]:
         yield Shape(keys, values)
     side = 1
     while side <= min(widths):
-        if side not in key_widths or side not in value_widths:
-            yield Shape(side, side)
+        yield Shape(side, side)
         side *= 2
 
 
