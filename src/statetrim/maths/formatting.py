@@ -1,15 +1,13 @@
 """Numbers, names and tables as text for reports and error messages."""
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from math import isfinite
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """Rows of text for people; cells may come from untrusted files."""
 
     title: str

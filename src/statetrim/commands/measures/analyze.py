@@ -112,8 +112,7 @@ def _run_utilization(
 def _show_analysis(analysis: Analysis) -> None:
     """Print a row per layer, narrow enough for a terminal of 80 columns."""
     table, baseline = analysis.table(), analysis.baseline
-    bars = (table.header.index("heads"),)
-    terminal.print_table(table.title, table.header, table.rows, left=bars)
+    terminal.print_table(*table, left=(table.header.index("heads"),))
     data, before = analysis.lineage["data"], f", before {baseline.max_rank}" if baseline else ""
     state_dtype = analysis.lineage.get("state_dtype")
     for line in (
@@ -187,7 +186,7 @@ def _show_changes(result: ChangedLayers, table: Table, output: Path, as_json: bo
         rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
         terminal.print_json({"output": str(output), "finding": result.sentence, "rows": rows})
         return
-    terminal.print_table(table.title, table.header, table.rows)
+    terminal.print_table(*table)
     terminal.print_text(result.sentence)
     loads = ", ".join(map(str, result.original.recalled_pair_counts))
     recall = f"recall in points, mean over {loads} pairs; " if loads else ""

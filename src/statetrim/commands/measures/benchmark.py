@@ -20,6 +20,5 @@ def benchmark(
     if as_json:
         terminal.print_json(timings.as_json() | {"output": str(options.out)})
         return
-    table = timings.table()
-    terminal.print_table(table.title, table.header, table.rows)
+    terminal.print_table(*timings.table())
     terminal.print_text(f"medians (ratio to that of the first model); written to {options.out}")

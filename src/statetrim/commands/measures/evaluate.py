@@ -96,8 +96,7 @@ def show_scores(
         extra = {"verdicts": verdicts, "ship": ship, "output": output}
         terminal.print_json(scores.as_json(samples=False) | extra)
         return
-    table = judging.scores_table(scores)
-    terminal.print_table(table.title, table.header, table.rows, left=(0, 1))
+    terminal.print_table(*judging.scores_table(scores), left=(0, 1))
     for loss in losses:
         p = "" if loss.p is None else f" (McNemar p = {loss.p:.3g})"
         terminal.print_text(f"{loss.task}, {loss.metric}, {loss.model}: {loss.sentence}{p}")

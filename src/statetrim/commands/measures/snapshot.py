@@ -19,8 +19,7 @@ def snapshot(
     if as_json:
         terminal.print_json(measured.as_json())
         return
-    table = measured.table()
-    terminal.print_table(table.title, table.header, table.rows)
+    terminal.print_table(*measured.table())
     ranks = [f"{layer}: {sum(r) / len(r):.1f}" for layer, r in measured.ranks.items()]
     terminal.print_text(f"mean rank by layer within {measured.tolerance:g}: {', '.join(ranks)}")
     shares = [f"{tokens}: {100 * share:.1f} %" for tokens, share in measured.lengths.items()]

@@ -29,8 +29,7 @@ def verify(
         terminal.print_json(verification.as_json() | {"output": str(options.out)})
     else:
         if verification.agreements:
-            table = agreement_table(verification)
-            terminal.print_table(table.title, table.header, table.rows, left=(0, 1))
+            terminal.print_table(*agreement_table(verification), left=(0, 1))
         for model, notes in verification.notes.items():
             for note in notes:
                 terminal.print_text(f"note, {model}: {note}")
