@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from types import NoneType
+from typing import Annotated, Any, get_origin
 
 import typer
 
 from ..common_options import parse_names
-from ..option_types import check_type
+from ..option_types import alternatives, check_type
 from ..options import option_info
 
 
@@ -91,8 +91,7 @@ def _parameters(options_class: type[Any]) -> Iterator[Parameter]:
 
 def _typed(hint: Any) -> Any:
     """The type in which a value is typed: bool, int, float, list[str] for NAME=VALUE, or str."""
-    is_union = get_origin(hint) in (Union, UnionType)
-    types = {*get_args(hint)} - {NoneType} if is_union else {hint}
+    types = {*alternatives(hint)} - {NoneType}
     for simple in (bool, int, float):
         if types == {simple}:
             return simple

@@ -38,13 +38,12 @@ def show_progress(label: str = "") -> Iterator[OnProgress]:
 
         def report(progress: Progress) -> None:
             nonlocal last_written
-            progress = replace(progress, label=progress.label or label)
             show(progress)
             if shows_lines and time.monotonic() - last_written >= _LINE_SECONDS:
                 last_written = time.monotonic()
                 percent = 100 * progress.done // max(1, progress.total)
                 amount = f"{progress.done:,} of {progress.total:,} {progress.unit}, {percent}%"
                 loss = f", {progress.loss_text}" if progress.loss_text else ""
-                terminal.note(f"{progress.label}: {amount}{loss}")
+                terminal.note(f"{progress.label or label}: {amount}{loss}")
 
         yield report
