@@ -236,33 +236,28 @@ def _read_arrays(path: Path, digest: str) -> dict[str, Tensor]:
 def _model_of(
     stored: _StoredModel, name: str, arrays: Mapping[str, Tensor], path: Path
 ) -> Analysis:
-    """One model of the file."""
+    """One model of the file, from the arrays whose names begin with `name`."""
     geometry, positions = stored.geometry, torch.tensor(stored.positions)
-    layers = {}
-    for layer in geometry.layers:
-        prefix = f"{name}.{layer}."
-        layers[layer] = _layer_of(geometry.for_layer(layer), len(positions), prefix, arrays, path)
-    return Analysis(layers, geometry, positions, stored.burn_in, stored.lineage)
-
-
-def _layer_of(
-    geometry: Geometry, samples: int, prefix: str, arrays: Mapping[str, Tensor], path: Path
-) -> LayerAnalysis:
-    """One layer, from the arrays whose names begin with `prefix`."""
     heads, key_heads = geometry.num_v_heads, geometry.num_k_heads
-    shapes: dict[str, tuple[int, ...]] = {
-        "effective_rank": (heads, samples),
-        "spectrum": (heads, min(geometry.head_k_dim, geometry.head_v_dim)),
-        "histogram": (heads, BINS),
-        "key_condition": (key_heads,),
-        "query_condition": (key_heads,),
-    }
-    for name, shape in shapes.items():
-        array = arrays.get(prefix + name)
-        dtype = torch.int64 if name == "histogram" else torch.float64
-        if array is None or tuple(array.shape) != shape or array.dtype != dtype:
-            raise StatetrimError(f"the arrays of {path} lack {prefix + name!r} as {list(shape)}")
-    return LayerAnalysis(**{name: arrays[prefix + name] for name in shapes})
+    layers = {}
+    for layer, widths in geometry.shapes.items():
+        shapes: dict[str, tuple[int, ...]] = {
+            "effective_rank": (heads, len(positions)),
+            "spectrum": (heads, min(widths)),
+            "histogram": (heads, BINS),
+            "key_condition": (key_heads,),
+            "query_condition": (key_heads,),
+        }
+        held = dict[str, Tensor]()
+        for array_name, shape in shapes.items():
+            stored_name = f"{name}.{layer}.{array_name}"
+            array = arrays.get(stored_name)
+            dtype = torch.int64 if array_name == "histogram" else torch.float64
+            if array is None or tuple(array.shape) != shape or array.dtype != dtype:
+                raise StatetrimError(f"the arrays of {path} lack {stored_name!r} as {list(shape)}")
+            held[array_name] = array
+        layers[layer] = LayerAnalysis(**held)
+    return Analysis(layers, geometry, positions, stored.burn_in, stored.lineage)
 
 
 def _rounded_list(values: Tensor) -> list[float | None]:
