@@ -88,9 +88,7 @@ def with_measured_section(card: str, lines: Sequence[str]) -> str:
 
 def _around_measurements(card: str) -> tuple[str, str]:
     """The card before and after the measurements; all of it and "" if it has none."""
-    before, marker, after = card.partition(_MEASURED_BEGIN)
-    if not marker:
-        return card, ""
+    before, _, after = card.partition(_MEASURED_BEGIN)
     return before, after.partition(_MEASURED_END)[2]
 
 
