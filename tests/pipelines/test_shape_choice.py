@@ -159,7 +159,7 @@ def test_widths_by_layer_are_one_of_the_shapes(
     small = st.trim(model, out=out, watch=watch, **options)
     assert "sensitivity" in watch.started and "prune (by-layer)" in watch.started
     decision = st.Decision.load(out / "statetrim" / "decision.json")
-    *uniform, point = [point for point in decision.points if not point.is_rounded]
+    *uniform, point = [point for point in decision.points if point.state_dtype == "float32"]
     assert decision.chosen == str(point) == "by-layer" and small.geometry.widths
     assert point.kept == ",".join(f"{i}={k}x{v}" for i, (k, v) in small.geometry.shapes.items())
     assert point.state_bytes == 4 * small.geometry.state_numel
@@ -195,7 +195,7 @@ def test_an_engine_that_serves_on_some_hardware_is_not_said_to_refuse(
 
 def _check_16_bit_state(decision: st.Decision, model: st.Checkpoint, *, in_vllm: bool) -> None:
     """For vLLM the original with a state in bfloat16 is one of the points; MLX-LM has no option."""
-    rounded = [point for point in decision.points if point.is_rounded]
+    rounded = [point for point in decision.points if point.state_dtype != "float32"]
     assert len(rounded) == in_vllm
     assert ("without a cut, a bfloat16 state" in decision.sentence) == in_vllm
     original = decision.points[0]

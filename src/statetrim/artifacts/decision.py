@@ -69,18 +69,13 @@ class MeasuredShape:
         return "=" in self.kept
 
     @property
-    def is_rounded(self) -> bool:
-        """Whether it was measured with fewer bits per number than float32."""
-        return self.state_dtype != "float32"
-
-    @property
     def label(self) -> str:
         """The name in a table; of the original "no cut"."""
         return str(self) if self.method != "none" else f"no cut{self._suffix}"
 
     @property
     def _suffix(self) -> str:
-        return f" in {self.state_dtype}" if self.is_rounded else ""
+        return "" if self.state_dtype == "float32" else f" in {self.state_dtype}"
 
     def __str__(self) -> str:
         kept = BY_LAYER if self.is_by_layer else self.kept or str(self.shape)
