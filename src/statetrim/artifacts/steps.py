@@ -13,7 +13,7 @@ from ..storage.checkpoint_files import path_inside
 from ..storage.json_file import write_json, write_text
 from ..storage.output import ARTIFACTS, CARD
 from ..storage.quantized.siblings import is_quantized_sibling
-from .plan import PLAN_FILE, Plan
+from .plan import PLAN_FILE, Plan, load_carried_plan
 from .record import Artifact, as_fields, parse_record
 
 
@@ -138,16 +138,12 @@ def read_origin(model: Checkpoint, original: Checkpoint) -> dict[str, Any] | Non
     None for a model that was not cut."""
     if not (model.path / PLAN_FILE).is_file():
         return None
-    plan = _plan_fields(model)
-    source = plan["lineage"].get("source")
-    is_original = original.has_digest(source) or is_quantized_sibling(original, plan["lineage"])
-    axes = plan.get("axes")
-    methods = []
-    for axis_plan in axes.values() if isinstance(axes, dict) else ():
-        methods.append(axis_plan.get("method") if isinstance(axis_plan, dict) else None)
+    plan = _plan_of(model)
+    source = plan.lineage.get("source")
+    is_original = original.has_digest(source) or is_quantized_sibling(original, plan.lineage)
     return {
         "source": original.digest if is_original else source,
-        "methods": [name for name in methods if isinstance(name, str)],
+        "methods": [axis_plan.method for axis_plan in plan.axes.values()],
         "recovered": (model.path / ARTIFACTS / "recover.json").is_file(),
         "shape": shape_text(model.geometry),
     }
@@ -170,7 +166,7 @@ def vocabulary_size(model: Checkpoint) -> int | None:
 def read_seen_texts(model: Checkpoint) -> list[tuple[DataSource, int]]:
     """What a cut was calibrated and trained on, and the token before which all count as seen."""
     refit, recover = RefitRecord.of_model(model), RecoverRecord.of_model(model)
-    statistics = _plan_fields(model)["lineage"].get("statistics")
+    statistics = _plan_of(model).lineage.get("statistics")
     chosen_until = TrimRecord.of_model(model).measured_from
     seen = []
     for source in [*data_sources(statistics), *data_sources(refit.statistics)]:
@@ -180,12 +176,9 @@ def read_seen_texts(model: Checkpoint) -> list[tuple[DataSource, int]]:
     return [(source, end) for source, end in seen if source.text is not None]
 
 
-def _plan_fields(model: Checkpoint) -> dict[str, Any]:
-    """The fields of a cut's plan, whose types are not checked except for a dict "lineage"; both are
-    empty if they cannot be read."""
+def _plan_of(model: Checkpoint) -> Plan:
+    """The plan that a cut carries; an empty one if it is missing or damaged."""
     try:
-        fields = Plan.read_fields(path_inside(model.path, PLAN_FILE))
+        return load_carried_plan(model) or Plan({})
     except StatetrimError:
-        fields = {}
-    lineage = fields.get("lineage")
-    return fields | {"lineage": lineage if isinstance(lineage, dict) else {}}
+        return Plan({})
