@@ -62,17 +62,12 @@ class _GroupedCommand(TyperCommand):
 class _Commands(Mapping[str, Any]):
     """The commands by name; the module of each is imported when it is used."""
 
-    def __init__(self) -> None:
-        self._loaded: dict[str, Any] = {}
-
     def __getitem__(self, name: str) -> Any:
-        if name not in self._loaded:
-            module, sentence = COMMANDS[name]
-            function = getattr(import_module(f".{module}", __package__), name)
-            program = typer.Typer(add_completion=False, rich_markup_mode=None)
-            program.command(name, cls=_GroupedCommand, help=sentence)(function)
-            self._loaded[name] = typer.main.get_command(program)
-        return self._loaded[name]
+        module, sentence = COMMANDS[name]
+        function = getattr(import_module(f".{module}", __package__), name)
+        program = typer.Typer(add_completion=False, rich_markup_mode=None)
+        program.command(name, cls=_GroupedCommand, help=sentence)(function)
+        return typer.main.get_command(program)
 
     def __iter__(self) -> Iterator[str]:
         return iter(COMMANDS)

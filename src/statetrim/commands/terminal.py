@@ -77,8 +77,9 @@ def print_table(
     from rich.table import Table
 
     cells, names = list(rows), header or ("", "")
+    words = left if header else range(len(names))
     console = err() if to_stderr else out()
-    widths = _column_widths(header, cells, left, console.width)
+    widths = _column_widths(names, cells, words, console.width)
     if widths is None:  # a list of rows: the first cell, then the others below it with their names
         console.print(title, highlight=False, soft_wrap=True)
         for row in cells:
@@ -89,8 +90,7 @@ def print_table(
         return
     table = Table(title=title, title_justify="left", show_header=bool(header))
     for number, name in enumerate(names):
-        is_words = number in left or not header
-        justify: Literal["left", "right"] = "left" if is_words else "right"
+        justify: Literal["left", "right"] = "left" if number in words else "right"
         table.add_column(name, justify=justify, width=widths[number], overflow="fold")
     for row in cells:
         table.add_row(*row)
@@ -98,20 +98,18 @@ def print_table(
 
 
 def _column_widths(
-    header: Sequence[str], rows: list[Sequence[str]], left: Collection[int], available: int
+    names: Sequence[str], rows: list[Sequence[str]], words: Collection[int], available: int
 ) -> list[int] | None:
     """Characters of each column with no word and no figure broken; None if they do not fit."""
     from rich.cells import cell_len
 
     widths, slack = list[int](), list[int]()
-    for number in range(len(header) or 2):
-        name = header[number] if header else ""
+    for number, name in enumerate(names):
         cells = [row[number] for row in rows]
         lines = [line for cell in (name, *cells) for line in cell.split("\n")]
-        is_words = number in left or not header
-        whole = name.split() + (
-            " ".join(cells).split() if is_words else "\n".join(cells).split("\n")
-        )
+        whole = name.split()
+        for cell in cells:
+            whole += cell.split() if number in words else cell.split("\n")
         widths.append(max(map(cell_len, lines)))
         slack.append(widths[-1] - max(map(cell_len, whole), default=0))
     lines_between = 3 * len(widths) + 1
