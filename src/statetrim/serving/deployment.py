@@ -64,7 +64,7 @@ def deployment(model: Checkpoint, after: Geometry | None, serving: ServingOption
 def ship_verdict(
     scores: Scores | None,
     name: str | None,
-    model: Checkpoint | None,
+    model: Checkpoint,
     doubts: Sequence[str] = (),
     faults: Sequence[str] = (),
     earlier: Scores | None = None,
@@ -76,11 +76,10 @@ def ship_verdict(
     `doubts` are reasons not to trust the scores; any of `faults`, which `verify` found, means do
     not ship; `earlier` are the scores by which its shape was chosen.
     """
-    served: list[str] | None = None
-    if model is not None:
-        answers = ServedBy.of(model.model_type, model.geometry)
-        served = [*answers.served, *answers.by_plugin] if answers.is_known else None
-    return judge_cut(scores, name, served=served, doubts=doubts, faults=faults, earlier=earlier)
+    answers = ServedBy.of(model.model_type, model.geometry)
+    served = [*answers.served, *answers.by_plugin]
+    known = served if served or answers.refused else None
+    return judge_cut(scores, name, served=known, doubts=doubts, faults=faults, earlier=earlier)
 
 
 def ship_verdicts(scores: Scores, models: Sequence[ModelLike]) -> list[Verdict]:

@@ -40,7 +40,6 @@ RULES: dict[str, Callable[[int, int], bool]] = {
     "keys and values round up to one power of two": lambda keys, values: (
         _power_of_two_above(keys) == _power_of_two_above(values)
     ),
-    "keys are a power of two": lambda keys, values: keys == _power_of_two_above(keys),
     "keys and values are powers of two": lambda keys, values: (
         keys == _power_of_two_above(keys) and values == _power_of_two_above(values)
     ),
@@ -48,7 +47,6 @@ RULES: dict[str, Callable[[int, int], bool]] = {
     "keys <= 128": lambda keys, values: keys <= 128,
     "keys <= 256": lambda keys, values: keys <= 256,
     "keys >= 16": lambda keys, values: keys >= 16,
-    "keys and values are multiples of 32": lambda keys, values: not (keys % 32 or values % 32),
     "keys are a multiple of 32": lambda keys, values: keys % 32 == 0,
     "keys are a multiple of 16": lambda keys, values: keys % 16 == 0,
     "keys are even": lambda keys, values: keys % 2 == 0,
@@ -182,10 +180,6 @@ class ServedBy:
                 unknown[where] = None
         only_unknown = [name for name in unknown if name not in refused]
         return ServedBy(*map(tuple, (served, by_plugin, refused, only_unknown)))
-
-    @property
-    def is_known(self) -> bool:
-        return bool(self.served or self.by_plugin or self.refused)
 
     @property
     def texts(self) -> list[str]:
