@@ -63,6 +63,7 @@ class Recipe:
     warmup: int = 50
     weight_decay: float = 0.01
     longest_decay_step: float = 0.1
+    shortest_decay_step: float = 0.0  # above 0: steps are drawn as fla and Mamba-2 draw them
     softmax_every: int = 4  # layers, of the Qwen kinds
     softmax_from_step: int = 0  # until then softmax layers are silent, and linear ones must recall
     use_gate: bool = True
@@ -149,7 +150,7 @@ def build(recipe: Recipe) -> PreTrainedModel:
                 **common,
             )
         )
-        remember_longer(model, recipe.longest_decay_step)
+        draw_decay(model, recipe.shortest_decay_step, recipe.longest_decay_step)
         open_gates(model, "g_proj.weight", recipe.gate_opening)
         return model
     if recipe.kind in ("qwen3_5", "qwen3_next"):
@@ -176,13 +177,21 @@ def share_filters(model: nn.Module, groups: int) -> None:
             parameter.register_hook(shared)  # type: ignore[no-untyped-call]
 
 
-def remember_longer(model: nn.Module, longest_step: float) -> None:
-    """Limit softplus(dt_bias) to `longest_step`, so that untrained heads decay slowly."""
-    cap = math.log(math.expm1(longest_step))
+def draw_decay(model: nn.Module, shortest: float, longest: float) -> None:
+    """Limit softplus(dt_bias) to `longest`, or draw it log-uniformly from `shortest` to `longest`.
+
+    In transformers' own classes it starts at 1.3, with which untrained heads forget at once.
+    """
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("dt_bias"):
-                parameter.clamp_(max=cap)
+                if shortest:
+                    steps = torch.empty_like(parameter).uniform_(
+                        math.log(shortest), math.log(longest)
+                    )
+                    parameter.copy_(steps.exp().expm1().log())
+                else:
+                    parameter.clamp_(max=math.log(math.expm1(longest)))
 
 
 def open_gates(model: PreTrainedModel, gate: str, opening: float) -> None:
@@ -223,7 +232,7 @@ def qwen(recipe: Recipe, common: dict[str, object]) -> PreTrainedModel:
         **common,
     )
     model = AutoModelForCausalLM.from_config(config)
-    remember_longer(model, recipe.longest_decay_step)
+    draw_decay(model, recipe.shortest_decay_step, recipe.longest_decay_step)
     if new:  # in Qwen3-Next the gates are in one tensor with q, k and v
         open_gates(model, "in_proj_z.weight", recipe.gate_opening)
         take_fast_kernel()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from helpers.forker import Forker
@@ -15,6 +16,7 @@ from statetrim import portable
 
 STUDIES = Path(__file__).parents[2] / "studies"
 mqar = load_module(STUDIES / "mqar.py")
+train_tiny = load_module(STUDIES / "train_tiny.py")
 QUICK = ("--preset", "fixture", "--set", "steps=6", "--set", "recall_tokens=64")
 
 
@@ -48,6 +50,23 @@ def test_recall_batches_repeat_every_pair_once() -> None:
         assert len(set(keys)) == len(set(values)) == 5
         assert all(1024 <= key < 2048 for key in keys)
         assert all(2048 <= value < 3072 for value in values)
+
+
+@pytest.mark.parametrize("shortest", [0.0, 0.04])
+def test_steps_of_decay_are_limited_or_drawn(shortest: float) -> None:
+    recipe = train_tiny.Recipe(
+        "gated_deltanet",
+        num_heads=8,
+        head_dim=16,
+        shortest_decay_step=shortest,
+        longest_decay_step=0.05,
+    )
+    parameters = train_tiny.build(recipe).named_parameters()
+    biases = [p.detach() for name, p in parameters if name.endswith("dt_bias")]
+    steps = F.softplus(torch.cat(biases))
+    assert len(steps) == 16 and steps.max() < 0.0501 and len(steps.unique()) > 4
+    if shortest:
+        assert 0.0399 < steps.min() < 0.045 < steps.max()
 
 
 def test_text_and_tokenizer_are_used(tmp_path: Path, warm_forker: Forker) -> None:
