@@ -46,7 +46,7 @@ WINDOW, BATCH = 1024, 8
 SEED = 2**20  # of task sequences; those of calibration and training are drawn otherwise
 PASSAGE = 128  # tokens that are repeated
 TASKS = ("nll", "recall 4", "recall 32", "latest", "copy", "passage")
-SHOWN = TASKS[:3]  # of each lever; the other rows have all
+RECALL = TASKS[1:3]
 TEXT_ALONE = "calibrated on text alone"
 CALIBRATION: dict[str, Any] = {"tokens": 2**15, "length": 256, "progress": False}
 METHODS = DEFAULT_METHODS.split(",")
@@ -57,6 +57,7 @@ DTYPES = ("bfloat16", "float8_e4m3fn", "int8", FEEDBACK)
 KINDS = {
     "open": "slow decay, open gates, softmax from the first step",
     "fast": "fast decay, gates as in fla, softmax from the first step",
+    "fla": "decay and gates as in fla, softmax from the first step",
     "late": "slow decay, open gates, softmax after half of the steps",
 }
 
@@ -65,7 +66,13 @@ def kind_of(recipe: Row) -> str:
     """Which of KINDS was trained by this recipe of train_tiny.py."""
     if recipe.get("softmax_from_step"):
         return "late"
+    if recipe.get("shortest_decay_step"):
+        return "fla"
     return "open" if recipe["gate_opening"] else "fast"
+
+
+Lines = list[tuple[list[str], dict[str, Row]]]
+"""Of a table: the first cells of a line, and the change of each model in it."""
 
 
 class Sequences:
@@ -305,31 +312,49 @@ def models_table(rows: list[Row]) -> str:
     return table(header, lines, left=2)
 
 
-def points(row: Row, tasks: tuple[str, ...]) -> list[str]:
-    """Changes of tasks: nats, and points of accuracy."""
-    return [f"{row[task][1]:+.{3 if task == 'nll' else 0}f}" for task in tasks]
+def shown_tasks(of_model: list[Row]) -> tuple[str, str]:
+    """Text, and recall of the most pairs of which the model finds at least half as it is."""
+    before = next(row for row in of_model if row["change"] == "nothing")
+    return "nll", "recall 32" if before["recall 32"][0] >= 50 else "recall 4"
 
 
-def widest_margins(rows: list[Row], tasks: tuple[str, ...]) -> list[str]:
-    """The largest half of an interval in each column."""
-    margins = {task: max((row[task][3] - row[task][2]) / 2 for row in rows) for task in tasks}
-    return [f"± {margins[task]:.{3 if task == 'nll' else 0}f}" for task in tasks]
+def table_by_model(models: dict[str, list[Row]], names: list[str], lines: Lines) -> str:
+    """Changes in nats, and of recall in points, in columns of each model; last the largest half of
+    an interval in each column. `names` are those of the columns before."""
+    header, rows, margins = [*names], [start for start, _ in lines], ["margin, at most"]
+    margins += [""] * (len(names) - 1)
+    for name, of_model in models.items():
+        for task in shown_tasks(of_model):
+            figures = [by_name[name][task] for _, by_name in lines]
+            digits = 3 if task == "nll" else 0
+            header.append(f"{name}: {task.replace('nll', 'NLL')}")
+            for row, (_, change, _, _) in zip(rows, figures, strict=True):
+                row.append(f"{change:+.{digits}f}")
+            widest = max((high - low) / 2 for _, _, low, high in figures)
+            margins.append(f"± {widest:.{digits}f}")
+    return table(header, [*rows, margins])
 
 
 def memory_table(rows: list[Row]) -> str:
     """The layer that matters most, the most that another does, and everything of a kind."""
-    lines = []
-    forgetful = [row for row in rows if row["change"] == "forgets"]
-    for name, of_model in by_model(forgetful).items():
-        layers = [row for row in of_model if "layer" in row["of"]]
+    models = {name: each for name, each in by_model(rows).items() if len(each) > 1}
+    lines: dict[str, dict[str, Row]] = {}
+    numbers = []
+    for name, of_model in models.items():
+        forgetful = [row for row in of_model if row["change"] == "forgets"]
+        layers = [row for row in forgetful if "layer" in row["of"]]
         most = max(layers, key=lambda row: row["nll"][1])
         others = [row for row in layers if row is not most]
         widest = {task: max((row[task] for row in others), key=change_size) for task in TASKS}
-        whole = [row for row in of_model if row not in layers]
-        for row in (most, {"of": "that of another layer, at most"} | widest, *whole):
-            lines.append([name, row["of"], *points(row, TASKS)])
-    lines.append(["margin, at most", "", *widest_margins(forgetful, TASKS)])
-    return table(["model", "without", "NLL", *TASKS[1:]], lines, left=2)
+        numbers.append(f"{most['of'].split()[-1]} in {name}")
+        lines.setdefault("the state of that layer", {})[name] = most
+        lines.setdefault("that of another layer, at most", {})[name] = widest
+        for row in forgetful:
+            if row not in layers:
+                lines.setdefault(row["of"], {})[name] = row
+    note = f"The linear layer that matters most is {', '.join(numbers)}."
+    labelled = [([label], each) for label, each in lines.items()]
+    return f"{note}\n\n{table_by_model(models, ['without'], labelled)}"
 
 
 def change_size(figures: list[float]) -> float:
@@ -356,25 +381,16 @@ def levers_table(rows: list[Row]) -> str:
         for row in of_model:
             if row.get("dtype") == "bfloat16":
                 plain = levers[lever_of(row)][name]
-                for task in SHOWN:
+                for task in ("nll", *RECALL):
                     difference = abs(row[task][1] - plain[task][1])
                     added[task] = max(added.get(task, 0.0), difference)
-    models = list(with_cuts(rows))
     lines = []
     for lever, by_name in sorted(levers.items(), key=lambda item: -first(item[1])["bytes"]):
-        cells = [cell for name in models for cell in points(by_name[name], SHOWN)]
-        lines.append([lever, f"{first(by_name)['bytes']:.0%}", *cells])
-    margins = [
-        margin
-        for name in models
-        for margin in widest_margins([by_name[name] for by_name in levers.values()], SHOWN)
-    ]
-    lines.append(["margin, at most", "", *margins])
-    header = [f"{name}: {task}" for name in models for task in ("NLL", *SHOWN[1:])]
-    recall = max(added[task] for task in SHOWN[1:])
+        lines.append(([lever, f"{first(by_name)['bytes']:.0%}"], by_name))
+    recall = max(added[task] for task in RECALL)
     note = "With its state in bfloat16 a cut takes half of these bytes, and changes by at most "
     note += f"{added['nll']:.4f} nats and {recall:.1f} points."
-    return f"{table(['lever', 'bytes', *header], lines)}\n\n{note}"
+    return f"{table_by_model(with_cuts(rows), ['lever', 'bytes'], lines)}\n\n{note}"
 
 
 def first(by_name: dict[str, Row]) -> Row:
