@@ -169,5 +169,5 @@ def test_any_damaged_byte_is_harmless_or_refused(
     except st.StatetrimError:
         return
     (length,) = struct.unpack("<Q", content[:8])
-    assert not cut
-    assert sum(tensor.nbytes for tensor in shard.tensors) == len(content) - 8 - length
+    # Not always `not cut`: the length can say that the header is shorter by as many blanks.
+    assert sum(tensor.nbytes for tensor in shard.tensors) == len(content) - cut - 8 - length
