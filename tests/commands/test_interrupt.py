@@ -75,7 +75,8 @@ def in_terminal(words: list[str], stop_at: str = "") -> tuple[int, str]:
 
 def test_an_interrupt_that_a_library_turns_into_another_error(tmp_path: Path) -> None:
     """torch's C code gives a TypeError for a KeyboardInterrupt that arrives within it."""
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.default_int_handler
+    signal.signal(signal.SIGINT, before)  # a shell lets jobs in its background ignore it
     with (
         pytest.raises(KeyboardInterrupt, match="nothing was kept"),
         explain_disk_errors(tmp_path / "out.partial"),
