@@ -12,7 +12,14 @@ from scipy import stats
 from statetrim.artifacts.scores import Score, Scores
 from statetrim.judging.losses import metric_loss
 from statetrim.maths.formatting import evenly_spaced
-from statetrim.maths.paired import Interval, Pairs, difference_interval, mcnemar, zero_event_bound
+from statetrim.maths.paired import (
+    Interval,
+    Pairs,
+    advantage_over_spread,
+    difference_interval,
+    mcnemar,
+    zero_event_bound,
+)
 from statetrim.maths.units import is_integer_list, is_number
 
 EXPERIMENTS = 1000
@@ -70,6 +77,13 @@ def test_two_samples_are_enough_for_an_interval() -> None:
     interval = difference_interval([Pairs(before, after)])
     expected = stats.ttest_rel(after, before).confidence_interval()
     assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high))
+
+
+@pytest.mark.parametrize(("draws", "samples"), [(1, 8), (8, 1), (1, 1)])
+def test_one_draw_or_one_sample_excludes_nothing(draws: int, samples: int) -> None:
+    others = torch.rand(draws, samples, dtype=torch.float64)
+    advantage = advantage_over_spread(others.mean(0) / 2, others)
+    assert advantage.low < -100 and advantage.high > 100
 
 
 def test_pairing_is_what_makes_the_interval_short() -> None:
