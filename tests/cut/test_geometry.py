@@ -102,6 +102,12 @@ def test_numbers_of_untrusted_files_have_a_range(field: str, least: int, largest
             replace(geometry, **{field: refused}).validate()
 
 
+@pytest.mark.parametrize("layers", [(), (-1, 0), (0, 0), (1, 0)])
+def test_layers_increase_from_the_first(layers: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="increase from 0"):
+        Geometry(layers, 1, 1, 8, 8).validate()
+
+
 def test_a_convolution_is_over_the_heads_that_are_named() -> None:
     geometry = Geometry((0, 2), 1, 1, 8, 4, conv_width=3)
     assert geometry.conv_numel == 0
