@@ -82,7 +82,8 @@ def test_percentages_of_nine_decimals_are_read_again(keys: Decimal, values: Deci
 @pytest.mark.parametrize(
     "written",
     ["", "64", "1", "0", "0%", "1.5", "-0.5", "nan", "1e999", "1/0", "2/2", "3/2x4", "many", "64x",
-     "x64", "64x64x4", "0%x4", "101%x4", "64x64,", "64x64,64x64", "12", "12GiB", "heads",
+     "1x", "x64", "64x64x4", "0%x4", "101%x4", "64x64,", "64x64,64x64", "12", "12GiB",
+     "heads",
      "8heads:", "8heads:0.5", "8heads:2heads", "64x64:8heads", "8heads:64x64,32x32", "0=64",
      "a=1x1", "0=1x1,0=2x2", "9999999x4", "0." + "1" * 99],
 )  # fmt: skip
