@@ -47,6 +47,22 @@ def test_a_cut_at_half_of_its_limits_ships_with_few_samples() -> None:
     assert sum(run[1] for run in runs) < 50 * simulation.MOST / 2
 
 
+@pytest.mark.parametrize(
+    ("truth", "least", "most"),
+    [
+        (simulation.Truth(0.5, 0.5, "uneven"), 45, 50),
+        (simulation.Truth(0.5, 1.0, "uneven"), 0, 4),
+        (simulation.Truth(0.0, 0.0, "chosen at random"), 0, 4),
+    ],
+)
+def test_random_cuts_that_keep_recall_by_chance_neither_hide_a_good_cut_nor_ship(
+    truth: simulation.Truth, least: int, most: int
+) -> None:
+    """Until a cut had to be better on one group alone, 5 % of the good ones shipped."""
+    runs = [simulation.run_experiment(truth, seed) for seed in range(50)]
+    assert least <= sum(run[0] == "ship" for run in runs) <= most
+
+
 def test_a_cut_beyond_its_limits_needs_no_random_cuts() -> None:
     bad = model(recall=0.4, nats=3.4, kl=0.3)
     cuts = {"good": {"shape": "32x64"}, "bad": {"shape": "16x16"}}

@@ -108,8 +108,18 @@ CASES: dict[str, tuple[Callable[[], Verdict], Outcome, str]] = {
     "better than controls that keep the limits": (
         lambda: judged(GOOD, controls=random_cuts(0.9, 3.02, 0.1)),
         Outcome.SHIP, "is better than 5 random cuts on text; recall does not depend on the state"),
-    "no better than the controls, which lose more than the limit": (
+    "better than the controls on recall, and as far from the original on text": (
         lambda: judged(model(recall=0.895, nats=3.005, kl=0.9)),
+        Outcome.SHIP, "random cuts on mqar; on text it is within their spread, a random cut loses"),
+    "some of the controls keep recall": (
+        lambda: judged(GOOD, controls=uneven_cuts(0.9)), Outcome.SHIP,
+        "better than 5 random cuts on text; on mqar it is within their spread, a random cut loses "
+        "30.0 points"),
+    "better on text than the controls, and before a refit no better than their mean on recall": (
+        lambda: refitted(model(recall=0.4, nats=3.005, kl=0.01), uneven_cuts(0.9)),
+        Outcome.UNKNOWN, "on mqar it is within the spread of 5 random cuts"),
+    "no better than the controls, which lose more than the limit": (
+        lambda: judged(model(recall=0.895, nats=3.005, kl=0.9), controls=uneven_cuts(0.9)),
         Outcome.UNKNOWN, "on text it is within the spread of 5 random cuts"),
     "3 points with a margin of 3": (
         lambda: judged(GOOD | {("text", "perplexity"): shifted(LIKELIHOODS, -2.8, 25.0)}),
@@ -137,6 +147,19 @@ def only(samples: Samples, task: str) -> Samples:
     return {key: value for key, value in samples.items() if key[0] == task}
 
 
+def uneven_cuts(kept: float) -> dict[str, Samples]:
+    """Random cuts of which two keep so much recall, and three lose half of the answers."""
+    shares = (kept, kept, 0.4, 0.4, 0.4)
+    recall = [only(model(recall=share), "mqar") for share in shares]
+    return {name: RANDOM[name] | x for name, x in zip(RANDOM, recall, strict=True)}
+
+
+def refitted(masked: Samples, controls: Mapping[str, Samples]) -> Verdict:
+    """The verdict on the good cut, which was this one before its refit."""
+    models = {"original": ORIGINAL, "cut": GOOD, "cut as cut": masked, **controls}
+    return judge_cut(scores(models, cuts={"cut": {"masked": "cut as cut"}}), "cut")
+
+
 def few(count: int) -> Verdict:
     """The verdict on the good cut from its first `count` samples."""
     cut = {key: shifted(value, 0.0, 0.02) for key, value in GOOD.items()}
@@ -150,6 +173,12 @@ def test_cases(case: str) -> None:
     judge, outcome, expected_text = CASES[case]
     result = judge()
     assert (result.outcome, expected_text in result.reason) == (outcome, True), result.reason
+
+
+def test_only_random_cuts_decide_what_more_samples_cannot_change() -> None:
+    by_random = {case for case, (judge, *_) in CASES.items() if judge().as_random}
+    expected = {case for case, (*_, text) in CASES.items() if "spread of 5" in text}
+    assert by_random == expected | {"the controls keep the limits too"}
 
 
 def test_limits_are_data(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,18 @@ def test_a_loss_is_met_by_other_cuts_first(folder: Path) -> None:
     assert not any("--by-layer" in step.command for step in for_sglang), "it serves none"
 
 
+def test_samples_do_not_help_a_cut_that_is_as_good_as_random_ones(folder: Path) -> None:
+    def commands(worst: str) -> list[str]:
+        verdict = Verdict("OUT", Outcome.UNKNOWN, "because", [], [], worst, as_random=True)
+        facts = RunFacts("model", "OUT", "text.jsonl", "1k", samples=2)
+        steps = next_steps(verdict, st.open(folder / "model"), st.open(folder / "OUT"), facts)
+        return [step.command for step in steps]
+
+    by_layer, heads, larger = commands("recall")
+    assert "--by-layer" in by_layer and "heads --text" in heads and "--to 0.75 " in larger
+    assert ["--to 0.25 " in command for command in commands("")] == [True], "cut further"
+
+
 def test_a_flag_for_16_bits_leaves_half_of_the_share(folder: Path) -> None:
     by_layer, _, larger = steps_after(
         folder, Outcome.STOP, "recall", engine="vllm", flag_dtype="bfloat16"

@@ -166,9 +166,9 @@ def write_cuts(model: Path, folder: Path, text: Path, shapes: Sequence[tuple[int
 
 
 def write_half(model: Path) -> None:
-    """Write a cut to half of both axes, by l1, which needs no calibration."""
+    """Write a cut to half of both axes, by methods that need no calibration."""
     opened = st.open(model)
-    plan = st.select(opened, "l1", to=f"{WIDTH // 2}x{WIDTH // 2}")
+    plan = st.select(opened, "l1,readout_l1", to=f"{WIDTH // 2}x{WIDTH // 2}")
     st.prune(opened, plan, model.with_name(model.name.replace("-128", "-64x64")))
 
 

@@ -1,11 +1,12 @@
 """Comparison of a cut with random cuts of the same shape, layers and heads.
 
 Random cuts show two things. A group of tasks on which they lose no more than its limit does not
-depend on the state at this size, so it cannot show that selection kept anything. On the others a
-cut must be better than one more random cut would be, which the spread of several predicts.
+depend on the state at this size, so it cannot show that selection kept anything. And on one group
+at least a cut must be better than one more random cut would be, which the spread of several
+predicts; on the others that depend on the state it must lose less than they do on average.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,11 @@ class ControlComparison:
         """Whether the cut is significantly better than one more random cut would be, and loses less
         than each of those measured, which may happen to be alike."""
         return self.advantage.low > 0 and self.loss < min(self.losses)
+
+    @property
+    def is_better_than_mean(self) -> bool:
+        """Whether the cut loses less than the random cuts do on average."""
+        return self.loss < self.mean_loss
 
 
 def recorded_origin(scores: Scores, model: str) -> Mapping[str, Any]:
@@ -152,11 +158,3 @@ def _loss(original: Score, cut: Score, count: int) -> float:
     )
     change = UNITS[cut.unit].change([pair_samples(before, after)]).estimate
     return -change if cut.higher_is_better else change
-
-
-def control_tasks(comparisons: Mapping[str, ControlComparison]) -> Iterator[str]:
-    """The tasks on which random cuts lose more than the limit, or significantly more than the
-    cut."""
-    for comparison in comparisons.values():
-        if comparison.shows_state or comparison.is_better:
-            yield comparison.task

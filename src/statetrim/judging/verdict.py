@@ -1,8 +1,8 @@
 """The verdict on a cut, from its scores: ship, ship after recovery, do not ship, or unknown.
 
 It is a test of non-inferiority: a cut ships if the upper end of the interval of every loss is
-within its limit, and if it is better than random cuts of its shape. A setting of a task has a limit
-of its own, so adding tasks, settings or samples cannot average a loss away.
+within its limit, and if it is better than random cuts of its shape on text or on recall. A setting
+of a task has a limit of its own, so adding tasks, settings or samples cannot average a loss away.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,6 @@ from .control import (
     MIN_CONTROLS,
     ControlComparison,
     compare_with_controls,
-    control_tasks,
     controls_of,
     random_cuts,
     recorded_origin,
@@ -60,6 +59,7 @@ class Verdict:
     facts: Sequence[str]  # losses of the cut and of random cuts, the worst first
     warnings: Sequence[str]
     worst: str = ""  # the group of the loss that decides against it
+    as_random: bool = False  # random cuts decide against it, which more samples do not change
 
 
 def judge_cut(
@@ -98,9 +98,17 @@ def judge_cut(
         other = f"{name} was compared with {scores.baseline}, which it was not cut from"
         doubts = [*doubts, other]
     same_cut = earlier if earlier and _has_same_weights(scores, name, earlier) else None
-    outcome, reason, worst = _decide_outcome(evidence, served, doubts, same_cut)
+    answer = _decide_outcome(evidence, served, doubts, same_cut)
     facts = [_fact_text(evidence, x) for x in evidence.main]
-    return Verdict(name, outcome, reason, facts, cut_warnings(scores, name), worst)
+    return Verdict(
+        name,
+        answer.outcome,
+        answer.reason,
+        facts,
+        cut_warnings(scores, name),
+        answer.worst,
+        answer.as_random,
+    )
 
 
 def needs_samples(scores: Scores) -> bool:
@@ -159,11 +167,12 @@ def cut_warnings(scores: Scores, model: str) -> list[str]:
 
 
 class _Answer(NamedTuple):
-    """An outcome, why, and the group of the loss that decides against the cut, "" if none does."""
+    """What a verdict takes over; `worst` is "" if no loss decides against the cut."""
 
     outcome: Outcome
     reason: str
-    group: str
+    worst: str
+    as_random: bool = False
 
 
 @dataclass(frozen=True)
@@ -267,19 +276,21 @@ def _verdict_against_controls(evidence: _Evidence, shown: _Evidence | None) -> _
     if len(comparisons) < len(REQUIRED_GROUPS):
         reason = f"{count or 'no'} random cuts of its shape were measured, and {MIN_CONTROLS} are "
         return _Answer(Outcome.UNKNOWN, f"{reason}needed for comparison", "")
-    tasks = list(control_tasks(comparisons))
-    if not tasks:
+    better = [x.task for x in comparisons.values() if x.is_better]
+    if not better and not any(x.shows_state for x in comparisons.values()):
         reason = (
             "random cuts keep the limits too, and are as good: these tasks do not show the state"
         )
-        return _Answer(Outcome.UNKNOWN, reason, "")
+        return _Answer(Outcome.UNKNOWN, reason, "", as_random=True)
     for group, compared in comparisons.items():
-        if compared.shows_state and not compared.is_better:
+        # Where it is better elsewhere, some random cuts may be as good: its own loss is measured.
+        enough = compared.is_better_than_mean if better else compared.is_better
+        if compared.shows_state and not enough:
             reason = f"on {compared.task} it is within the spread of {count} random cuts"
-            return _Answer(Outcome.UNKNOWN, reason, group)
+            return _Answer(Outcome.UNKNOWN, reason, group, as_random=True)
     text = _within_limits_text(evidence, comparisons, count)
     if recorded_origin(scores, model).get("recovered") is True:
-        as_good = trained_control_is_as_good(scores, model, tasks)
+        as_good = trained_control_is_as_good(scores, model, better)
         if as_good:
             return _Answer(Outcome.UNKNOWN, "a random cut with the same training does as well", "")
         if as_good is None:
@@ -322,8 +333,8 @@ def _fact_text(evidence: _Evidence, x: Loss) -> str:
 def _within_limits_text(
     evidence: _Evidence, comparisons: Mapping[str, ControlComparison], count: int
 ) -> str:
-    """The largest loss of each required group of a cut that ships, the worst setting, and where it
-    is better than random cuts, or these lose nothing."""
+    """The largest loss of each required group of a cut that ships, the worst setting, and on which
+    tasks it is better than random cuts; of the others, what these lose."""
     parts, better, other = list[str](), list[str](), ""
     for group, compared in comparisons.items():
         worst = evidence.worst_of_group(group)
@@ -334,10 +345,12 @@ def _within_limits_text(
             bounds += f"; {setting.unit.loss_text(setting.loss.estimate)} at {setting.setting_name}"
         size = worst.unit.loss_text(worst.loss.estimate)
         parts.append(f"{size} of {group} on {worst.task} ({bounds})")
+        lost = worst.unit.loss_text(max(0.0, compared.mean_loss))
         if compared.is_better:
             better.append(compared.task)
+        elif compared.shows_state:
+            other += f"; on {compared.task} it is within their spread, a random cut loses {lost}"
         else:
-            lost = worst.unit.loss_text(max(0.0, compared.mean_loss))
             other += f"; {group} does not depend on the state here: a random cut loses {lost}"
     return (
         f"it loses {' and '.join(parts)}, within the limits, and is better than {count} random "

@@ -215,15 +215,20 @@ def next_steps(
     """At most three commands to run after a verdict on `cut`, which was cut from `original`, the
     most promising first.
 
-    After a cut that does not ship come levers that lost less in measurements: widths by layer
-    (results/uneven.md), whole value heads where several share a key head, more of the state, and
-    recovery, with recall sequences where recall was lost (results/recall.md).
+    After a cut that does not ship, or is no better than random ones, come levers that lost less in
+    measurements: widths by layer (results/uneven.md), whole value heads where several share a key
+    head, more of the state, and recovery, with recall sequences where recall was lost
+    (results/recall.md).
     """
+    kept = _numbers_kept(original.geometry, cut.geometry)
     if verdict.outcome is Outcome.SHIP:
         steps = _steps_to_serve(cut, facts)
-    elif verdict.outcome is Outcome.UNKNOWN:
+    elif verdict.as_random and not verdict.worst:
+        reason = f"cut further, until random cuts lose: {kept / 2:.0%} of the state"
+        further = _trim(facts, _share_text(kept / 2, facts), "further")
+        steps = iter([NextStep(reason, further)])
+    elif verdict.outcome is Outcome.UNKNOWN and not verdict.as_random:
         more = _evaluate(facts, facts.cut, 4 * facts.samples, f"{facts.cut}-more.json")
-        kept = _numbers_kept(original.geometry, cut.geometry)
         steps = iter([NextStep("measure it on more samples", more), _larger_share(kept, facts)])
     else:
         steps = _steps_to_lose_less(verdict, original, cut, facts)
