@@ -2,6 +2,7 @@
 error that masking predicts equals that of a refitted cut on disk."""
 
 import json
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ from torch.nn import functional
 
 import statetrim as st
 from helpers.reads import record_tensor_reads
+from statetrim.analysis import predict as prediction_module
 from statetrim.analysis import sensitivity as analysis
 from statetrim.analysis.options import SensitivityOptions
 from statetrim.analysis.predict import predict
@@ -224,6 +226,41 @@ def test_all_layers_at_once_give_the_same(checkpoint: Any) -> None:
     )
     for layer, error in layer_by_layer.errors["half"]["a"].items():
         assert all_at_once.errors["half"]["a"][layer] == pytest.approx(error, rel=1e-9)
+
+
+def test_no_activations_are_kept(checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a layer at a time, those of the other layers were, for every batch."""
+    model, seen, most = st.open(checkpoint("qwen3_next")), list[weakref.ref[Any]](), 0
+    hook_kernels = prediction_module.hook_kernels
+
+    def counted(*args: Any, on_readout: Any = None, **options: Any) -> Any:
+        def count(readout: Any) -> None:
+            nonlocal most
+            seen.append(weakref.ref(readout))
+            most = max(most, sum(reference() is not None for reference in seen))
+            on_readout(readout)
+
+        return hook_kernels(*args, on_readout=on_readout and count, **options)
+
+    monkeypatch.setattr(prediction_module, "hook_kernels", counted)
+    plans = {"half": st.select(model, "l1", "50%x100%")}
+    predict(model, plans, {"a": drawn(0)}, {"a": drawn(1)}, max_bytes=1, batch_size=2)
+    assert len(model.geometry.layers) > 1 and len(seen) > 16 and most <= 2
+
+
+def test_a_layer_without_readout_is_an_error(
+    checkpoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook_kernels = prediction_module.hook_kernels
+
+    def without_readouts(*args: Any, on_readout: Any = None, **options: Any) -> Any:
+        return hook_kernels(*args, **options)
+
+    monkeypatch.setattr(prediction_module, "hook_kernels", without_readouts)
+    model = st.open(checkpoint("qwen3_next"))
+    plans = {"half": st.select(model, "l1", "50%x100%")}
+    with pytest.raises(st.StatetrimError, match="never calls its output projection"):
+        predict(model, plans, {"a": drawn(0)}, {"a": drawn(1)})
 
 
 def test_more_channels_miss_less(checkpoint: Any, tmp_path: Path) -> None:

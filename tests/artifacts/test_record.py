@@ -93,6 +93,18 @@ def test_a_random_cut_is_known_by_its_method(to: str, checkpoint: Load, tmp_path
     assert origin["methods"] == ["rand"]
 
 
+def test_a_damaged_plan_of_a_cut_is_said(
+    checkpoint: Load, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = st.open(checkpoint("qwen3_5_text"))
+    cut = st.prune(model, st.select(model, "rand", "6x100%"), tmp_path / "cut")
+    path = cut.path / "statetrim" / "plan.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"seed": "x"}))
+    origin = read_origin(cut, model)
+    assert origin is not None and origin["methods"] == []
+    assert "was cut from and by is not known" in caplog.text and "seed" in caplog.text
+
+
 def test_a_quantised_release_cut_by_the_plan_of_its_16_bit_model_is_the_source(
     checkpoint: Load, tmp_path: Path
 ) -> None:

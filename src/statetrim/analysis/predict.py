@@ -17,6 +17,7 @@ from ..artifacts.decision import Prediction
 from ..artifacts.plan import Plan
 from ..artifacts.statistics import LayerStatistics
 from ..defaults import REFIT_DAMPING
+from ..errors import StatetrimError
 from ..progress import OnProgress, counter, ignore_progress
 from ..runtime.kernel_hooks import Readout, hook_kernels
 from ..runtime.live import LiveModel, MixerCall, hook_mixers
@@ -116,14 +117,27 @@ def _masked_runs(
     meanwhile: for every source (plan, layer) -> sums."""
     sums: list[dict[tuple[str, int], LayerStatistics]] = [{} for _ in sources]
     source_of_batch = [number for number, batches in enumerate(sources) for _ in batches]
-    batches_read, readouts = Counter[int](), list[Readout]()  # by layer; of calls being repeated
+    batches_read, captured = Counter[int](), list[Readout]()  # by layer; of the present call
     repeating = False
+
+    def keep(readout: Readout) -> None:
+        if readout.layer in layers:  # those of all layers are seen, and no other call takes them
+            captured.append(readout)
+
+    def take_readout(layer: int) -> Readout:
+        if not captured:
+            raise StatetrimError(
+                f"layer {layer} of {live.checkpoint.path} never calls its output projection, so "
+                f"cuts cannot be compared by it: a fused kernel reads its weight; trim to one shape"
+            )
+        return captured.pop()
 
     def run_masked(call: MixerCall) -> None:
         nonlocal repeating
         if repeating:  # the hook sees repeated calls too
             return
-        layer, target = call.layer, readouts.pop().output
+        layer = call.layer
+        target = take_readout(layer).output
         of_source = sums[source_of_batch[batches_read[layer]]]
         batches_read[layer] += 1
         repeating = True
@@ -131,7 +145,7 @@ def _masked_runs(
             kept = {layer: plan.kept_in_layer(layer)}
             with hook_kernels(live, lambda call: None, kept=kept, layers=[layer]):
                 call.repeat(live.mixers[layer])
-            values = readouts.pop().values
+            values = take_readout(layer).values
             columns = kept_columns[name, layer].to(values.device)
             readout = Readout(layer, values[..., columns], target)
             new = {each.name: each.measure(readout, live.checkpoint) for each in REFIT_STATISTICS}
@@ -142,7 +156,7 @@ def _masked_runs(
 
     mixers = {layer: live.mixers[layer] for layer in layers}
     with (
-        hook_kernels(live, lambda call: None, on_readout=readouts.append, layers=layers),
+        hook_kernels(live, lambda call: None, on_readout=keep, layers=layers),
         hook_mixers(mixers, run_masked),
     ):
         yield sums

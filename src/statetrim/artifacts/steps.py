@@ -1,5 +1,6 @@
 """How a checkpoint was made: the records of prune, refit, recover and trim, which are untrusted."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,8 @@ from ..storage.output import ARTIFACTS, CARD
 from ..storage.quantized.siblings import is_quantized_sibling
 from .plan import PLAN_FILE, Plan, load_carried_plan
 from .record import Artifact, as_fields, parse_record
+
+logger = logging.getLogger("statetrim")
 
 
 @dataclass(frozen=True)
@@ -177,8 +180,9 @@ def read_seen_texts(model: Checkpoint) -> list[tuple[DataSource, int]]:
 
 
 def _plan_of(model: Checkpoint) -> Plan:
-    """The plan that a cut carries; an empty one if it is missing or damaged."""
+    """The plan that a cut carries; an empty one if it is missing or, with a warning, damaged."""
     try:
         return load_carried_plan(model) or Plan({})
-    except StatetrimError:
+    except StatetrimError as error:
+        logger.warning(f"what {model.path} was cut from and by is not known: {error}")
         return Plan({})

@@ -188,7 +188,12 @@ class RowRange:
 def find_resplit_tensors(
     family: Family, config: Config, geometry: Geometry, tensors: Mapping[str, TensorInfo]
 ) -> dict[str, RowRange]:
-    """Tensor name -> where its rows are stored, if it was split into equal parts."""
+    """Tensor name -> where its rows are stored, if it was split into equal parts.
+
+    transformers concatenates some tensors on loading, and splits them into equal parts on saving.
+    They may differ in size: OLMo-Hybrid's values are wider than its keys. Every row stays, in
+    order, but some are under a neighbour's name.
+    """
     row_ranges: dict[str, RowRange] = {}
     if not family.concatenated_parameters:
         return row_ranges

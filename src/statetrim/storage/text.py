@@ -36,6 +36,8 @@ def check_text_source(text: str | Path) -> None:
     """Raise StatetrimError if `text` cannot be a file, directory or hub dataset of texts; nothing
     is read, and the hub is not contacted."""
     path = Path(text)
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise StatetrimError(f"{text} is a pipe or a device, not a file; give a text file")
     if path.suffix in SUFFIXES and not path.exists():
         raise StatetrimError(
             f"there is no file {text}; give a text file, a folder of them, or a hub dataset"
