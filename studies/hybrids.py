@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 from unittest import mock
 
@@ -31,7 +32,7 @@ from torch.nn import functional
 import statetrim as st
 from evaluator import changes, quiet
 from precision import COLOURS, stored_bytes
-from runner import Row, Rows, by_model, fill, read_rows, start, study_parser, table
+from runner import Row, Rows, by_model, fill, read_rows, start, study_parser, table, with_margin
 from statetrim.defaults import DEFAULT_METHODS, RECALL_SHARE
 from statetrim.maths.quantization import fake_quantize
 from statetrim.runtime import states
@@ -54,16 +55,10 @@ CHANGES = ("nothing", "forgets", "dtype", "cut")
 HORIZONS = (16, 64, 256)
 FEEDBACK = "int8 with error feedback"
 DTYPES = ("bfloat16", "float8_e4m3fn", "int8", FEEDBACK)
-KINDS = {
-    "open": "slow decay, open gates, softmax from the first step",
-    "fast": "fast decay, gates as in fla, softmax from the first step",
-    "fla": "decay and gates as in fla, softmax from the first step",
-    "late": "slow decay, open gates, softmax after half of the steps",
-}
 
 
 def kind_of(recipe: Row) -> str:
-    """Which of KINDS was trained by this recipe of train_tiny.py."""
+    """The name of the first values of a recipe of train_tiny.py; "late" if softmax came later."""
     if recipe.get("softmax_from_step"):
         return "late"
     if recipe.get("shortest_decay_step"):
@@ -296,7 +291,7 @@ def models_table(rows: list[Row]) -> str:
         scores = [f"{row[task][0]:.0f}" for task in TASKS[1:]]
         numbers = [shape, f"{row['parameters']:,}", f"{tokens:.1f}M + {recall:.1%}"]
         lines.append([
-            row["model"], KINDS[row["kind"]], *numbers, f"{row['nll'][0]:.2f}", *scores,
+            row["model"], row["kind"], *numbers, f"{row['nll'][0]:.2f}", *scores,
             str(row["seconds"]),
         ])  # fmt: skip
     header = [
@@ -312,27 +307,52 @@ def models_table(rows: list[Row]) -> str:
     return table(header, lines, left=2)
 
 
-def shown_tasks(of_model: list[Row]) -> tuple[str, str]:
-    """Text, and recall of the most pairs of which the model finds at least half as it is."""
-    before = next(row for row in of_model if row["change"] == "nothing")
-    return "nll", "recall 32" if before["recall 32"][0] >= 50 else "recall 4"
+def groups_of(rows: list[Row]) -> dict[str, list[str]]:
+    """Column of a table -> the models in it, which differ in the seed of their training alone."""
+    groups: dict[str, list[str]] = {}
+    for row in rows:
+        if row["change"] == "nothing":
+            recipe = {"shortest_decay_step": 0.0} | row["recipe"] | {"seed": 0}  # old rows lack it
+            groups.setdefault(json.dumps(recipe, sort_keys=True), []).append(row["model"])
+    return {f"{names[0]} x {len(names)}" if len(names) > 1 else names[0]: names
+            for names in groups.values()}  # fmt: skip
 
 
-def table_by_model(models: dict[str, list[Row]], names: list[str], lines: Lines) -> str:
-    """Changes in nats, and of recall in points, in columns of each model; last the largest half of
-    an interval in each column. `names` are those of the columns before."""
-    header, rows, margins = [*names], [start for start, _ in lines], ["margin, at most"]
-    margins += [""] * (len(names) - 1)
-    for name, of_model in models.items():
-        for task in shown_tasks(of_model):
-            figures = [by_name[name][task] for _, by_name in lines]
-            digits = 3 if task == "nll" else 0
-            header.append(f"{name}: {task.replace('nll', 'NLL')}")
-            for row, (_, change, _, _) in zip(rows, figures, strict=True):
-                row.append(f"{change:+.{digits}f}")
-            widest = max((high - low) / 2 for _, _, low, high in figures)
-            margins.append(f"± {widest:.{digits}f}")
-    return table(header, [*rows, margins])
+def mean_and_bounds(figures: list[list[float]]) -> tuple[float, float, float]:
+    """A mean change, and the least and the most of several models; of one its 95 % interval."""
+    if len(figures) == 1:
+        _, change, low, high = figures[0]
+        return change, low, high
+    changes = [change for _, change, _, _ in figures]
+    return fmean(changes), min(changes), max(changes)
+
+
+def change_text(figures: list[list[float]], digits: int) -> str:
+    mean, low, high = mean_and_bounds(figures)
+    if len(figures) == 1:
+        return with_margin([mean, low, high], digits)
+    return f"{mean:+.{digits}f} ({low:+.{digits}f}..{high:+.{digits}f})"
+
+
+def shown_tasks(rows: list[Row], names: list[str]) -> tuple[str, str]:
+    """Text, and recall of the most pairs of which these models all find at least half."""
+    before = [row for row in rows if row["change"] == "nothing" and row["model"] in names]
+    return "nll", "recall 32" if all(row["recall 32"][0] >= 50 for row in before) else "recall 4"
+
+
+def table_by_group(rows: list[Row], names: list[str], lines: Lines) -> str:
+    """Changes in nats, and of recall in points, in columns of each group that has all `lines`.
+    `names` are those of the columns before."""
+    header, cells = [*names], [start for start, _ in lines]
+    for group, models in groups_of(rows).items():
+        if not all(model in by_name for _, by_name in lines for model in models):
+            continue
+        for task in shown_tasks(rows, models):
+            header.append(f"{group}: {task.replace('nll', 'NLL')}")
+            for line, (_, by_name) in zip(cells, lines, strict=True):
+                figures = [by_name[model][task] for model in models]
+                line.append(change_text(figures, 3 if task == "nll" else 0))
+    return table(header, cells)
 
 
 def memory_table(rows: list[Row]) -> str:
@@ -354,7 +374,7 @@ def memory_table(rows: list[Row]) -> str:
                 lines.setdefault(row["of"], {})[name] = row
     note = f"The linear layer that matters most is {', '.join(numbers)}."
     labelled = [([label], each) for label, each in lines.items()]
-    return f"{note}\n\n{table_by_model(models, ['without'], labelled)}"
+    return f"{note}\n\n{table_by_group(rows, ['without'], labelled)}"
 
 
 def change_size(figures: list[float]) -> float:
@@ -370,27 +390,33 @@ def lever_of(row: Row) -> str:
     return start + str(row["to"]) + end
 
 
+def levers_of(rows: list[Row]) -> dict[tuple[str, float], dict[str, Row]]:
+    """Lever and its share of the bytes -> the row of each model that was cut."""
+    levers: dict[tuple[str, float], dict[str, Row]] = {}
+    for of_model in with_cuts(rows).values():
+        for row in of_model:
+            if row["change"] in ("dtype", "cut"):
+                levers.setdefault((lever_of(row), row["bytes"]), {})[row["model"]] = row
+    return levers
+
+
 def levers_table(rows: list[Row]) -> str:
     """A row per lever, the cuts in float32; and what bfloat16 adds to a cut."""
-    levers: dict[str, dict[str, Row]] = {}
+    levers, lines = levers_of(rows), Lines()
+    for (lever, share), by_name in sorted(levers.items(), key=lambda item: -item[0][1]):
+        if first(by_name).get("dtype") != "bfloat16":
+            lines.append(([lever, f"{share:.0%}"], by_name))
     added = dict[str, float]()
-    for name, of_model in with_cuts(rows).items():
-        for row in of_model:
-            if row["change"] == "dtype" or row.get("dtype") == "float32":
-                levers.setdefault(lever_of(row), {})[name] = row
-        for row in of_model:
+    for (lever, share), by_name in levers.items():
+        for name, row in by_name.items():
             if row.get("dtype") == "bfloat16":
-                plain = levers[lever_of(row)][name]
                 for task in ("nll", *RECALL):
-                    difference = abs(row[task][1] - plain[task][1])
+                    difference = abs(row[task][1] - levers[lever, 2 * share][name][task][1])
                     added[task] = max(added.get(task, 0.0), difference)
-    lines = []
-    for lever, by_name in sorted(levers.items(), key=lambda item: -first(item[1])["bytes"]):
-        lines.append(([lever, f"{first(by_name)['bytes']:.0%}"], by_name))
     recall = max(added[task] for task in RECALL)
     note = "With its state in bfloat16 a cut takes half of these bytes, and changes by at most "
     note += f"{added['nll']:.4f} nats and {recall:.1f} points."
-    return f"{table_by_model(with_cuts(rows), ['lever', 'bytes'], lines)}\n\n{note}"
+    return f"{table_by_group(rows, ['lever', 'bytes'], lines)}\n\n{note}"
 
 
 def first(by_name: dict[str, Row]) -> Row:
@@ -404,19 +430,21 @@ def with_cuts(rows: list[Row]) -> dict[str, list[Row]]:
 
 
 def draw(rows: list[Row], out: Path) -> None:
-    """Loss of text against bytes, a panel for each model that was changed."""
-    models = with_cuts(rows)
-    figure, panels = plt.subplots(1, len(models), figsize=(4.2 * len(models), 3.6), sharey=True,
+    """Loss of text against bytes, a panel for each group of models that were cut."""
+    cut = with_cuts(rows)
+    groups = {group: models for group, models in groups_of(rows).items() if models[0] in cut}
+    figure, panels = plt.subplots(1, len(groups), figsize=(4.2 * len(groups), 3.6), sharey=True,
                                   squeeze=False)  # fmt: skip
-    for axes, (name, of_model) in zip(panels[0], models.items(), strict=True):
-        draw_model(axes, of_model)
-        axes.set_title(name, fontsize=9)
+    for axes, (group, models) in zip(panels[0], groups.items(), strict=True):
+        draw_group(axes, levers_of(rows), models)
+        axes.set_title(group, fontsize=9)
     panels[0][0].set_ylabel("increase of NLL, nats")
     panels[0][-1].legend(fontsize=7, loc="lower left")
     figure.tight_layout()
     figure.savefig(out, dpi=150)
 
 
+LOWEST = 1e-4  # nats that are drawn
 LEVERS = {  # what is drawn: marker and colour
     "dtype": ("o", COLOURS["bfloat16"]),
     "shape": ("s", COLOURS["int8"]),
@@ -426,13 +454,18 @@ LEVERS = {  # what is drawn: marker and colour
 }
 
 
-def draw_model(axes: Axes, rows: list[Row]) -> None:
+def draw_group(
+    axes: Axes, levers: dict[tuple[str, float], dict[str, Row]], models: list[str]
+) -> None:
+    """Points, with the range of the models, or the 95 % interval of one."""
     for label, (marker, colour) in LEVERS.items():
-        chosen = [row for row in rows if drawn_as(row) == label]
-        nll = [max(row["nll"][1], 1e-4) for row in chosen]
-        axes.scatter(
-            [row["bytes"] for row in chosen], nll, marker=marker, color=colour, label=label
-        )
+        chosen = [by_name for by_name in levers.values() if drawn_as(first(by_name)) == label]
+        for by_name in chosen:
+            bounds = mean_and_bounds([by_name[model]["nll"] for model in models])
+            nll, low, high = (max(bound, LOWEST) for bound in bounds)
+            axes.plot([first(by_name)["bytes"]] * 2, [low, high], color=colour, linewidth=0.7)
+            axes.plot(first(by_name)["bytes"], nll, marker, color=colour)
+        axes.plot([], marker, color=colour, label=label)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks([1 / 2, 1 / 4, 1 / 8], ["1/2", "1/4", "1/8"])

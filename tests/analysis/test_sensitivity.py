@@ -28,6 +28,7 @@ from statetrim.artifacts.statistics import LayerStatistics
 from statetrim.cut.shape import ChannelAxis
 from statetrim.defaults import REFIT_DAMPING
 from statetrim.progress import Progress
+from statetrim.runtime import kernel_hooks
 from statetrim.runtime.corpus import Corpus
 from statetrim.runtime.live import find_mixers
 from statetrim.statistics.readouts import fit_projection, relative_error
@@ -231,7 +232,6 @@ def test_all_layers_at_once_give_the_same(checkpoint: Any) -> None:
 def test_no_activations_are_kept(checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a layer at a time, those of the other layers were, for every batch."""
     model, seen, most = st.open(checkpoint("qwen3_next")), list[weakref.ref[Any]](), 0
-    hook_kernels = prediction_module.hook_kernels
 
     def counted(*args: Any, on_readout: Any = None, **options: Any) -> Any:
         def count(readout: Any) -> None:
@@ -240,7 +240,7 @@ def test_no_activations_are_kept(checkpoint: Any, monkeypatch: pytest.MonkeyPatc
             most = max(most, sum(reference() is not None for reference in seen))
             on_readout(readout)
 
-        return hook_kernels(*args, on_readout=on_readout and count, **options)
+        return kernel_hooks.hook_kernels(*args, on_readout=on_readout and count, **options)
 
     monkeypatch.setattr(prediction_module, "hook_kernels", counted)
     plans = {"half": st.select(model, "l1", "50%x100%")}
@@ -251,12 +251,10 @@ def test_no_activations_are_kept(checkpoint: Any, monkeypatch: pytest.MonkeyPatc
 def test_a_layer_without_readout_is_an_error(
     checkpoint: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hook_kernels = prediction_module.hook_kernels
+    def hook_kernels(*args: Any, on_readout: Any = None, **options: Any) -> Any:
+        return kernel_hooks.hook_kernels(*args, **options)
 
-    def without_readouts(*args: Any, on_readout: Any = None, **options: Any) -> Any:
-        return hook_kernels(*args, **options)
-
-    monkeypatch.setattr(prediction_module, "hook_kernels", without_readouts)
+    monkeypatch.setattr(prediction_module, "hook_kernels", hook_kernels)
     model = st.open(checkpoint("qwen3_next"))
     plans = {"half": st.select(model, "l1", "50%x100%")}
     with pytest.raises(st.StatetrimError, match="never calls its output projection"):

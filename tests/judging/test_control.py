@@ -173,11 +173,3 @@ def test_after_recovery_only_a_trained_control_shows_what_was_learned(
     verdict = judge_cut(replace(measured, lineage=measured.lineage | {"cuts": cuts}), "cut")
     assert verdict.outcome is outcome and text in verdict.reason, verdict.reason
     assert ("learned is not known" in verdict.reason) == (control is None)
-
-
-def test_a_refitted_cut_is_compared_as_it_was_cut() -> None:
-    """Its random cuts were not refitted either."""
-    fitted = cut_of_shape("8 heads: 0=32x64", **{"cut as cut": model(0.4, 3.8, 0.9)})
-    fitted.lineage["cuts"]["cut"]["masked"] = "cut as cut"
-    verdict = judge_cut(fitted, "cut")
-    assert verdict.outcome is Outcome.UNKNOWN and "within the spread of 5" in verdict.reason
